@@ -1,6 +1,6 @@
-"""What a worker and an endpoint backend are configured with: plain values, checked where settings are read.
+"""Configuration of a worker and of an endpoint backend: plain values, validated where settings are read.
 
-Key and certificates of an endpoint reach the model process by its environment only.
+Key and certificates of an endpoint reach the model process through its environment only.
 """
 
 import os
@@ -17,7 +17,7 @@ VARIABLE = "GPU_POOL_ENDPOINT"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Empty texts and 0 mean: none. Times in milliseconds; where they are 0 a call may take what its batch has left."""
+    """Access to an endpoint. "" and 0 mean "not set". Times are in milliseconds; 0 leaves a call the time of its batch."""
 
     api_key: str = field(default="", repr=False)
     ca_file: str = ""
@@ -27,16 +27,16 @@ class Access:
     first_byte_ms: int = 0
     total_ms: int = 0
     max_calls: int = 64
-    """Calls at a time over all batches; more wait for their turn."""
+    """Concurrent calls over all batches; more calls wait."""
     max_batches: int = 8
-    """Batches at a time, where the endpoint gets no slower by them."""
+    """Concurrent batches, if the endpoint gets no slower with them."""
 
     def environment(self) -> dict[str, str]:
-        """What the model process must find in its environment."""
+        """The variables that the model process needs."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For https. Raises StartError for a file that cannot be used."""
+        """The context for https. Raises StartError for a file that cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except (OSError, ssl.SSLError) as error:
@@ -50,18 +50,18 @@ class Access:
 
 
 def secrets_of(backend: str, access: Access) -> dict[str, str]:
-    """What the model process needs beyond its command line: nothing for other backends."""
+    """The variables that the model process of this backend needs; none for backends other than an endpoint."""
     return access.environment() if backend.startswith(PREFIX) else {}
 
 
 def take_access() -> Access:
-    """What the environment holds; it is gone from there afterwards, so that no child of the model gets it."""
+    """Read the access from the environment and remove it there, so that child processes of the model do not get it."""
     text = os.environ.pop(VARIABLE, "")
     return msgspec.json.decode(text, type=Access) if text else Access()
 
 
 def _no_password() -> str:
-    raise ssl.SSLError("the key is encrypted")  # Else OpenSSL asks a terminal that nobody sits at.
+    raise ssl.SSLError("the key is encrypted")  # Otherwise OpenSSL prompts on the terminal.
 
 
 def _unusable(setting: str, path: str, error: Exception) -> StartError:
@@ -79,33 +79,32 @@ class WorkerConfig:
     """`tiny`, `simulated[:MS]`, `pkg.module:function`, `hf:DIR` or `openai:URL`."""
     pool: str = "default"
     device: str = "auto"
-    """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is one."""
+    """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA if available."""
     torch_threads: int = 1
     dtype: str = "auto"
-    """For `hf:DIR`: "float32", "bfloat16", "float16", or "auto": that of the weights on CUDA, else float32."""
+    """For `hf:DIR`: "float32", "bfloat16", "float16", or "auto": the type of the weights on CUDA, else float32."""
     max_batch_size: int = 32
-    """The model's full batch: the size for which the measured rate is reported."""
+    """The size of a full batch, for which the measured rate is reported."""
     heartbeat_ms: int = 250
     renew_ms: int = 150
-    """How often the lease of the running batch is renewed; well under half of `lease_ms`."""
+    """How often the lease of a running batch is renewed; well under half of `lease_ms`."""
     lease_ms: int = 600
-    """What a claim and each renewal lend the batch for; the same in every role of the pool."""
+    """Duration of a lease from claim or renewal; the same in every role of the pool."""
     gpu_timeout_ms: int = 3000
-    """The longest that any batch may run; measured service times lower it."""
+    """The longest time for any batch; measured service times lower it."""
     drain_ms: int = 3000
     """How long a stopping worker lets its batch run before it hands it back."""
     load_timeout_ms: int = 120_000
     """How long a model may take to load and warm up before its process is replaced."""
     direct_host: str = "127.0.0.1"
-    """Where gateways reach this worker while Redis is away; "": nowhere."""
+    """Where this worker listens for gateways while Redis is unavailable; "" disables the direct endpoint."""
     direct_port: int = 0
-    """0: any free one; the heartbeat tells which."""
+    """0 selects any free port; the heartbeat reports it."""
     direct_advertise: str = ""
-    """The host that gateways are told to call; "": that of `direct_host`, or the address from which Redis is reached."""
+    """The host that gateways connect to; "" means `direct_host`, or the address from which Redis is reached."""
     direct_token: str = field(default="", repr=False)
-    """What a gateway must show to be served directly."""
+    """The token that a gateway must send to the direct endpoint."""
     service_token: str = field(default="", repr=False)
-    """Of older deployments, where workers have it too: gateways may show it, or what follows from it. Without any token
-    there is no direct endpoint."""
+    """For older deployments: gateways may send it or the token derived from it. No token disables the endpoint."""
     endpoint: Access = field(default_factory=Access)
     """For `openai:URL`."""

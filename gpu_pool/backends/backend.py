@@ -1,12 +1,12 @@
 """The contract of a backend: load, warm up, run a list of items, report health, close.
 
-A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. What it raises from
-`run` is bisected (gpu_pool/model_process/batch_runner.py): it need not find the bad item itself, but may return a
-result with an error code for one.
+A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. A batch for which
+`run` raises is bisected (gpu_pool/model_process/batch_runner.py), so a backend need not find the bad item; it may
+return a result with an error code for one.
 
-A batch may hold texts to continue and texts to embed: each kind runs by itself. Padding is the positions that hold no
-token, against all that the passes computed; a backend that pads may have an attribute `padding`, which is read after
-each batch.
+A batch may hold texts to continue and texts to embed; each kind runs separately. Padding is the share of positions
+without a token in all positions that were computed; a backend that pads may have an attribute `padding`, which is read
+after each batch.
 """
 
 import math
@@ -23,10 +23,10 @@ from scheduler.tracing import Context
 
 
 class OutputListener(Protocol):
-    """Whoever wants one item's output as it grows. A backend that makes it in one step leaves it alone.
+    """Receives one item's output as it grows. Backends that produce it in one step do not use it.
 
-    `gone`: nobody wants it any more, so the item may be ended as it is; to be asked while the item has no end.
-    `late`: that is so because the stream's time is over.
+    `gone`: the output is not wanted any more, so the item may end now; to be checked while the item has no end. `late`:
+    the reason is the stream's deadline.
     """
 
     @property
@@ -36,7 +36,7 @@ class OutputListener(Protocol):
     def late(self) -> bool: ...
 
     def say(self, offset: int, text: str) -> None:
-        """`text` is in the output for good, from character `offset` on. All before it has been said already.
+        """`text` is final output from character `offset` on; everything before it was sent already.
 
         An item that is run again begins at 0 again.
         """
@@ -44,12 +44,12 @@ class OutputListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request's input, as the model gets it.
+    """One request's input for the model.
 
-    `until`: its deadline in seconds of `time.monotonic`. What is not done by then is of no use to anybody, and a batch
-    that takes longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
-    `priority`: its tier's, 1 first, 0 where it is not known; the order in which batches come here obeys it already.
-    `trace`: the span that this run is, where its request is sampled; for a backend that asks others.
+    `until`: its deadline in seconds of `time.monotonic`. Later output is useless, and a batch that takes longer may be
+    killed with its process. A backend that works in steps may end the item there, with TOO_LATE. `priority`: the
+    tier's, 1 first, 0 if unknown; batches arrive in this order already. `trace`: the span of this run, if its request
+    is sampled; for backends that call other services.
     """
 
     input: str
@@ -62,10 +62,10 @@ class Item:
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One request's end: an output, or an error code with a sentence for the client in `output`.
+    """One request's result: an output, or an error code with a sentence for the client in `output`.
 
-    `tokens_used` counts those read and written, `output_tokens` the latter alone. `finish_reason` is OpenAI's: `stop` where
-    the model came to an end, `length` where it was not let on.
+    `tokens_used` counts input and output, `output_tokens` the output alone. `finish_reason` is OpenAI's: `stop` if the
+    model ended the text, `length` if a limit did.
     """
 
     output: str
@@ -76,14 +76,14 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)
-"""The answer of a backend that knows texts alone."""
+"""The result of a backend without embeddings."""
 
 TOO_LATE = ItemResult("The model took too long.", 0, ErrorCode.GPU_TIMEOUT)
-"""The answer for an item whose deadline came first."""
+"""The result of an item whose deadline came first."""
 
 
 class InvalidOutput(TierlaneError):
-    """The model answered with something that is not one string for each input."""
+    """The model's output is not one string for each input."""
 
 
 class Unwell(TierlaneError):
@@ -91,46 +91,46 @@ class Unwell(TierlaneError):
 
 
 class Backend(Protocol):
-    """A model that runs batches. `version` names what runs, for the answer's metadata; known once loaded."""
+    """A model that runs batches. `version` names the model in responses; known once loaded."""
 
     @property
     def version(self) -> str: ...
 
     def load(self) -> None:
-        """Bring the model into memory. Raises StartError where only a change of settings can help."""
+        """Load the model into memory. Raises StartError if only other settings can help."""
 
     def warmup(self) -> None:
-        """Run a small known-good batch, so that the first request does not pay for what is made on first use."""
+        """Run a small known-good batch, so that the first request does not pay for lazy initialization."""
 
     def health(self) -> None:
-        """The canary that tells a broken model from broken inputs: returns where the model is well, raises anything else.
+        """The canary that tells a broken model from bad inputs: returns if the model is well, else raises.
 
-        Asked after batches without one good answer; where nothing better is known, the warm-up once more.
+        Called after batches without a good answer; by default the warm-up.
         """
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Answer every item, in order. Calls `progress` whenever a step is done; may raise anything."""
+        """Answer every item, in order. Calls `progress` after each step; may raise anything."""
 
     def close(self) -> None:
-        """Let go of what `load` took."""
+        """Release what `load` allocated."""
 
 
 @runtime_checkable
 class ServingBackend(Backend, Protocol):
-    """A backend that stands before something that takes several batches at a time, and may want none for a while."""
+    """A backend for a service that runs several batches at a time, and may accept none for a while."""
 
     most: int
-    """Batches that it takes at a time, at most."""
+    """The most batches at a time."""
 
     def serve(self, connection: socket.socket) -> None:
-        """Once loaded: take what the supervisor asks over `connection` (gpu_pool/model_process/messages.py), until it goes."""
+        """Once loaded: answer the worker's messages over `connection` until it is closed."""
 
 
 Run = Callable[[Sequence[Item]], list[ItemResult]]
 
 
 def by_task(items: Sequence[Item], texts: Run, vectors: Run) -> list[ItemResult]:
-    """One result for each item, in order. A kind of which there is none is not run."""
+    """One result for each item, in order; texts and embeddings are run separately, and only if there are any."""
     embedding = [item.task is Task.EMBED for item in items]
     written = [item for item, embeds in zip(items, embedding, strict=True) if not embeds]
     embedded = [item for item, embeds in zip(items, embedding, strict=True) if embeds]
@@ -139,7 +139,7 @@ def by_task(items: Sequence[Item], texts: Run, vectors: Run) -> list[ItemResult]
 
 
 class Padding:
-    """Counts one batch's positions."""
+    """Counts the positions of one batch."""
 
     def __init__(self) -> None:
         self._real = 0
@@ -151,12 +151,12 @@ class Padding:
         self._computed += max(lengths, default=0) * len(lengths)
 
     def stepped(self, live: int, rows: int) -> None:
-        """A step of one token a row, of which only `live` still need one."""
+        """A step of one token for each row, needed by `live` of them."""
         self._real += live
         self._computed += rows
 
     def take(self) -> float:
-        """The share of padding (0..1) since this was last asked; 0 where nothing was computed."""
+        """The share of padding (0..1) since the last call; 0 if nothing was computed."""
         share = 1 - self._real / self._computed if self._computed else 0.0
         self._real = self._computed = 0
         return share

@@ -1,15 +1,14 @@
-"""`pkg.module:function`: any Python function of strings, or a class with `predict` and more, as a model.
+"""`pkg.module:function`: a Python function of strings, or a class with `predict`, as a model.
 
 A class may have `load`, `predict`, `warmup` and `health`. The function takes 1 to 100 strings and returns as many, in
 order. It may be `async`; one event loop is kept for its whole life, so that clients it holds stay usable. A class may
-also have `embed(list[str]) -> list[list[float]]`, `chat_template(list[{"role", "content"}]) -> str` for conversations,
-which are put into named turns without it, and `generate(list[str], tell) -> list[str]`, which writes step by step and
-is called where somebody wants to read along.
+also have `embed(list[str]) -> list[list[float]]`, `chat_template(list[{"role", "content"}]) -> str` for conversations
+(without it, turns are named), and `generate(list[str], tell) -> list[str]`, which writes step by step and is called if
+a client streams.
 
-`tell(list[str]) -> list[bool]` is called after each step with what was added to each text, and says for each whether
-anybody still wants it; a model may leave the others as they are. Once nobody wants any of them, because the clients
-left or their time is over, a model that calls it all the same gets NobodyWaits, which ends the run with what was
-written until then.
+`tell(list[str]) -> list[bool]` is called after each step with the text added to each output, and returns for each
+whether it is still wanted; the model may leave the others as they are. Once none is wanted, because clients left or
+deadlines passed, the next call raises OutputsUnwanted, which ends the run with the text written so far.
 """
 
 import asyncio
@@ -24,21 +23,21 @@ from gpu_pool.backends.generation import named_turns, prompt_of
 from scheduler.errors import ErrorCode, StartError
 from scheduler.payload import PromptMessage, write_vector
 
-Tell = Callable[[Sequence[str]], list[bool]]
+StreamCallback = Callable[[Sequence[str]], list[bool]]
 
 
-class NobodyWaits(BaseException):
-    """No text of the run is wanted any more; `texts` are what was told of each. Not an Exception, so that a model's own
-    handler of errors does not hold it up.
-    """
+class OutputsUnwanted(BaseException):
+    """No output of the run is wanted any more. Not an Exception, so that the model's handlers do not catch it."""
 
     def __init__(self, texts: list[str]) -> None:
-        super().__init__("Nobody waits for any text of this run.")
+        super().__init__("No output of this run is wanted any more.")
         self.texts = texts
 
 
-def teller(items: Sequence[Item], progress: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Tell:
-    """What such a model of these items calls. It raises InvalidOutput for anything but one text for each of them."""
+def stream_callback(
+    items: Sequence[Item], progress: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> StreamCallback:
+    """The callback for `generate`. It raises InvalidOutput unless it gets one text for each item."""
     written = [0] * len(items)
     texts = [""] * len(items)
 
@@ -47,9 +46,9 @@ def teller(items: Sequence[Item], progress: Callable[[], None], clock: Callable[
     def tell(pieces: Sequence[str]) -> list[bool]:
         nonlocal unwanted
         if unwanted:
-            raise NobodyWaits(texts)
+            raise OutputsUnwanted(texts)
         if len(pieces) != len(items):
-            raise InvalidOutput(f"The model told of {len(pieces)} texts for {len(items)} inputs.")
+            raise InvalidOutput(f"The model wrote {len(pieces)} texts for {len(items)} inputs.")
         for place, (item, piece) in enumerate(zip(items, map(_text, pieces), strict=True)):
             if item.listener is not None and piece:
                 item.listener.say(written[place], piece)
@@ -57,7 +56,7 @@ def teller(items: Sequence[Item], progress: Callable[[], None], clock: Callable[
                 texts[place] += piece
         progress()
         wanted = [item.listener is None or not item.listener.gone for item in items]
-        # Who does not read along waits as long as its own time lasts.
+        # An item without a listener is wanted until its deadline.
         unwanted = not any(
             each and (item.listener or clock() < item.until) for each, item in zip(wanted, items, strict=True)
         )
@@ -67,19 +66,19 @@ def teller(items: Sequence[Item], progress: Callable[[], None], clock: Callable[
 
 
 def _text(piece: Any) -> str:
-    """A plain str, that UTF-8 can carry. Raises InvalidOutput."""
+    """A plain str that UTF-8 can encode. Raises InvalidOutput."""
     try:
         return str.encode(piece).decode()
     except (TypeError, UnicodeEncodeError):
-        raise InvalidOutput("The model told of a piece that is no text.") from None
+        raise InvalidOutput("The model wrote a piece that is no text.") from None
 
 
-MAX_STRINGS = 100  # The contract's promise to the author of the function.
+MAX_STRINGS = 100  # Part of the documented contract.
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 
 def find_target(spec: str) -> Any:
-    """Import what `pkg.module:name` names. Raises StartError saying which part of it is at fault."""
+    """Import what `pkg.module:name` names. Raises StartError with the part that is wrong."""
     module_name, _, name = spec.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
@@ -101,7 +100,7 @@ def find_target(spec: str) -> Any:
 
 
 class FunctionBackend:
-    """Runs a user's function or object; `target` is what `find_target` found."""
+    """Runs a user's function or object; `target` is the result of `find_target`."""
 
     def __init__(self, spec: str, target: Any) -> None:
         self.version = spec
@@ -110,7 +109,7 @@ class FunctionBackend:
         self._loop = asyncio.Runner()
 
     def load(self) -> None:
-        """Make the object where a class was given, and call its `load`."""
+        """Create the object of a class, and call its `load`."""
         if isinstance(self._target, type):
             self._target = self._target()
         self._predict = getattr(self._target, "predict", self._target)
@@ -118,19 +117,19 @@ class FunctionBackend:
         self.version = str(getattr(self._target, "version", self.version))
 
     def warmup(self) -> None:
-        """Call the object's `warmup`, where it has one."""
+        """Call the object's `warmup`, if it has one."""
         self._call_if_there("warmup")
 
     def health(self) -> None:
-        """Call the object's `health`, else its `warmup`. Raises Unwell where it returns False; what it raises says the same."""
+        """Call the object's `health`, else its `warmup`. Raises Unwell if it returns False, or what it raises."""
         method = getattr(self._target, "health", None)
         if not callable(method):
             self.warmup()
         elif self._finished(method()) is False:
-            raise Unwell("The model says that it is not well.")
+            raise Unwell("The model's health check returned False.")
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""
+        """Call the function with at most 100 inputs at a time. Raises InvalidOutput for a wrong number of outputs."""
         results: list[ItemResult] = []
         for start in range(0, len(items), MAX_STRINGS):
             part = items[start : start + MAX_STRINGS]
@@ -142,8 +141,8 @@ class FunctionBackend:
         prompts, generate = [prompt_of(item, self._template) for item in items], getattr(self._target, "generate", None)
         if callable(generate) and any(item.listener is not None for item in items):
             try:
-                outputs = self._finished(generate(prompts, teller(items, progress)))
-            except NobodyWaits as ended:
+                outputs = self._finished(generate(prompts, stream_callback(items, progress)))
+            except OutputsUnwanted as ended:
                 return [
                     TOO_LATE if item.listener is None else ItemResult(text)
                     for item, text in zip(items, ended.texts, strict=True)
@@ -165,7 +164,7 @@ class FunctionBackend:
         return str(own([{"role": message.role, "content": message.content} for message in messages]))
 
     def close(self) -> None:
-        """Call the object's `close`, where it has one, and end the event loop."""
+        """Call the object's `close`, if it has one, and close the event loop."""
         self._call_if_there("close")
         self._loop.close()
 
@@ -179,23 +178,23 @@ class FunctionBackend:
 
 
 def as_results(outputs: Any, expected: int) -> list[ItemResult]:
-    """One result for each answer; one that is no string fails alone. Raises InvalidOutput for a wrong number of them."""
+    """One result for each output; one that is no string fails alone. Raises InvalidOutput for a wrong number."""
     if not isinstance(outputs, list | tuple):
         raise InvalidOutput("The model did not return a list of strings.")
     if len(outputs) != expected:
-        raise InvalidOutput(f"The model returned {len(outputs)} answers for {expected} inputs.")
+        raise InvalidOutput(f"The model returned {len(outputs)} outputs for {expected} inputs.")
     return [_as_result(output) for output in outputs]
 
 
 def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
-    """The same for lists of numbers; one that is none fails alone."""
+    """One result for each vector; an invalid one fails alone. Raises InvalidOutput for a wrong number of vectors."""
     if not isinstance(vectors, list | tuple) or len(vectors) != expected:
         raise InvalidOutput("The model did not return a vector for each input.")
     return [_as_vector(vector) for vector in vectors]
 
 
 def _as_vector(vector: Any) -> ItemResult:
-    if isinstance(vector, str | bytes | Mapping):  # Of which float() would make numbers that mean nothing.
+    if isinstance(vector, str | bytes | Mapping):  # float() would accept their elements.
         return NO_VECTOR
     try:
         return ItemResult(write_vector([float(value) for value in vector]))
@@ -205,11 +204,11 @@ def _as_vector(vector: Any) -> ItemResult:
 
 def _as_result(output: Any) -> ItemResult:
     if not isinstance(output, str):
-        return ItemResult("The model's answer is not a string.", 0, ErrorCode.INVALID_OUTPUT)
+        return ItemResult("The model's output is not a string.", 0, ErrorCode.INVALID_OUTPUT)
     try:
-        return ItemResult(output.encode().decode())  # Whatever subclass came: a plain str, that UTF-8 can carry.
+        return ItemResult(output.encode().decode())  # A plain str that UTF-8 can encode, whatever the subclass.
     except UnicodeEncodeError:
-        return ItemResult("The model's answer is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
+        return ItemResult("The model's output is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
 
 
 async def _wait(value: Any) -> Any:

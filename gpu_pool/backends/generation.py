@@ -1,7 +1,7 @@
-"""What backends that generate text share: parameters, prompts, and items prepared before the model sees them.
+"""Shared parts of text backends: parameters, prompts, and preparation of items.
 
-Free of torch. An item that cannot be prepared fails alone. A prompt is a text as it is, or a conversation in the
-model's template.
+Without torch. An item that cannot be prepared fails alone. A prompt is a text, or a conversation in the model's
+template.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True)
 class GenerationParameters:
-    """How one row is continued. Not checked here: values from outside come through `parse_parameters`.
+    """How one row is continued. Not validated here: external values come through `parse_parameters`.
 
-    `temperature` 0 takes the likeliest token each time, up to 2 draws ever more freely; `top_p` (0, 1] draws only from
-    the likeliest tokens that together hold that share; `max_tokens` bounds the new tokens (of `tiny`, a token is a byte); with a
-    `seed` a drawn text can be had again; the text ends before the first of the `stop` strings.
+    `temperature` 0 takes the likeliest token, up to 2 samples more freely; `top_p` (0, 1] samples only from the
+    likeliest tokens that together have this probability; `max_tokens` limits the new tokens (for `tiny`, bytes); a
+    `seed` makes sampling repeatable; the text ends before the first of the `stop` strings.
     """
 
     temperature: float = 0.0
@@ -51,8 +51,8 @@ class GenerationParameters:
 class Generation:
     """One row's continuation.
 
-    `tokens_in` counts the bytes of the prompt that the model read, `tokens_out` the bytes it drew, those of a stop
-    string that is cut off included. `finish_reason` is `length` when `max_tokens` ended it, else `stop`.
+    `tokens_in` counts the prompt tokens that were read, `tokens_out` the new ones, including those of a stop string
+    that was cut off. `finish_reason` is `length` if `max_tokens` ended it, else `stop`.
     """
 
     text: str
@@ -62,9 +62,9 @@ class Generation:
 
 
 def parse_parameters(raw: dict[str, object], most_tokens: int = MAX_TOKENS) -> GenerationParameters:
-    """Return the parameters in `raw`, defaults where it is silent; `most_tokens` is the largest `max_tokens`.
+    """The parameters in `raw`, with defaults; `most_tokens` is the largest `max_tokens`.
 
-    Raises `ParameterError` naming the field that is unknown, of the wrong type or out of range.
+    Raises `ParameterError` for a field that is unknown, of the wrong type or out of range.
     """
     known: dict[str, Any] = {}
     for field, value in raw.items():
@@ -121,7 +121,7 @@ def _parse_stop_string(field: str, value: object) -> str:
 
 
 def _parse_number(field: str, value: object) -> float:
-    # bool is an int to Python; `true` is not a temperature to anyone else.
+    # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ParameterError(field, "must be a number")
     if isinstance(value, float) and not math.isfinite(value):
@@ -150,9 +150,7 @@ P = TypeVar("P")
 def run_prepared(
     items: Sequence[Item], prepare: Callable[[Item], P | ItemResult], run: Callable[[list[P]], list[ItemResult]]
 ) -> list[ItemResult]:
-    """One result for each item, in order. `prepare` gives what `run` gets of an item, or its refusal; `run` gets the
-    former together, if there are any.
-    """
+    """One result for each item, in order. `prepare` returns an input for `run`, which gets all of them, or a rejection."""
     prepared = [prepare(item) for item in items]
     good = [each for each in prepared if not isinstance(each, ItemResult)]
     made = iter(run(good) if good else [])
@@ -160,7 +158,7 @@ def run_prepared(
 
 
 def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationParameters | ItemResult:
-    """How the item's text is to be made, or the refusal that names the field at fault."""
+    """The generation parameters of the item, or a rejection that names the field."""
     try:
         return parse_parameters(item.parameters, most_tokens)
     except ParameterError as error:
@@ -168,7 +166,7 @@ def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationPara
 
 
 def as_result(generation: Generation) -> ItemResult:
-    """The result of a text that was made."""
+    """The result for a generated text."""
     tokens = generation.tokens_in + generation.tokens_out
     return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
 
@@ -177,20 +175,20 @@ Template = Callable[[Sequence[PromptMessage]], str]
 
 
 def prompt_of(item: Item, template: Template) -> str:
-    """The text for the model. Raises ValueError for a conversation that cannot be read."""
+    """The text for the model. Raises ValueError for a malformed conversation."""
     return template(decode_messages(item.input)) if item.task is Task.CHAT else item.input
 
 
 def named_turns(messages: Sequence[PromptMessage]) -> str:
-    """The template of a model that has none: who says what, a turn a line, and then it is the assistant's turn."""
+    """For models without a template: one line for each message with its role, then the assistant's role."""
     return "".join(f"{message.role}: {message.content}\n" for message in messages) + "assistant:"
 
 
 def running_text(messages: Sequence[PromptMessage]) -> str:
-    """The template of a model that only goes on from a text: all that was said, a turn a line."""
+    """For models that only continue text: the messages, one a line."""
     return "\n".join(message.content for message in messages)
 
 
 def last_turn(messages: Sequence[PromptMessage]) -> str:
-    """The template of a model that looks at the last message alone."""
+    """For models that use the last message only."""
     return messages[-1].content

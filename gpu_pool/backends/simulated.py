@@ -1,4 +1,4 @@
-"""`simulated[:MS]`: a model without a model. Sleeps a fixed time per batch and returns the inputs reversed."""
+"""`simulated[:MS]`: no model. Sleeps MS milliseconds per batch (default 50) and returns the inputs reversed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,20 +11,20 @@ DEFAULT_MS = 50.0
 
 
 class SimulatedBackend:
-    """Stands for a GPU whose time does not depend on the batch size; `batch_ms` is that time."""
+    """A GPU whose time per batch, `batch_ms`, does not depend on the batch size."""
 
     def __init__(self, batch_ms: float = DEFAULT_MS) -> None:
         self._batch_s = batch_ms / 1000
         self.version = f"simulated-{batch_ms:g}ms"
 
     def load(self) -> None:
-        """There is nothing to load."""
+        """Nothing to load."""
 
     def warmup(self) -> None:
-        """There is nothing to warm."""
+        """Nothing to warm up."""
 
     def health(self) -> None:
-        """It is always well."""
+        """Always healthy."""
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:  # noqa: ARG002 - one step
         """Sleep, then reverse each input; a token is a word."""
@@ -32,7 +32,7 @@ class SimulatedBackend:
         return [_reversed(item) for item in items]
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing to release."""
 
 
 def _reversed(item: Item) -> ItemResult:

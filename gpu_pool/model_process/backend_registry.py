@@ -1,4 +1,4 @@
-"""From the text of `--backend` to a backend. The model's own module is imported in the model process only."""
+"""From the value of `--backend` to a backend. Only the model process imports the model's own module."""
 
 import re
 
@@ -13,7 +13,7 @@ _HF = re.compile(r"hf:(.+)", re.DOTALL)
 
 
 def check_form(spec: str) -> None:
-    """Raise StartError where `spec` has none of the known forms; imports nothing, so a supervisor may ask."""
+    """Raise StartError if `spec` has no known form. Imports nothing, so the worker may call it."""
     if spec.startswith(PREFIX):
         read_address(spec)
         return
@@ -26,28 +26,29 @@ def check_form(spec: str) -> None:
 
 
 def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype: str = "auto") -> Backend:
-    """The backend that `spec` names, not loaded yet; only its own module is imported, and torch for `tiny` and `hf:` on load.
+    """The backend that `spec` names, not loaded. Only its own module is imported; `tiny` and `hf:` import torch on
+    load.
 
-    Raises StartError for an unknown form, a module that is not found, and a name that is missing or not callable.
+    Raises StartError for an unknown form, a missing module, and a name that is missing or not callable.
     """
     check_form(spec)
     simulated = _SIMULATED.fullmatch(spec)
     if simulated:
-        from gpu_pool.backends.simulated import DEFAULT_MS, SimulatedBackend  # noqa: PLC0415 - only what is used
+        from gpu_pool.backends.simulated import DEFAULT_MS, SimulatedBackend  # noqa: PLC0415 - only the selected backend
 
         return SimulatedBackend(float(simulated[1]) if simulated[1] else DEFAULT_MS)
     if spec.startswith(PREFIX):
-        from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only what is used
+        from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only the selected backend
 
         return EndpointBackend(spec)
     if spec == "tiny":
-        from gpu_pool.backends.tiny.backend import TinyBackend  # noqa: PLC0415 - only what is used
+        from gpu_pool.backends.tiny.backend import TinyBackend  # noqa: PLC0415 - only the selected backend
 
         return TinyBackend(device, torch_threads)
     if directory := _HF.fullmatch(spec):
-        from gpu_pool.backends.hf.backend import HfBackend  # noqa: PLC0415 - only what is used
+        from gpu_pool.backends.hf.backend import HfBackend  # noqa: PLC0415 - only the selected backend
 
         return HfBackend(directory[1], device, torch_threads, dtype)
-    from gpu_pool.backends.function import FunctionBackend, find_target  # noqa: PLC0415 - only what is used
+    from gpu_pool.backends.function import FunctionBackend, find_target  # noqa: PLC0415 - only the selected backend
 
     return FunctionBackend(spec, find_target(spec))

@@ -1,8 +1,8 @@
 """One batch inside the model process: run it, bisect it when it raises, tell a lost device from bad inputs.
 
-Bisection runs ever smaller parts apart; everything but the bad item completes. With one bad item among n it costs about
-2 log2(n) more runs, with all bad 2n - 1; `time_left` bounds that. A device that ran out of memory is given at most half
-as much in one go for the rest of this process's life. A CUDA error other than out-of-memory stays until the process
+Bisection reruns ever smaller parts; everything except the bad item completes. With one bad item among n it costs about
+2 log2(n) more runs, with all bad 2n - 1; `time_left` limits that. After out-of-memory the device gets at most half as
+many items at once for the rest of this process's life. A CUDA error other than out-of-memory persists until the process
 ends, so the device is lost. Such errors are recognised by names and texts, so that nothing here imports torch.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gpu_pool.backends.backend import Backend, InvalidOutput, Item, ItemResult
 from scheduler.errors import ErrorCode, TierlaneError
 
-I = TypeVar("I")  # noqa: E741 - an item; the letter that a reader expects
+I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 
 
@@ -29,8 +29,8 @@ def run_apart(
 ) -> list[R]:
     """One result for each item, in order.
 
-    What raises as a whole is run again in halves. A single item that raises is answered by `blame`, one for which
-    no time was left by `unfinished`. A `fatal` exception says that the model itself is lost, and passes through.
+    A part that raises is run again in halves. The result of a single item that raises is `blame(error)`; of items for
+    which no time was left, `unfinished()`. A `fatal` exception means that the model is lost, and is passed on.
     """
     if not time_left():
         return [unfinished() for _ in items]
@@ -38,8 +38,8 @@ def run_apart(
         return run(items)
     except fatal:
         raise
-    # SystemExit too: a model that calls sys.exit() must not take the batch and the process with it.
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may raise anything; every item gets its answer
+    # A model that calls sys.exit() must not end the process.
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may raise anything
         if len(items) == 1:
             return [blame(error)]
 
@@ -54,18 +54,18 @@ T = TypeVar("T")
 
 
 class SizeLimit:
-    """`largest`: the most items for one go; 0 while nothing failed. It never rises: what filled the memory may stay."""
+    """`largest`: the most items to run at once; 0 without a limit. It never rises: the memory may stay occupied."""
 
     def __init__(self) -> None:
         self.largest = 0
 
     def too_large(self, size: int) -> None:
-        """`size` items did not fit: from now on at most half of that, and at least 1."""
+        """`size` items did not fit: allow at most half of that, and at least 1."""
         half = max(1, size // 2)
         self.largest = min(half, self.largest or half)
 
     def parts(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
-        """The items in goes that fit; a limit that falls meanwhile holds for what is left. One go for no items."""
+        """The items in parts that fit; a limit that falls meanwhile applies to the rest. One empty part for no items."""
         start = 0
         while start == 0 or start < len(items):
             end = start + (self.largest or len(items) or 1)
@@ -85,18 +85,18 @@ _STICKY_TEXTS = (
 
 
 class DeviceLost(TierlaneError):
-    """The model process cannot go on: its device, or the model itself, is broken."""
+    """The model process cannot go on: its device or the model is broken."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device ran out of memory: a smaller batch may fit."""
+    """Whether the device ran out of memory; a smaller batch may fit."""
     if type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "out of memory" in str(error)
 
 
 def is_sticky(error: BaseException) -> bool:
-    """Whether every later call would fail as well, until a new process takes over."""
+    """Whether every later call would fail too, until a new process takes over."""
     if is_out_of_memory(error):
         return False
     if type(error).__name__ in _STICKY_TYPES:
@@ -105,18 +105,18 @@ def is_sticky(error: BaseException) -> bool:
 
 
 def free_cached_memory() -> None:
-    """Give torch's cached blocks back to the device, where torch is in use at all."""
+    """Return torch's cached blocks to the device, if torch is in use."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
-SUSPICIOUS_BATCHES = 3  # So many batches in a row without one good answer, and the canary is asked.
+SUSPICIOUS_BATCHES = 3  # After this many batches in a row without a good answer the canary runs.
 _BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
 
 
 class BatchRunner:
-    """Runs batches on a loaded backend; `progress` is called at every step, `clock` gives seconds."""
+    """Runs batches on a loaded backend; `progress` is called at every step, `clock` returns seconds."""
 
     def __init__(
         self, backend: Backend, progress: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -127,17 +127,17 @@ class BatchRunner:
         self._limit = SizeLimit()
         self._bad_in_a_row = 0
         self.fault = ""
-        """What the last batch raised first, "" where it ran as it came."""
+        """The first error of the last batch; "" if there was none."""
         self.padding_waste = 0.0
-        """Share of the last batch's positions that were padding; 0 where the backend does not count them."""
+        """Share of padding in the positions of the last batch; 0 if the backend does not count it."""
 
     @property
     def largest(self) -> int:
-        """The most items that the device is given in one go; 0 where it never ran out of memory."""
+        """The most items that the device gets at once; 0 if it never ran out of memory."""
         return self._limit.largest
 
     def run(self, items: Sequence[Item], budget_ms: float) -> list[ItemResult]:
-        """One result for each item. Raises DeviceLost where the process must end."""
+        """One result for each item. Raises DeviceLost if the process must end."""
         deadline, self.fault = self._clock() + budget_ms / 1000, ""
 
         def time_left() -> bool:
@@ -183,13 +183,14 @@ class BatchRunner:
                 free_cached_memory()
             raise
         if len(results) != len(items):
-            raise InvalidOutput(f"The model returned {len(results)} answers for {len(items)} inputs.")
+            raise InvalidOutput(f"The model returned {len(results)} results for {len(items)} inputs.")
         return results
 
     def _judge(self, results: Sequence[ItemResult]) -> None:
-        """A fast failer attracts all work, so one whose answers are all bad has to prove that the inputs were.
+        """A model that fails fast attracts all work; after several batches without a good answer it must pass its
+        canary.
 
-        Answers that are no answers are left to the supervisor, which puts such a model into quarantine.
+        Invalid output is left to the supervisor, which quarantines such a model.
         """
         codes = {result.error_code for result in results}
         bad = ErrorCode.POISON_REQUEST in codes and codes <= _BLAMED
@@ -200,11 +201,11 @@ class BatchRunner:
         try:
             self._backend.health()
         except Exception as error:
-            raise DeviceLost(f"The model fails its own canary with {type(error).__name__}.") from error
+            raise DeviceLost(f"The model failed its canary with {type(error).__name__}.") from error
 
 
 def _blame(error: BaseException) -> ItemResult:
-    """The exception's text stays here: it may quote the input, or tell what is nobody's business."""
+    """The exception's text is not returned: it may quote an input."""
     if isinstance(error, InvalidOutput):
         return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
     return ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
@@ -215,4 +216,6 @@ def _named(error: BaseException) -> str:
 
 
 def _unfinished() -> ItemResult:
-    return ItemResult("No time was left to run this request apart from one that failed.", 0, ErrorCode.GPU_TIMEOUT)
+    return ItemResult(
+        "No time was left to run this request after another one of its batch failed.", 0, ErrorCode.GPU_TIMEOUT
+    )

@@ -1,7 +1,4 @@
-"""The asyncio end of the socket between a worker and its model process: frames in, frames out.
-
-No task and no stream is in between.
-"""
+"""The asyncio end of the socket between a worker and its model process, as a protocol without tasks or streams."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +10,7 @@ Message = TypeVar("Message")
 
 
 class FrameConnection(asyncio.Protocol, Generic[Message]):
-    """Hands each message to `take` as it comes, and calls `ended` once: at the end of the connection or a broken frame.
+    """Calls `take` for each message, and `ended` once, at the end of the connection or after a malformed frame.
 
     `read` decodes a message, and raises FrameError.
     """
@@ -29,11 +26,11 @@ class FrameConnection(asyncio.Protocol, Generic[Message]):
         self.over = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """From now on frames can be sent."""
+        """Frames can be sent from now on."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take whatever is whole; what is not waits for the rest."""
+        """Process complete frames; the rest waits."""
         self._buffer += data
         try:
             while (size := self._whole()) and not self.over.is_set():
@@ -44,23 +41,23 @@ class FrameConnection(asyncio.Protocol, Generic[Message]):
             self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """The other side went, or `close` was called."""
+        """The peer closed the connection, or `close` was called."""
         self._end()
 
     def send(self, frame: bytes) -> bool:
-        """Whether it could be sent; where not, `ended` was called or is about to be."""
+        """Whether the frame could be sent; if not, `ended` was called or is about to be."""
         if self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(frame)
         return True
 
     def close(self) -> None:
-        """Let the other side see the end."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
     def _whole(self) -> int:
-        """The size of the frame that the buffer begins with; 0 while it is not whole. Raises FrameError."""
+        """The size of the first frame in the buffer; 0 while it is incomplete. Raises FrameError."""
         if len(self._buffer) < HEADER.size:
             return 0
         size = HEADER.size + body_length(self._buffer[: HEADER.size])

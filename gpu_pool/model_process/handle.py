@@ -1,17 +1,16 @@
-"""One model process as its worker sees it: start it, give it a batch, watch it, kill it.
+"""The worker's handle of one model process: start it, run a batch, watch it, kill it.
 
-Whatever ends the process (exit, signal, a broken frame) is seen at once, by the end of its socket or of the process
-itself, whichever is first; then every call under way raises ModelLost.
+Any end of the process (exit, signal, malformed frame) is detected at once, by the end of its socket or of the process
+itself, whichever is first; then every call in progress raises ModelLost.
 
-A hung kernel and a hung interpreter look alike from outside: no progress. So a batch that shows none for its cap is
-killed; one that shows progress may go on, but never beyond the timeout of any batch. A batch that writes streams is
-bounded by their deadlines instead: the model process ends each of them at its own, and is killed only where it does
-not. A watchdog that stood still itself (SIGSTOP, a frozen machine) has seen nothing meanwhile, so the batch gets its
-time anew.
+A hung kernel and a hung interpreter look the same from outside: no progress. So a batch without progress for its cap is
+killed; with progress it may go on, but not beyond the timeout of any batch. A batch that writes streams is limited by
+their deadlines instead: the model process ends each of them at its own, and is killed only if it does not. A watchdog
+that was stalled itself (SIGSTOP, a frozen machine) has observed nothing meanwhile, so the batch gets its time again.
 
 The stall detector also serves direct batches, which say how many milliseconds their requests have left, counted from
-when they were sent: one that lay in the socket while the worker stood still may be long overdue. It ticks only while
-somebody is connected.
+when they were sent: one that was in the socket while the worker was stalled may be long overdue. It ticks only while a
+gateway is connected.
 """
 
 import asyncio
@@ -29,20 +28,20 @@ from gpu_pool.model_process.messages import (
     Done,
     Drop,
     Fatal,
+    ModelMessage,
     Piece,
     Pieces,
     Progress,
     Ready,
     Refused,
     Run,
-    Said,
+    decode_model_message,
     pack,
-    read_said,
 )
 from scheduler.errors import StartError, TierlaneError
 from scheduler.failpoints import armed_directory
 
-_OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
+_SETTINGS_PREFIX = "TIERLANE_"  # Connections and tokens, which the model must not get.
 _SERVERS = frozenset({"PGPASSWORD", "PGPASSFILE", "POSTGRES_PASSWORD", "REDISCLI_AUTH", "REDIS_PASSWORD"})
 _URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresql://", "postgresql+")
 
@@ -66,41 +65,41 @@ class ModelLaunch:
         return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 
     def environment(self) -> dict[str, str]:
-        """Ours, without our settings and what opens Redis or PostgreSQL, and the secrets."""
-        inherited = {name: text for name, text in os.environ.items() if not _is_ours(name, text)}
+        """The worker's environment without Tierlane's settings and server credentials, plus the secrets."""
+        inherited = {name: text for name, text in os.environ.items() if not _is_private(name, text)}
         return {**inherited, **self.secrets}
 
 
-def _is_ours(name: str, text: str) -> bool:
-    return name.startswith(_OUR_SETTINGS) or name in _SERVERS or text.startswith(_URLS)
+def _is_private(name: str, text: str) -> bool:
+    return name.startswith(_SETTINGS_PREFIX) or name in _SERVERS or text.startswith(_URLS)
 
 
-_WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
-_LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
-LAST_FRAMES_S = 0.02  # From the end of the process to what it said last.
+_WORKER_LOG = 2  # The worker's stderr: what a model prints goes to the worker's log.
+_EXIT_GRACE_S = 0.1  # Grace time from the end of the socket to the end of the process.
+LAST_FRAMES_S = 0.02  # Time for the last frames after the end of the process.
 
 
-Hear = Callable[[Sequence[Piece]], None]
-"""Told what a batch adds to its streams while it runs."""
+PiecesCallback = Callable[[Sequence[Piece]], None]
+"""Called with the pieces that a batch adds to its streams while it runs."""
 
-Begun = Callable[[Callable[[Sequence[int]], None]], None]
-"""Told, when a batch begins, how to say that nobody waits any more for some of its places."""
-
-
-def unheard(_: Callable[[Sequence[int]], None]) -> None:
-    """Nobody can leave before the end."""
+StartCallback = Callable[[Callable[[Sequence[int]], None]], None]
+"""Called when a batch begins, with a function that cancels positions of the batch."""
 
 
-def hear_nothing(_: Sequence[Piece]) -> None:
-    """Nobody reads along."""
+def ignore_start(_: Callable[[Sequence[int]], None]) -> None:
+    """The default: positions are not cancelled."""
+
+
+def ignore_pieces(_: Sequence[Piece]) -> None:
+    """The default: pieces are ignored."""
 
 
 class ModelLost(TierlaneError):
-    """The model process ended, or cannot be talked to any more."""
+    """The model process ended or its connection is broken."""
 
 
 class RunRefused(TierlaneError):
-    """The model process lives, and hands the batch back; `counted`: as an attempt that was lost."""
+    """The model process goes on and hands the batch back; `counted`: as a lost attempt."""
 
     def __init__(self, reason: str, *, counted: bool) -> None:
         super().__init__(reason)
@@ -108,21 +107,19 @@ class RunRefused(TierlaneError):
 
 
 class ModelProcess:
-    """A running model process; made by `spawn`, ended by `kill` or `close`. Nobody may give it more than `most` batches at
-    a time. `availability` is called when `unavailable` changes.
-    """
+    """A model process made by `spawn`, for at most `most` batches at a time. `availability`: `unavailable` changed."""
 
     def __init__(self, process: asyncio.subprocess.Process, availability: Callable[[], None]) -> None:
         self._process = process
-        self._line = FrameConnection(self._take, self._line_ended, read_said)
+        self._line = FrameConnection(self._receive, self._connection_ended, decode_model_message)
         self._availability = availability
         self.unavailable = ""
-        """Why it wants no batch now; "": it wants them."""
+        """Why it accepts no batch now; "" if it does."""
         self.brief = False
-        """That it wants none is for a moment only."""
-        self._loaded: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
-        self._answers: dict[int, asyncio.Future[Said]] = {}
-        self._hears: dict[int, Hear] = {}
+        """Whether it is unavailable for a short time only."""
+        self._loaded: asyncio.Future[ModelMessage] = asyncio.get_running_loop().create_future()
+        self._answers: dict[int, asyncio.Future[ModelMessage]] = {}
+        self._piece_callbacks: dict[int, PiecesCallback] = {}
         self._seq = 0
         self.most = 1
         self._fatal: Fatal | None = None
@@ -133,7 +130,7 @@ class ModelProcess:
 
     @classmethod
     async def spawn(cls, launch: ModelLaunch, availability: Callable[[], None] = lambda: None) -> "ModelProcess":
-        """Start the process; it is `ready` later. Raises OSError where the machine cannot start one."""
+        """Start the process; `ready` waits for the model. Raises OSError if the machine cannot start a process."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -167,61 +164,61 @@ class ModelProcess:
         return f"The model process {f'was ended by signal {-code}' if code < 0 else f'exited with {code}'}."
 
     async def ready(self) -> str:
-        """Wait for load and warm-up; the model's version. Raises ModelLost, or StartError where a retry is in vain."""
-        said = await self._loaded
-        if not isinstance(said, Ready):
-            raise self._broken("something else than that it is ready")
-        self.most = said.most
-        return said.version
+        """Wait for load and warm-up; the model's version. Raises ModelLost, or StartError if a retry cannot help."""
+        message = await self._loaded
+        if not isinstance(message, Ready):
+            raise self._protocol_error("an unexpected message instead of Ready")
+        self.most = message.most
+        return message.version
 
     async def run(
         self,
         bodies: Sequence[bytes],
         budget_ms: float,
-        hear: Hear = hear_nothing,
+        on_pieces: PiecesCallback = ignore_pieces,
         left_ms: Sequence[int] = (),
-        begun: Begun = unheard,
+        on_start: StartCallback = ignore_start,
     ) -> Done:
-        """Run one batch of stored requests, each of use for `left_ms` yet. Raises ModelLost, RunRefused, FrameTooLarge."""
+        """Run one batch of stored requests with these times left. Raises ModelLost, RunRefused, FrameTooLarge."""
         if self.lost.is_set():
             raise ModelLost(self.why_lost)
         self._seq = seq = self._seq + 1
         frame = pack(Run(seq, int(budget_ms), list(bodies), list(left_ms)))
         answer = self._answers[seq] = asyncio.get_running_loop().create_future()
-        self._hears[seq] = hear
+        self._piece_callbacks[seq] = on_pieces
         self.progress_at = time.monotonic()
         try:
-            begun(lambda places: self._drop(seq, places))
-            if not self._line.send(frame):  # It is closed already, and `lost` is set in a moment.
+            on_start(lambda places: self._drop(seq, places))
+            if not self._line.send(frame):  # Already closed; `lost` will be set in a moment.
                 raise ModelLost(self.why_lost)
-            said = await answer
+            message = await answer
         finally:
-            del self._answers[seq], self._hears[seq]
-        if isinstance(said, Refused):
-            raise RunRefused(said.reason, counted=said.counted)
-        if not isinstance(said, Done) or len(said.results) != len(bodies):
-            raise self._broken("something else than the answer to its batch")
-        return said
+            del self._answers[seq], self._piece_callbacks[seq]
+        if isinstance(message, Refused):
+            raise RunRefused(message.reason, counted=message.counted)
+        if not isinstance(message, Done) or len(message.results) != len(bodies):
+            raise self._protocol_error("an unexpected message instead of Done")
+        return message
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))
 
     def give_up(self, error: TierlaneError) -> None:
-        """Kill it, and have all calls under way raise `error` now: the end of a process may be long in coming."""
+        """Kill it, and make all calls in progress raise `error` now: the end of the process may take long."""
         self.kill()
         self._fail(error)
 
     def kill(self) -> None:
-        """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended.
+        """Send SIGKILL, which also ends a hung or stopped process. Does nothing if the process has ended.
 
-        A process that is ending anyway is better waited for: sending a signal makes subprocess look for the exit code,
-        and where it finds it first, asyncio's own watcher is told none.
+        Wait instead for a process that is ending anyway: sending a signal makes subprocess poll the exit code, and if
+        it gets it first, asyncio's own watcher does not.
         """
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Let an idle process end by itself at the end of its socket, kill it after `grace_s`, and reap it."""
+        """Let an idle process end at the end of its socket, kill it after `grace_s`, and reap it."""
         self._closing = True
         self._line.close()
         if not await self._exits_within(grace_s):
@@ -230,7 +227,7 @@ class ModelProcess:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        self._lose()
+        self._mark_lost()
 
     async def _exits_within(self, seconds: float) -> bool:
         try:
@@ -240,45 +237,45 @@ class ModelProcess:
             return False
         return True
 
-    def _line_ended(self) -> None:
-        self._lose()
+    def _connection_ended(self) -> None:
+        self._mark_lost()
         if not self._closing:
-            self._watchers.append(asyncio.create_task(self._last_breath()))
+            self._watchers.append(asyncio.create_task(self._kill_after_grace()))
 
-    async def _last_breath(self) -> None:
-        if not await self._exits_within(_LAST_BREATH_S):
-            self.kill()  # With its connection gone or broken it is of no more use.
+    async def _kill_after_grace(self) -> None:
+        if not await self._exits_within(_EXIT_GRACE_S):
+            self.kill()  # Without its connection it is useless.
 
     async def _await_exit(self) -> None:
         await self._process.wait()
-        # What it said last may still be on its way; a grandchild may hold the socket open for ever.
+        # Its last frames may still be in transit; a grandchild may hold the socket open forever.
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_FRAMES_S):
                 await self._line.over.wait()
-        self._lose()
+        self._mark_lost()
 
-    def _take(self, said: Said) -> None:
+    def _receive(self, message: ModelMessage) -> None:
         self.progress_at = time.monotonic()
-        if isinstance(said, Progress):
+        if isinstance(message, Progress):
             return
-        if isinstance(said, Pieces):
-            if (hear := self._hears.get(said.seq)) is not None and not self._answers[said.seq].done():
-                hear(said.pieces)
-        elif isinstance(said, Fatal):
-            self._fatal = said
-        elif isinstance(said, Available):
-            self.unavailable = "" if said.wanted else said.reason or "It does not say why."
-            self.brief = said.brief
+        if isinstance(message, Pieces):
+            if message.seq in self._answers and not self._answers[message.seq].done():
+                self._piece_callbacks[message.seq](message.pieces)
+        elif isinstance(message, Fatal):
+            self._fatal = message
+        elif isinstance(message, Available):
+            self.unavailable = "" if message.wanted else message.reason or "No reason given."
+            self.brief = message.brief
             self._availability()
         elif not self._loaded.done():
-            self._loaded.set_result(said)
-        elif isinstance(said, Done | Refused) and said.seq in self._answers:
-            if not self._answers[said.seq].done():
-                self._answers[said.seq].set_result(said)
+            self._loaded.set_result(message)
+        elif isinstance(message, Done | Refused) and message.seq in self._answers:
+            if not self._answers[message.seq].done():
+                self._answers[message.seq].set_result(message)
         elif self._answers:
-            self._fail(self._broken("something else than the answer to its batch"))
+            self._fail(self._protocol_error("an unexpected message instead of Done"))
 
-    def _lose(self) -> None:
+    def _mark_lost(self) -> None:
         self.lost.set()
         if self._fatal is not None and self._fatal.start_error:
             self._fail(StartError(self._fatal.message))
@@ -289,22 +286,22 @@ class ModelProcess:
         for answer in (self._loaded, *self._answers.values()):
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # Nobody may be waiting for it: then this is no news to the loop.
+                answer.exception()  # Marks it as retrieved if nothing awaits it.
 
-    def _broken(self, what: str) -> ModelLost:
+    def _protocol_error(self, what: str) -> ModelLost:
         self.kill()
-        return ModelLost(f"The model process said {what}.")
+        return ModelLost(f"The model process sent {what}.")
 
 
 TICK_S = 0.05
 GAP_S = 0.25
-"""A tick that is late by so much was a standstill; a busy loop is late by less."""
+"""A tick that is late by more than this was a stall; a busy event loop is late by less."""
 DOUBT_S = 0.1
-"""What was in the socket is read within so long of going on."""
+"""Frames in the socket are read within this time after a stall."""
 
 
 class StallDetector:
-    """`in_doubt()` while it stands still or has just gone on. `clock` is monotonic seconds."""
+    """`in_doubt()` is True during a stall and just after it. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -315,7 +312,7 @@ class StallDetector:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Tick as long as this lasts; several may overlap."""
+        """Tick inside this context; contexts may overlap."""
         if self._timer is None:
             self._seen_at = self._clock()
             self._tick_on()
@@ -333,20 +330,20 @@ class StallDetector:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick_on)
 
     def tick(self) -> None:
-        """Note that the process runs now."""
+        """Record that the process runs now."""
         now = self._clock()
         if now - self._seen_at > GAP_S:
             self._doubt_until = now + DOUBT_S
         self._seen_at = now
 
     def in_doubt(self) -> bool:
-        """Whether what is read now may be older than it looks."""
+        """Whether data that is read now may be older than it looks."""
         now = self._clock()
         return now < self._doubt_until or now - self._seen_at > GAP_S
 
 
 class ModelHung(TierlaneError):
-    """The batch ran into its cap, and its model process was killed."""
+    """The batch reached its cap, and its model process was killed."""
 
 
 async def run_watched(
@@ -356,30 +353,30 @@ async def run_watched(
     cap_ms: float,
     timeout_ms: float,
     budget_ms: float,
-    hear: Hear = hear_nothing,
+    on_pieces: PiecesCallback = ignore_pieces,
     left_ms: Sequence[int] = (),
-    begun: Begun = unheard,
+    on_start: StartCallback = ignore_start,
 ) -> Done:
-    """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
+    """The model's answer. Raises ModelHung after killing the process, ModelLost if it ended by itself.
 
-    `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
-    spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile, `left_ms` is how long each
-    body can still be used, `begun` is told how to say who does not wait any more.
+    `cap_ms` limits the time without progress, `timeout_ms` the whole run; `budget_ms` is the time for bisecting a
+    failed batch, `on_pieces` is called with pieces of streams, `left_ms` is the time left of each body, `on_start` is called
+    with a function that cancels positions.
     """
     watch = _Watch(model, cap_ms, timeout_ms, max((*left_ms, timeout_ms)) + cap_ms)
 
-    def heard(pieces: Sequence[Piece]) -> None:
+    def watched(pieces: Sequence[Piece]) -> None:
         watch.streams()
-        hear(pieces)
+        on_pieces(pieces)
 
     try:
-        return await model.run(bodies, budget_ms, heard, left_ms, begun)
+        return await model.run(bodies, budget_ms, watched, left_ms, on_start)
     finally:
         watch.stop()
 
 
 class _Watch:
-    """A timer that looks at the limit as it stands when it fires: progress puts it off."""
+    """A timer that checks the limit when it fires; progress extends it."""
 
     def __init__(self, model: ModelProcess, cap_ms: float, timeout_ms: float, streams_ms: float) -> None:
         self._model = model
@@ -387,28 +384,28 @@ class _Watch:
         self._timeout_ms = timeout_ms
         self._streams_ms = streams_ms
         self._started = time.monotonic()
-        self._look_after(min(cap_ms, timeout_ms) / 1000)
+        self._check_after(min(cap_ms, timeout_ms) / 1000)
 
     def stop(self) -> None:
         self._timer.cancel()
 
     def streams(self) -> None:
-        """The batch writes streams: it may run for as long as they have."""
+        """The batch writes streams: it may run until their deadlines."""
         self._timeout_ms = self._streams_ms
 
-    def _look_after(self, seconds: float) -> None:
+    def _check_after(self, seconds: float) -> None:
         self._due = time.monotonic() + seconds
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = time.monotonic()
         if now - self._due > GAP_S:
             self._started = now
-        seen = max(self._started, self._model.progress_at)
-        limit = min(self._started + self._timeout_ms / 1000, seen + self._cap_ms / 1000)
+        progress_at = max(self._started, self._model.progress_at)
+        limit = min(self._started + self._timeout_ms / 1000, progress_at + self._cap_ms / 1000)
         left_s = limit - now
         if left_s > 0:
-            self._look_after(left_s)
+            self._check_after(left_s)
             return
-        said = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
-        self._model.give_up(ModelHung(said))
+        message = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
+        self._model.give_up(ModelHung(message))

@@ -1,10 +1,10 @@
 """Inputs of a batch inside the model process: decoded bodies, deadlines, and the listeners of streams.
 
-A body that cannot be decoded fails alone. What all listeners are to get between two steps goes out in one frame: at
-once with the first text of an item, else at most every 50 ms. More is more than a reader can follow, and every event
-costs gateway and client a write and a read: 200 streams of 50 tokens/s would be most of a core. What is left at the end
-of a batch is not sent: the result has it. What went out lately goes out again with what is new, so that the next
-message makes good a lost one.
+A body that cannot be decoded fails alone. The new text of all listeners between two steps goes out in one frame: at
+once with the first text of an item, else at most every 50 ms. A faster rate cannot be read, and every event costs
+gateway and client a write and a read: 200 streams of 50 tokens/s would take most of a core. What is left at the end of
+a batch is not sent: the result has it. Recent text is sent again with new text, so that the next message makes up for a
+lost one.
 """
 
 import math
@@ -19,73 +19,73 @@ from scheduler.payload import context_in, decode_payload
 
 PIECES_EVERY_S = 0.05
 AGAIN = 3
-"""So many pieces are repeated: as long as a subscription that was lost takes to be made again."""
+"""Number of pieces that are repeated: as many as are sent while a lost subscription is made again."""
 
 
 class StreamListener:
-    """One item's. What it was told and what was not sent yet is one text.
+    """The listener of one item. All text not sent yet becomes one piece.
 
-    `late`: the stream's time was over (`until`, in seconds of `clock`) before the item had its end.
+    `late`: the stream's deadline (`until`, in seconds of `clock`) came before the item's end.
     """
 
     def __init__(
         self,
         place: int,
         stream: str,
-        told: Callable[["StreamListener"], None],
+        notify: Callable[["StreamListener"], None],
         until: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.left = False
-        """The client has gone."""
+        """The client has left."""
         self.late = False
         self._until = until
         self._clock = clock
         self.first = True
-        """Nothing was sent yet of the run that goes on."""
+        """Nothing of the current run was sent yet."""
         self._place = place
         self._stream = stream
-        self._told = told
+        self._notify = notify
         self._offset = 0
         self._unsent: list[str] = []
-        self._lately: deque[str] = deque(maxlen=AGAIN)
+        self._recent: deque[str] = deque(maxlen=AGAIN)
         self._end = 0
 
     @property
     def gone(self) -> bool:
-        """Whether nothing more is wanted. Backends ask this for items that have no end yet."""
+        """Whether the item may end now. Backends check this for items that have no end yet."""
         self.late = self.late or (not self.left and self._clock() >= self._until)
         return self.left or self.late
 
     def say(self, offset: int, text: str) -> None:
-        """As `OutputListener` says."""
-        if offset != self._end or not offset:  # It is run again.
+        """See `OutputListener`."""
+        if offset != self._end or not offset:  # The item is run again.
             self._offset, self._unsent = offset, []
-            self._lately.clear()
+            self._recent.clear()
             self.first = True
         self._end = offset + len(text)
         if text and not self.left:
             self._unsent.append(text)
-            self._told(self)
+            self._notify(self)
 
     def take(self) -> Piece:
-        """What was not sent yet, behind what was sent lately."""
-        again, text = "".join(self._lately), "".join(self._unsent)
+        """The unsent text, after the text that was sent recently."""
+        again, text = "".join(self._recent), "".join(self._unsent)
         piece = Piece(self._place, self._stream, self._offset - len(again), again + text)
-        self._lately.append(text)
+        self._recent.append(text)
         self._offset, self._unsent, self.first = self._offset + len(text), [], False
         return piece
 
 
 class Listeners:
-    """All listeners of the batch that runs. `clock` is monotonic seconds."""
+    """All listeners of the running batch. `clock` is monotonic seconds."""
 
     def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
         self._clock = clock
         self._seq = 0
         self._all: dict[int, StreamListener] = {}
-        self._told: dict[StreamListener, None] = {}
+        self._pending: dict[StreamListener, None] = {}
         self._urgent = False
         self._sent_at = 0.0
 
@@ -93,30 +93,30 @@ class Listeners:
         return len(self._all)
 
     def begin(self, seq: int) -> None:
-        """A batch begins, with nobody who listens yet."""
-        self._seq, self._all, self._told, self._urgent = seq, {}, {}, False
+        """A batch begins, without listeners."""
+        self._seq, self._all, self._pending, self._urgent = seq, {}, {}, False
 
     def listen(self, place: int, stream: str, until: float = math.inf) -> StreamListener:
-        """Somebody listens to the item at this place, until then at the latest."""
-        listener = self._all[place] = StreamListener(place, stream, self._has_news, until, self._clock)
+        """Add a listener for the item at this position, until this deadline."""
+        listener = self._all[place] = StreamListener(place, stream, self._text_added, until, self._clock)
         return listener
 
     def drop(self, seq: int, places: Iterable[int]) -> None:
-        """These have gone; what is said of another batch comes too late."""
+        """The clients of these positions have left; positions of another batch are ignored."""
         for place in places if seq == self._seq else ():
             if (listener := self._all.get(place)) is not None:
                 listener.left = True
-                self._told.pop(listener, None)
+                self._pending.pop(listener, None)
 
     def flush(self) -> None:
-        """After a step: send what is to be sent now."""
-        if self._told and (self._urgent or self._clock() - self._sent_at >= PIECES_EVERY_S):
-            told, self._told, self._urgent = self._told, {}, False
+        """After a step: send what is due."""
+        if self._pending and (self._urgent or self._clock() - self._sent_at >= PIECES_EVERY_S):
+            pending, self._pending, self._urgent = self._pending, {}, False
             self._sent_at = self._clock()
-            self._send(Pieces(self._seq, [listener.take() for listener in told]))
+            self._send(Pieces(self._seq, [listener.take() for listener in pending]))
 
-    def _has_news(self, listener: StreamListener) -> None:
-        self._told[listener] = None
+    def _text_added(self, listener: StreamListener) -> None:
+        self._pending[listener] = None
         self._urgent = self._urgent or listener.first
 
 
@@ -124,9 +124,9 @@ UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVAL
 
 
 Listen = Callable[[int, str, float], OutputListener]
-"""Makes the listener of the item at a place, from where its output is wanted, and until when."""
+"""Makes the listener of an item from its position, the address for its output, and its deadline."""
 
-OUT_OF_TIME = "The time of this stream was over before its end."
+OUT_OF_TIME = "The deadline of this stream came before its end."
 BYTES_PER_TOKEN = 4
 
 
@@ -137,10 +137,10 @@ def run_readable(
     deadlines: Sequence[float] = (),
     stream_deadlines: Sequence[float] = (),
 ) -> list[ItemResult]:
-    """One result for each body, in order; `run` gets those that can be read, if there are any.
+    """One result for each body, in order; `run` gets the readable ones, if there are any.
 
-    `deadlines`: of each body, as `Item` says; none: there are none. `stream_deadlines`: those that count where it is a
-    stream; none: the same.
+    `deadlines`: one for each body, or empty for none. `stream_deadlines`: those for bodies that are streams; empty: the
+    same.
     """
     items = read_items(bodies, listen, deadlines, stream_deadlines)
     readable = [item for item in items if item is not None]
@@ -150,21 +150,21 @@ def run_readable(
 def read_items(
     bodies: Sequence[bytes], listen: Listen, deadlines: Sequence[float] = (), stream_deadlines: Sequence[float] = ()
 ) -> list[Item | None]:
-    """An item for each body, None for one that cannot be read; deadlines as above."""
+    """An item for each body, None for an unreadable one; deadlines as above."""
     whole = deadlines if len(deadlines) == len(bodies) else [math.inf] * len(bodies)
     streams = stream_deadlines if len(stream_deadlines) == len(bodies) else whole
     return [_item(body, place, listen, whole[place], streams[place]) for place, body in enumerate(bodies)]
 
 
 def with_late(items: Sequence[Item], results: list[ItemResult]) -> list[ItemResult]:
-    """`results`, where a stream that was ended by its deadline failed by that, with the tokens that it used until then."""
+    """`results`, where a stream that its deadline ended fails with the tokens used until then."""
     if not any(item.listener is not None and item.listener.late for item in items):
         return results
     return [_late(item, result) for item, result in zip(items, results, strict=True)]
 
 
 def with_unreadable(items: Sequence[Item | None], results: list[ItemResult]) -> list[ItemResult]:
-    """One result for each body, where `results` are those of the items that could be read."""
+    """One result for each body, where `results` are those of the readable items."""
     if len(results) == len(items):
         return results
     following = iter(results)
@@ -172,7 +172,7 @@ def with_unreadable(items: Sequence[Item | None], results: list[ItemResult]) -> 
 
 
 def _late(item: Item, result: ItemResult) -> ItemResult:
-    """0 tokens say that nothing was sent, and that nothing is charged; so what was sent counts as one at least."""
+    """0 tokens mean that nothing was sent and nothing is charged, so a partial stream counts as one token at least."""
     if item.listener is None or not item.listener.late or result.error_code:
         return result
     estimate = math.ceil((len(item.input.encode()) + len(result.output.encode())) / BYTES_PER_TOKEN)
@@ -190,20 +190,20 @@ def _item(body: bytes, place: int, listen: Listen, deadline: float, stream_deadl
     return Item(payload.input, payload.parameters, payload.task, listener, until, payload.priority, context_in(body))
 
 
-STREAM_LEAD_S = 0.1  # A stream's end is at Redis before its gateway sends 504, which it does 50 ms before the deadline.
-IN_TIME = 0.95  # Of a batch's budget: what takes longer is ended by the watchdog, and the process with it.
+STREAM_LEAD_S = 0.1  # The end must be in Redis before the gateway sends 504, 50 ms before the deadline.
+IN_TIME = 0.95  # Share of a batch's budget; beyond the budget the watchdog kills the process.
 
 
 def deadlines(run: Run, now: float) -> list[float]:
-    """When each item is to be ended at the latest: a little before its process would be."""
+    """When each item must end at the latest: a little before its process would be killed."""
     most_ms = run.budget_ms * IN_TIME
     left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
     return [now + min(left, most_ms) / 1000 for left in left_ms]
 
 
 def stream_deadlines(run: Run, now: float) -> list[float]:
-    """When each item is to be ended where it is a stream: by its own time alone, however long a batch may run.
+    """When each item must end if it is a stream: by its own time, however long a batch may run.
 
-    Empty where the time that items have left is not known.
+    Empty if the items' times are unknown.
     """
     return [now + left / 1000 - STREAM_LEAD_S for left in run.left_ms]

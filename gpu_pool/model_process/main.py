@@ -1,11 +1,12 @@
-"""The model process, `python -m gpu_pool.model_process.main`: loads one backend, runs batches until its worker goes.
+"""The model process, `python -m gpu_pool.model_process.main`: loads one backend and runs batches until its worker is
+gone.
 
-It talks over one inherited socket (gpu_pool/model_process/messages.py), never over stdout, holds no Redis connection
-and no secret, and can be killed at any moment: its worker gives the batch to another one. Exit codes: 0 the worker
-went, 70 the device or the model is lost, 78 only a change of settings can help, 1 the model did not load.
+It communicates over one inherited socket (gpu_pool/model_process/messages.py), never over stdout, has no Redis
+connection and no secrets, and can be killed at any moment: its worker hands the batch to another one. Exit codes: 0 the
+worker is gone, 70 the device or the model is lost, 78 only other settings can help, 1 the model did not load.
 
 It must not outlive its worker: the kernel ends it, even inside a kernel launch or a C call, by PR_SET_PDEATHSIG (Linux
-only, prctl(2)); everywhere, end-of-file on the socket does the same for any process whose interpreter still runs.
+only, prctl(2)); everywhere, end-of-file on the socket does the same for a process whose interpreter still runs.
 """
 
 import argparse
@@ -42,28 +43,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when `parent` (the process that started it) ends; at once if it has ended already."""
+    """Have this process killed when `parent` (the process that started it) ends; exit at once if it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # It died before the line above.
+    if os.getppid() != parent:  # The parent ended before prctl.
         os._exit(0)
 
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
 
-LOOK_EVERY_S = 0.02  # For who left; a lease tells it far less often.
+DROP_POLL_S = 0.02  # Interval of looking for cancellations; leases report them less often.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run until the supervisor goes. Never returns: every path ends in `os._exit`, past hooks that could hang."""
+    """Run until the worker is gone. Never returns: every path ends in `os._exit`, past hooks that could hang."""
     options = _parse(arguments)
-    # The socket must not reach what the model may start itself, or its end would not be seen.
+    # Child processes of the model must not inherit the socket, or its end would go unnoticed.
     os.set_inheritable(options.fd, False)  # noqa: FBT003 - the standard library's signature
     die_with_parent(options.parent)
     if options.failpoints:
         arm(Path(options.failpoints))
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, _leave_it_to_the_supervisor)
+        signal.signal(name, _ignore_signal)
     faulthandler.enable()
     link = ModelLink(socket.socket(fileno=options.fd))
     code = _serve(link, options)
@@ -84,8 +85,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _leave_it_to_the_supervisor(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C reaches the whole group; the batch that runs is still to be finished."""
+def _ignore_signal(signum: int, frame: FrameType | None) -> None:
+    """Ctrl-C reaches the whole process group; the worker decides when this process ends."""
 
 
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
@@ -96,7 +97,7 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     except StartError as error:
         link.send(Fatal(str(error), start_error=True))
         return EXIT_CONFIG
-    except BaseException as error:  # noqa: BLE001 - whatever a model raises, the supervisor is told
+    except BaseException as error:  # noqa: BLE001 - the model may raise anything
         traceback.print_exc()
         link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
         return EXIT_NOT_LOADED
@@ -104,17 +105,17 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
         link.send(Ready(backend.version, backend.most))
         backend.serve(link.connection)
     link.send(Ready(backend.version))
-    return _answer(link, backend)
+    return _run_batches(link, backend)
 
 
 class Steps:
-    """What is done after each step of the model: progress is told, listeners hear, and those who left are looked for."""
+    """Called after each step of the model: reports progress, sends pieces, and reads cancellations."""
 
     def __init__(self, link: ModelLink, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._progress = ProgressCounter(link.send)
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self.listeners = Listeners(link.send)
 
     def begin(self, run: Run) -> None:
@@ -129,26 +130,26 @@ class Steps:
             return
         self.listeners.flush()
         now = self._clock()
-        if now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
+        if now - self._polled_at >= DROP_POLL_S:
+            self._polled_at = now
             for drop in self._link.drops():
                 self.listeners.drop(drop.seq, drop.places)
 
 
-def _answer(link: ModelLink, backend: Backend) -> int:
+def _run_batches(link: ModelLink, backend: Backend) -> int:
     steps = Steps(link)
     runner = BatchRunner(backend, steps)
     try:
         for run in link.runs():
             steps.begin(run)
-            _answer_one(link, runner, run, steps.listeners)
+            _run_batch(link, runner, run, steps.listeners)
     except DeviceLost as error:
         link.send(Fatal(str(error)))
         return EXIT_DEVICE_LOST
     return 0
 
 
-def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
+def _run_batch(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
     now = time.monotonic()
     results = run_readable(

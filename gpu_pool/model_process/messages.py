@@ -1,11 +1,11 @@
-"""Messages between a worker and its model process (msgpack behind a four-byte length), and the latter's socket end.
+"""Messages between a worker and its model process (msgpack with a four-byte length), and the model process's end of the socket.
 
     worker -> model process    Run, and Drop while it works
     model process -> worker    Ready once, then Progress and Pieces while it works and one Done or Refused for each
                                Run; Available when that changes; Fatal at its end
 
-Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends. Nothing
-here imports asyncio, which the model process does not need; it sees when the worker is gone.
+Schemas are closed and sizes limited, so neither side can make the other execute or allocate what it sends. Nothing here
+imports asyncio, which the model process does not need.
 """
 
 import os
@@ -23,21 +23,21 @@ from gpu_pool.backends.backend import ItemResult
 from scheduler.errors import ErrorCode, TierlaneError
 
 HEADER = struct.Struct(">I")
-MAX_BODY_BYTES = 128 << 20  # 100 inputs of the largest size that a gateway takes, and room.
+MAX_BODY_BYTES = 128 << 20  # 100 inputs of the largest accepted size, and a margin.
 
 
 class FrameError(TierlaneError):
-    """A frame is not what the protocol says; the connection is of no more use."""
+    """A malformed frame; the connection cannot be used any more."""
 
 
 class FrameTooLarge(FrameError):
-    """A message does not fit into a frame; nothing of it was sent."""
+    """A message does not fit into a frame; nothing was sent."""
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
-    """Run these stored requests (scheduler.payload) as one batch; stop taking a failed one apart after `budget_ms`.
+    """Run these stored requests (scheduler.payload) as one batch; stop bisecting a failed one after `budget_ms`.
 
-    `left_ms`: how long each of them can still be used; none: all for as long as the budget lasts.
+    `left_ms`: the time left of each request; empty: the budget applies to all.
     """
 
     seq: int
@@ -47,29 +47,29 @@ class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
 
 
 class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
-    """Nobody waits any more for these places of the batch `seq`: what they make may end as it is."""
+    """The clients of these positions of the batch `seq` have left; the items may end early."""
 
     seq: int
     places: list[int]
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
-    """The model is loaded and warm, and takes at most so many batches at a time."""
+    """The model is loaded and warm, and runs at most `most` batches at a time."""
 
     version: str
     most: int = 1
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
-    """The model has done `counter` steps since it started; sent when it moves, and not at every step."""
+    """The model has done `counter` steps since it started; not sent for every step."""
 
     counter: int
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What was added to the output of the item at `place` of the batch, from character `offset` on.
+    """Text added to the output of the item at `place` of the batch, from character `offset` on.
 
-    `stream` is where it is wanted, as the stored request says.
+    `stream` is the address from the stored request.
     """
 
     place: int
@@ -79,7 +79,7 @@ class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
-    """What the batch `seq` has added to its streams since the last such message."""
+    """Text that the batch `seq` added to its streams since the last such message."""
 
     seq: int
     pieces: list[Piece]
@@ -88,9 +88,9 @@ class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
 class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
     """The batch `seq` took `gpu_ms`; one result for each item, in order.
 
-    `largest`: how many items the device holds in one go, once it ran out of memory with more; else 0. `fault`: why the
-    batch was taken apart, never in words that could quote an input; "": it ran as it came. `padding_waste`: the share (0..1)
-    of the computed positions that were padding, 0 where the backend does not say.
+    `largest`: how many items the device holds at once after it ran out of memory with more, else 0. `fault`: why the
+    batch was bisected, without quoting an input; "" if it was not. `padding_waste`: the share (0..1) of padding in the
+    computed positions, 0 if unknown.
     """
 
     seq: int
@@ -102,7 +102,7 @@ class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
-    """Nothing of the batch `seq` was answered, and it may be run again; `counted`: as an attempt that was lost."""
+    """Nothing of the batch `seq` was answered, and it may be run again; `counted`: as a lost attempt."""
 
     seq: int
     reason: str
@@ -110,7 +110,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether batches are wanted from now on, and if not, why, and whether for a moment only; they are after Ready."""
+    """Whether batches are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
 
     wanted: bool
     reason: str = ""
@@ -118,21 +118,21 @@ class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
 
 
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
-    """The process ends itself and says why; `start_error`: a new process would end in the same way."""
+    """The process ends; `start_error`: a new process would end in the same way."""
 
     message: str
     start_error: bool = False
 
 
-Asked = Run | Drop
-Said = Ready | Progress | Pieces | Done | Refused | Available | Fatal
+WorkerMessage = Run | Drop
+ModelMessage = Ready | Progress | Pieces | Done | Refused | Available | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
-_asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
-_said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+_worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+_model_decoder: msgspec.msgpack.Decoder[ModelMessage] = msgspec.msgpack.Decoder(ModelMessage)
 
 
-def pack(message: Asked | Said) -> bytes:
+def pack(message: WorkerMessage | ModelMessage) -> bytes:
     """A whole frame. Raises FrameTooLarge."""
     body = _encoder.encode(message)
     if len(body) > MAX_BODY_BYTES:
@@ -141,41 +141,41 @@ def pack(message: Asked | Said) -> bytes:
 
 
 def body_length(header: bytes | bytearray) -> int:
-    """The length of the body that follows. Raises FrameError for one over the limit."""
+    """The length of the body that follows. Raises FrameError if it is over the limit."""
     (length,) = HEADER.unpack(header)
     if length > MAX_BODY_BYTES:
         raise FrameError(f"A frame announces {length} bytes, over the limit of {MAX_BODY_BYTES}.")
     return int(length)
 
 
-def read_asked(body: bytes) -> Asked:
+def decode_worker_message(body: bytes) -> WorkerMessage:
     """Decode what a supervisor sent. Raises FrameError."""
     try:
-        return _asked.decode(body)
+        return _worker_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
 
 
-def read_said(body: bytes) -> Said:
+def decode_model_message(body: bytes) -> ModelMessage:
     """Decode what a model process sent. Raises FrameError."""
     try:
-        return _said.decode(body)
+        return _model_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
 
 
 def too_large(done: Done) -> Done:
-    """What is said in place of an answer that does not fit into a frame."""
-    too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
+    """The replacement for a Done that does not fit into a frame."""
+    too_much = ItemResult("The model's output is too large.", 0, ErrorCode.INVALID_OUTPUT)
     return Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest)
 
 
-PROGRESS_EVERY_S = 0.02  # A lease is renewed far less often; more frames than this tell nobody anything.
+PROGRESS_EVERY_S = 0.02  # Leases are renewed far less often.
 
 
 class ModelLink:
-    """Runs are read where they are run; a thread of its own only waits for the other end to close, so that the process
-    ends even while the model computes. It asks for no event but that, and is not woken by data.
+    """The model process's end of the socket. Messages are read in the main thread; another thread waits only for the
+    end of the connection, so that the process ends even while the model computes.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -183,41 +183,41 @@ class ModelLink:
         self._unread = select.poll()
         self._unread.register(connection, select.POLLIN)
         self._early: deque[Run] = deque()
-        threading.Thread(target=self._wait_for_the_end, name="supervisor-link", daemon=True).start()
+        threading.Thread(target=self._exit_when_closed, name="supervisor-link", daemon=True).start()
 
     def runs(self) -> Iterator[Run]:
-        """The batches to run, as they come, without end: the process ends when the supervisor goes."""
+        """The batches to run, as they arrive, without end: the process exits when the worker is gone."""
         while True:
-            asked = self._early.popleft() if self._early else self._next()
-            if isinstance(asked, Run):  # What is dropped of a batch that has ended is no news.
-                yield asked
+            message = self._early.popleft() if self._early else self._next()
+            if isinstance(message, Run):  # A Drop for a batch that has ended is ignored.
+                yield message
 
     def drops(self) -> Iterator[Drop]:
-        """What was dropped of the batch that runs, as far as it is there: never waits."""
+        """The cancellations that have arrived for the running batch; never waits."""
         while self._unread.poll(0):
-            asked = self._next()
-            if isinstance(asked, Drop):
-                yield asked
+            message = self._next()
+            if isinstance(message, Drop):
+                yield message
             else:
-                self._early.append(asked)
+                self._early.append(message)
 
-    def send(self, message: Said) -> None:
-        """Send one message; ends the process where nobody is left to hear it. Raises FrameTooLarge."""
+    def send(self, message: ModelMessage) -> None:
+        """Send one message; exits the process if the worker is gone. Raises FrameTooLarge."""
         frame = pack(message)
         try:
             self.connection.sendall(frame)
         except OSError:
             os._exit(0)
 
-    def _next(self) -> Asked:
+    def _next(self) -> WorkerMessage:
         try:
-            return read_asked(self._exactly(body_length(self._exactly(HEADER.size))))
+            return decode_worker_message(self._exactly(body_length(self._exactly(HEADER.size))))
         except (OSError, EOFError, FrameError):
             os._exit(0)
 
-    def _wait_for_the_end(self) -> None:
+    def _exit_when_closed(self) -> None:
         end = select.poll()
-        end.register(self.connection, 0)  # Hang-up and errors are told without being asked for.
+        end.register(self.connection, 0)  # Hang-up and errors are reported without being requested.
         while not end.poll():
             pass
         os._exit(0)  # Not sys.exit: the main thread may be inside a kernel for seconds.
@@ -238,7 +238,7 @@ class ModelLink:
 
 
 class ProgressCounter:
-    """Counts steps, and tells the supervisor at most every 20 ms; nothing in the first 20 ms of a batch."""
+    """Counts steps and reports them at most every 20 ms; not in the first 20 ms of a batch."""
 
     def __init__(self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -247,7 +247,7 @@ class ProgressCounter:
         self._sent_at = float("-inf")
 
     def begin(self) -> None:
-        """A batch begins; its supervisor knows."""
+        """A batch begins."""
         self._sent_at = self._clock()
 
     def __call__(self) -> None:

@@ -1,9 +1,9 @@
 """Keeps one model process alive: starts it, restarts it when it is lost, and quarantines a bad model.
 
-A process that worked is followed at once, however often something kills it. One that does not, or that never loads, is
-followed ever later: a start costs as much as many batches. A model that returns invalid output (a wrong number of
-results, NaN, None) fails fast and would attract all work; so after three such batches in a row its process ends and
-stays away for a while, longer each time. Delays are pure arithmetic.
+A process that worked is restarted at once, however often it is killed. One that crashes or does not load is restarted
+with growing delays: a start costs as much as many batches. A model that returns invalid output (a wrong number of
+results, NaN, None) fails fast and would attract all work; so after three such batches in a row its process is ended and
+not restarted for a while, longer each time. Delays are pure arithmetic.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from scheduler.errors import ErrorCode, StartError
 
 FIRST_RESPAWN_S, SLOWEST_RESPAWN_S = 0.1, 5.0
 HEALTHY_AFTER_S, HEALTHY_AFTER_BATCHES = 10.0, 20
-"""A process that lived or answered well for so long has worked."""
+"""A process that was ready this long, or answered this many good batches, has worked."""
 LOAD_FAILURES = 5
-"""So many failures to load in a row, and the model counts as failed: it is tried rarely, and health says so."""
+"""After this many failed loads in a row the model counts as failed: it is retried rarely, and health reports it."""
 FAILED_RETRY_S = 30.0
 
 
@@ -39,11 +39,11 @@ class Respawn:
         return self._load_failures >= LOAD_FAILURES
 
     def loaded(self) -> None:
-        """A process got ready."""
+        """A process became ready."""
         self._load_failures = 0
 
     def ended(self, ready_s: float | None, good_batches: int) -> float:
-        """A process ended, `ready_s` seconds after it got ready (None: it never did); seconds until the next."""
+        """A process ended, `ready_s` seconds after it became ready (None: it never did); seconds until the next."""
         if ready_s is None:
             self._load_failures += 1
             if self.failed:
@@ -59,23 +59,23 @@ FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S = 5.0, 60.0
 
 
 class BatchVerdict(Enum):
-    """What one batch says of its model."""
+    """What one batch shows about its model."""
 
-    GOOD = "good"  # It answered.
-    NONSENSE = "nonsense"  # At least half of the answers are none.
-    NEITHER = "neither"  # The inputs may be to blame, or nothing ran.
+    GOOD = "good"  # At least one good answer.
+    INVALID = "invalid"  # At least half of the output is invalid.
+    NEITHER = "neither"  # The inputs may be at fault, or nothing ran.
 
 
 def judge(results: Sequence[ItemResult]) -> BatchVerdict:
-    """One odd input among good ones is no model's fault, and one lucky answer among many bad ones is no proof."""
-    nonsense = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
-    if nonsense and 2 * nonsense >= len(results):
-        return BatchVerdict.NONSENSE
+    """One invalid output among good ones is not the model's fault; one good answer among many invalid ones is no proof."""
+    invalid = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
+    if invalid and 2 * invalid >= len(results):
+        return BatchVerdict.INVALID
     return BatchVerdict.GOOD if any(not result.error_code for result in results) else BatchVerdict.NEITHER
 
 
 class Quarantine:
-    """Counts strikes. After a quarantine the model is on probation: one batch of nonsense is enough for the next."""
+    """Counts strikes. After a quarantine the model is on probation: one batch of invalid output is enough for the next."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -83,10 +83,10 @@ class Quarantine:
         self._next_s = FIRST_QUARANTINE_S
 
     def after(self, verdict: BatchVerdict) -> float:
-        """Seconds for which the model must be put aside after this batch; 0: it may go on."""
+        """Seconds of quarantine after this batch; 0: the model may go on."""
         if verdict is BatchVerdict.GOOD:
             self._in_a_row, self._allowed, self._next_s = 0, STRIKES, FIRST_QUARANTINE_S
-        if verdict is not BatchVerdict.NONSENSE:
+        if verdict is not BatchVerdict.INVALID:
             return 0.0
         self._in_a_row += 1
         if self._in_a_row < self._allowed:
@@ -96,7 +96,7 @@ class Quarantine:
         return seconds
 
 
-REAPED_WITHIN_S = 5.0  # After SIGKILL; what takes longer hangs in the kernel, and its device with it.
+REAPED_WITHIN_S = 5.0  # After SIGKILL; a process that takes longer hangs in the kernel with its device.
 
 ModelStatus = Literal["starting", "ready", "paused", "away", "down", "quarantined", "failed"]
 _LOADED = ("ready", "paused", "away")
@@ -104,7 +104,7 @@ log = structlog.get_logger()
 
 
 class ModelSupervisor:
-    """Owner of the model process. `changed` is called whenever `status` or `start_error` changed."""
+    """Owns the model process. `changed` is called whenever `status` or `start_error` changed."""
 
     def __init__(self, launch: ModelLaunch, load_timeout_s: float, changed: Callable[[], None]) -> None:
         self._launch = launch
@@ -116,7 +116,7 @@ class ModelSupervisor:
         self._stopping = False
         self._respawn = Respawn()
         self._quarantine = Quarantine()
-        self._aside_s = 0.0
+        self._quarantine_s = 0.0
         self._good_batches = 0
         self.status: ModelStatus = "starting"
         self.version = ""
@@ -125,32 +125,30 @@ class ModelSupervisor:
 
     @property
     def model(self) -> ModelProcess | None:
-        """The process, while it is ready for a batch."""
+        """The process, if it is ready for a batch."""
         return self._process if self.ready.is_set() and self._process and not self._process.lost.is_set() else None
 
     @property
     def pid(self) -> int:
-        """Of the process that is there, ready or not; 0 while there is none."""
+        """The id of the process, ready or not; 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> "asyncio.Task[None]":
-        """Begin to keep a model alive. Returns the task, which ends by `stop` or with `start_error`."""
-        self._task = asyncio.create_task(self._keep(), name="model-keeper")
+        """Start and keep a model process alive. Returns the task, which ends by `stop` or with `start_error`."""
+        self._task = asyncio.create_task(self._run(), name="model-supervisor")
         return self._task
 
     def batch_ended(self, verdict: BatchVerdict) -> None:
-        """A batch was answered; a model that answers nonsense ends here."""
+        """A batch was answered; too much invalid output ends the process."""
         self._good_batches += verdict is BatchVerdict.GOOD
-        self._aside_s = self._quarantine.after(verdict)
-        if self._aside_s and self._process is not None:
-            log.error("model answers nonsense; it is put into quarantine", seconds=self._aside_s)
+        self._quarantine_s = self._quarantine.after(verdict)
+        if self._quarantine_s and self._process is not None:
+            log.error("model quarantined after invalid output", seconds=self._quarantine_s)
             self._set("quarantined")
             self._process.kill()
 
-    def given_up(self) -> None:
-        """Its process was killed or lost in the middle of a batch. Until its end is noticed it must get no other one,
-        which would be lost with it and would count that as an attempt.
-        """
+    def process_failed(self) -> None:
+        """The process was lost during a batch: until its end is noticed it must get no other one."""
         if self.status in _LOADED:
             self._set("down")
 
@@ -166,20 +164,20 @@ class ModelSupervisor:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._end_process()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while not self._stopping:
-            self._aside_s, self._good_batches = 0.0, 0
-            ready_s = await self._live()
+            self._quarantine_s, self._good_batches = 0.0, 0
+            ready_s = await self._run_process()
             if self.start_error is not None:
                 return
             delay_s = self._respawn.ended(ready_s, self._good_batches)
             if self._respawn.failed and self.status != "failed":
-                log.error("model does not load; it is tried rarely from now on")
+                log.error("model does not load; it is retried rarely from now on")
                 self._set("failed")
-            await asyncio.sleep(self._aside_s or delay_s)
+            await asyncio.sleep(self._quarantine_s or delay_s)
 
-    async def _live(self) -> float | None:
-        """Live through one process, from spawn to its end; how long it was ready (s), or None where it never was."""
+    async def _run_process(self) -> float | None:
+        """Run one process from spawn to end; how long it was ready (s), or None if it never was."""
         ready_at = None
         try:
             process = self._process = await ModelProcess.spawn(self._launch, self._availability_changed)
@@ -191,16 +189,16 @@ class ModelSupervisor:
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
         except StartError as error:
-            # Of a model that was ready before, even this is worth another try: a disk may come back.
+            # If the model was ready before, even this may be temporary: retry.
             self.start_error = None if self.version else error
         except TimeoutError:
             log.warning("model did not load in time", seconds=self._load_timeout_s)
         except OSError as error:
             log.warning("model process cannot be started", error=str(error))
         except ModelLost:
-            pass  # Told below, together with how the process ended.
+            pass  # Logged below, with the reason for the end of the process.
         ready_s = None if ready_at is None else time.monotonic() - ready_at
-        self._set(self.status if self._aside_s or self._respawn.failed else "down")
+        self._set(self.status if self._quarantine_s or self._respawn.failed else "down")
         await self._end_process()
         return ready_s
 
@@ -210,21 +208,21 @@ class ModelSupervisor:
             return
         self._closing = self._closing or asyncio.create_task(process.close())
         if not (await asyncio.wait([self._closing], timeout=REAPED_WITHIN_S))[0]:
-            log.error("model process cannot be ended; its device is out of use", pid=process.pid)
+            log.error("model process cannot be killed; its device is out of service", pid=process.pid)
             self._set("quarantined")
             if self._stopping:
                 return
         await asyncio.shield(self._closing)
-        self._process = self._closing = None  # Not before: a stop in the middle of this waits for the same.
+        self._process = self._closing = None  # Not earlier: a concurrent stop waits for the same task.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)
 
     def _availability_changed(self) -> None:
-        """The model process wants batches, or no more of them for now; before it is ready that is asked there."""
+        """The model process accepts batches, or none for now. Ignored before it is ready, when `_run_process` reads it."""
         process = self._process
         if process is None or self.status not in _LOADED:
             return
-        log.info("model wants batches" if not process.unavailable else "model pauses", reason=process.unavailable)
+        log.info("model available" if not process.unavailable else "model paused", reason=process.unavailable)
         self._set(_availability(process))
 
     def _set(self, status: ModelStatus) -> None:

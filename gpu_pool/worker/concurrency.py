@@ -1,10 +1,10 @@
-"""Batch concurrency of a model: turns in the order of coming, the AIMD width of an endpoint, the busy share.
+"""Batch concurrency of a model: concurrency limit, AIMD width of an endpoint, busy share, served rate.
 
-An endpoint gets one batch more at a time while that costs no time, a quarter less when it does: additive increase,
-multiplicative decrease (Chiu and Jain 1989) on latency. A server that batches by itself answers two as fast as one,
-until it is full; from then on more of them only wait there, where no order can be changed any more. What a batch costs
-is its time for each step of its longest answer, compared with the best of about as many items and steps. Only a limit
-that is used is raised, since one that is not says nothing.
+The width rises by one while more concurrent batches cost no time, and falls by a quarter when they do: additive
+increase, multiplicative decrease (Chiu and Jain 1989) on latency. A server with its own batching answers two batches as
+fast as one until it is full; beyond that, batches only wait there, where their order cannot be changed any more. The
+cost of a batch is its time per step of its longest answer, compared with the best of similar size and steps. Only a
+width that is used is raised.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections import deque
 
 
 class ConcurrencyLimit(asyncio.Semaphore):
-    """A semaphore whose size may change. Made smaller, it takes back turns as they end: none is cut short."""
+    """A semaphore with a variable size. Reduced, it withholds permits as they are released; running batches go on."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -20,7 +20,7 @@ class ConcurrencyLimit(asyncio.Semaphore):
         self._owed = 0
 
     def resize(self, width: int) -> None:
-        """Let so many run at a time from now on."""
+        """Allow `width` holders at a time."""
         self._owed += self.width - width
         self.width = width
         while self._owed < 0:
@@ -28,7 +28,7 @@ class ConcurrencyLimit(asyncio.Semaphore):
             super().release()
 
     def release(self) -> None:
-        """A turn has ended."""
+        """Release one permit."""
         if self._owed > 0:
             self._owed -= 1
         else:
@@ -36,13 +36,13 @@ class ConcurrencyLimit(asyncio.Semaphore):
 
 
 SLOW = 2.0
-"""So many times the best of its like, and a batch was slow."""
+"""A batch is slow if it takes more than this many times the best of its kind."""
 LESS = 0.75
-_FORGETS = 1.01  # With each batch: a server that became slower for good is not held to its youth.
+_FORGETS = 1.01  # Per batch, so that a permanently slower server is not compared with its old best.
 
 
 class AimdWidth:
-    """`now` batches at a time, from 1 to `most`. Judged once a round, of as many batches as may run at a time."""
+    """`now` batches at a time, from 1 to `most`. Updated once a round, which has as many batches as may run at a time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -52,18 +52,18 @@ class AimdWidth:
         self.now = 1
 
     def ended(self, size: int, steps: int, ms: float, at_once: int) -> None:
-        """A batch of so many items, whose longest answer took so many steps (0: unknown), while `at_once` ran."""
+        """A batch of `size` items with a longest answer of `steps` (0: unknown) took `ms`, with `at_once` running."""
         kind, cost = (size.bit_length(), steps.bit_length()), ms / max(1, steps)
         best = self._best[kind] = min(cost, self._best.get(kind, cost) * _FORGETS)
         self._batches += 1
         self._cut = False
         self._slow += cost > SLOW * best
-        self._used = self._used or at_once >= self.now  # Of those that end together only the first sees all.
+        self._used = self._used or at_once >= self.now  # Of batches that end together the first sees all.
         if self._batches >= self.now:
             self._judge()
 
     def refused(self) -> None:
-        """The server turned a batch away, which halves. Those that it turns away with it are the same news."""
+        """The server rejected a batch: halve the width, once for rejections in a row."""
         if not self._cut:
             self._begin(int(self.now / 2))
         self._cut = True
@@ -83,11 +83,11 @@ class AimdWidth:
 
 
 SPANNED_RUNS = 3
-"""A served rate spans so many runs at the least, for each that may run at a time."""
+"""A served rate spans at least this many runs for each concurrent batch."""
 
 
 class BusyShare:
-    """Times are seconds of one monotonic clock, never going back."""
+    """Share of the last seconds in which a batch ran. Times are seconds of one monotonic clock."""
 
     def __init__(self, window_s: float = 2.0) -> None:
         self._window_s = window_s
@@ -99,14 +99,14 @@ class BusyShare:
         self._since = now
 
     def stop(self, now: float) -> None:
-        """The batch ended, in whatever way."""
+        """The batch ended."""
         if self._since is not None:
             self._runs.append((self._since, now))
         self._since = None
         self._drop_old(now)
 
     def share(self, now: float) -> float:
-        """Busy time over window, 0 to 1."""
+        """Busy time divided by the window, 0 to 1."""
         self._drop_old(now)
         edge = now - self._window_s
         busy = sum(end - max(start, edge) for start, end in self._runs)
@@ -120,10 +120,10 @@ class BusyShare:
 
 
 class ServedRate:
-    """Requests/s over the last completed runs: a rate that says what a model can do where its runs follow one another.
+    """Requests/s over the last completed runs: the rate of a model whose runs follow one another.
 
-    The window is shorter, by a run, than the backlog after which the rate is believed (`ratelimit/capacity.py`): so all of it is
-    of the backlog; and no shorter, since the speed of a model on a processor varies from second to second.
+    The window is shorter, by one run, than the backlog after which the rate is used (`ratelimit/capacity.py`), so all
+    of it is under backlog; it is no shorter, since the speed of a model on a CPU varies from second to second.
     """
 
     def __init__(self, window_s: float = 2.25) -> None:
@@ -131,7 +131,7 @@ class ServedRate:
         self._ended: deque[tuple[float, int]] = deque()
 
     def ended(self, now: float, size: int, at_once: int = 1) -> None:
-        """A batch of `size` ended at `now` (s), of `at_once` that may run at a time."""
+        """A batch of `size` ended at `now` (s), with up to `at_once` running."""
         self._ended.append((now, size))
         while len(self._ended) > SPANNED_RUNS * at_once + 1 and self._ended[1][0] < now - self._window_s:
             self._ended.popleft()

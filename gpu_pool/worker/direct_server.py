@@ -1,9 +1,9 @@
-"""The direct endpoint of a worker, over TCP: gateways that cannot reach Redis bring their batches here.
+"""The direct endpoint of a worker, over TCP: gateways that cannot reach Redis send their batches here.
 
-scheduler/protocol/direct.py has the wire format. A connection must show the token of direct calls within a second, and
-then has one batch under way at a time. Whatever comes over it ends at most that connection. A batch runs on the model
-that the queue uses too. There is no lease and no reaper: what a lost model process leaves is run again by this worker,
-first in halves, then one by one, so that a request that kills the model is alone at its end.
+scheduler/protocol/direct.py has the wire format. A connection must send the token for direct calls within a second, and
+then runs one batch at a time. An error on a connection closes only that connection. Batches run on the same model as
+those of the queue. There is no lease and no reaper: the worker itself reruns what a lost model process leaves, first in
+halves, then one by one, so that a request that kills the model is finally alone.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ MOST_WAITING = 4
 log = structlog.get_logger()
 
 
-class NotTaken(TierlaneError):
-    """The batch was not run, and why in one sentence for the gateway; another worker may take it."""
+class BatchRejected(TierlaneError):
+    """The batch was not run; the message is the reason for the gateway. Another worker may run it."""
 
 
 class DirectBatches:
-    """Runs direct batches of all connections; at most MOST_WAITING wait for the model."""
+    """Runs the direct batches of all connections; at most MOST_WAITING wait for the model."""
 
     def __init__(
         self, execution: Execution, supervisor: ModelSupervisor, draining: Callable[[], bool], traces: BatchTraces
@@ -62,61 +62,61 @@ class DirectBatches:
         self._draining = draining
         self._traces = traces
         self._waiting = 0
-        self._works: set[asyncio.Task[list[Outcome]]] = set()
+        self._runs: set[asyncio.Task[list[Outcome]]] = set()
         self.in_flight = 0
 
     async def run(self, items: Sequence[DirectItem]) -> list[Outcome]:
-        """One outcome for each item, at the latest when the last one's time is over. Raises NotTaken."""
+        """One outcome for each item, at the latest when the last item's time is over. Raises BatchRejected."""
         self._check()
         read_at = time.monotonic()
         requests = [ClaimedRequest(item.id, item.ms_left, 1, item.body) for item in items]
         longest_s = max((item.ms_left for item in items), default=0) / 1000
-        work = self._start(requests, read_at)
-        # A run that nobody waits for any more goes on to its end: killing the model for it would cost the next one.
-        # One that did not begin yet will find, when its turn comes, that it has no time left.
-        await asyncio.wait([work], timeout=longest_s)
-        if not work.done():
-            return [_overdue(request.id) for request in requests]
-        return _in_time(work.result(), requests, (time.monotonic() - read_at) * 1000)
+        run_task = self._start(requests, read_at)
+        # A run past its deadline continues: killing the model for it would cost the next batch more.
+        # A run that has not begun will find that no time is left.
+        await asyncio.wait([run_task], timeout=longest_s)
+        if not run_task.done():
+            return [_deadline_exceeded(request.id) for request in requests]
+        return _in_time(run_task.result(), requests, (time.monotonic() - read_at) * 1000)
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until nothing runs, at most so long."""
-        if self._works:
-            await asyncio.wait(self._works, timeout=timeout_s)
+        """Wait until nothing runs, for at most `timeout_s`."""
+        if self._runs:
+            await asyncio.wait(self._runs, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Drop what is left."""
-        for work in self._works:
-            work.cancel()
-        await asyncio.gather(*self._works, return_exceptions=True)
+        """Cancel what is left."""
+        for run_task in self._runs:
+            run_task.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
 
     def _check(self) -> None:
         if self._draining():
-            raise NotTaken("This worker is shutting down.")
+            raise BatchRejected("This worker is shutting down.")
         if self._supervisor.model is None:
-            raise NotTaken("The model of this worker is not ready.")
+            raise BatchRejected("The model of this worker is not ready.")
         if self._waiting >= MOST_WAITING:
-            raise NotTaken("Too many direct batches wait for this worker.")
+            raise BatchRejected("Too many direct batches wait for this worker.")
 
     def _start(self, requests: Sequence[ClaimedRequest], read_at: float) -> asyncio.Task[list[Outcome]]:
         self._waiting += 1
-        work = asyncio.create_task(self._attempt(requests, read_at, 0), name="direct")
-        self._works.add(work)
+        run_task = asyncio.create_task(self._attempt(requests, read_at, 0), name="direct")
+        self._runs.add(run_task)
         self.in_flight += len(requests)
 
-        def ended(work: asyncio.Task[list[Outcome]]) -> None:
-            self._works.discard(work)
+        def ended(run_task: asyncio.Task[list[Outcome]]) -> None:
+            self._runs.discard(run_task)
             self.in_flight -= len(requests)
-            if not work.cancelled() and work.exception() is not None:
-                log.warning("direct batch not run", reason=str(work.exception()), size=len(requests))
+            if not run_task.cancelled() and run_task.exception() is not None:
+                log.warning("direct batch not run", reason=str(run_task.exception()), size=len(requests))
 
-        work.add_done_callback(ended)
-        return work
+        run_task.add_done_callback(ended)
+        return run_task
 
     async def _attempt(self, requests: Sequence[ClaimedRequest], read_at: float, losses: int) -> list[Outcome]:
-        """Run these; what kills the model is run again in smaller parts, as long as there is time and budget.
+        """Run these requests; after a lost model run them again in smaller parts, while there is time and retry budget.
 
-        Whoever calls this has counted them among those that wait.
+        The caller has counted them in `_waiting`.
         """
         try:
             return await self._run(requests, read_at)
@@ -124,18 +124,18 @@ class DirectBatches:
             return _ended(requests, ErrorCode.GPU_TIMEOUT)
         except RunRefused as error:
             if losses == 0 and not error.counted:
-                raise NotTaken(str(error)) from error
+                raise BatchRejected(str(error)) from error
             losses += 1
         except ModelLost as error:
             if self._execution.stopped or self._draining():
-                raise NotTaken("This worker is shutting down.") from error
+                raise BatchRejected("This worker is shutting down.") from error
             if not isinstance(error, NotStarted):
                 losses += 1
             elif losses == 0:
-                raise NotTaken("The model of this worker was lost before the batch began.") from error
+                raise BatchRejected("The model of this worker was lost before the batch began.") from error
         if losses > RETRY_BUDGET:
             return _ended(requests, ErrorCode.WORKER_LOST)
-        if not await self._model_back(requests, read_at):
+        if not await self._wait_for_model(requests, read_at):
             return _ended(requests, ErrorCode.DEADLINE_EXCEEDED)
         outcomes: list[Outcome] = []
         for part in parts(requests, losses):
@@ -145,17 +145,19 @@ class DirectBatches:
 
     async def _run(self, requests: Sequence[ClaimedRequest], read_at: float) -> list[Outcome]:
         with self._traces.of("", requests, read_at) as trace:
-            outcomes = await self._execution.run(trace.requests, read_at, lambda: self._leave_line(trace), trace.over)
+            outcomes = await self._execution.run(
+                trace.requests, read_at, lambda: self._start_running(trace), trace.over
+            )
             trace.ended(outcomes)
             return outcomes
 
-    def _leave_line(self, trace: BatchTrace) -> bool:
+    def _start_running(self, trace: BatchTrace) -> bool:
         self._waiting -= 1
         trace.begins()
         return True
 
-    async def _model_back(self, requests: Sequence[ClaimedRequest], read_at: float) -> bool:
-        """Wait for the next model process, as long as any of these has time; whether it came."""
+    async def _wait_for_model(self, requests: Sequence[ClaimedRequest], read_at: float) -> bool:
+        """Wait for the next model process while any of these requests has time; whether it is ready."""
         until = read_at + max(request.ms_left for request in requests) / 1000
         try:
             async with asyncio.timeout(until - time.monotonic()):
@@ -165,38 +167,38 @@ class DirectBatches:
 
 
 def parts(requests: Sequence[ClaimedRequest], losses: int) -> list[Sequence[ClaimedRequest]]:
-    """What runs together after so many lost model processes: two halves, later each alone."""
+    """What runs together after so many lost model processes: two halves, later single requests."""
     size = (len(requests) + 1) // 2 if losses == 1 else 1
     return [requests[start : start + size] for start in range(0, len(requests), size)]
 
 
 def _in_time(outcomes: Sequence[Outcome], requests: Sequence[ClaimedRequest], gone_ms: float) -> list[Outcome]:
-    """Whoever's time was over before the batch was has been told so by its gateway; its end must be the same here."""
+    """Requests that were overdue when the batch ended got an error from their gateway; the outcome must match."""
     late = {request.id for request in requests if request.ms_left <= gone_ms}
-    return [_overdue(outcome.id) if outcome.id in late else outcome for outcome in outcomes]
+    return [_deadline_exceeded(outcome.id) if outcome.id in late else outcome for outcome in outcomes]
 
 
 def _ended(requests: Sequence[ClaimedRequest], code: ErrorCode) -> list[Outcome]:
     return [not_run(request.id, code, "") for request in requests]
 
 
-def _overdue(request_id: str) -> Outcome:
-    return not_run(request_id, ErrorCode.DEADLINE_EXCEEDED, "The time of this request was over before its answer.")
+def _deadline_exceeded(request_id: str) -> Outcome:
+    return not_run(request_id, ErrorCode.DEADLINE_EXCEEDED, "The deadline of this request came before its response.")
 
 
 MAX_CONNECTIONS = 64
 HELLO_S = 1.0
-REFUSALS_EVERY_S = 10.0  # At most one line in the log, however many are refused.
+REFUSALS_EVERY_S = 10.0  # At most one log line in this time.
 LOOPBACK = "127.0.0.1"
-TRANSFER_S = 5.0  # For the body of a frame once its header is here, and for an answer to be taken.
-_MAX_HELLO_BYTES = 4096  # A stranger makes us hold no more than this.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # A gateway that vanished frees its place.
+TRANSFER_S = 5.0  # For the body of a frame after its header, and for sending a response.
+_MAX_HELLO_BYTES = 4096  # Limit before authentication.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # Finds connections of gateways that are gone.
 
 
 class DirectEndpoint:
-    """A TCP server while `config` has a host and a token, else nothing. `malformed` counts what ended connections.
+    """A TCP server, if `config` has a host and a token. `malformed` counts protocol errors, `refused` wrong tokens.
 
-    `local_host` says from which address of this machine Redis is reached, "" while that is not known.
+    `local_host` returns the address of this machine from which Redis is reached, "" while it is unknown.
     """
 
     def __init__(
@@ -207,52 +209,52 @@ class DirectEndpoint:
         self._welcome = pack(Welcome(config.worker_id, min(config.max_batch_size, MAX_ITEMS)))
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._responding: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._standstill = StallDetector()
+        self._stall_detector = StallDetector()
         self._local_host = local_host
         self._tokens = accepted_tokens(config)
         self._port = 0
-        self._named = ""
+        self._hostname = ""
         self._refused_at = -math.inf
         self.malformed = 0
         self.refused = 0
 
     async def start(self) -> None:
-        """Listen. Raises StartError where that is not possible."""
+        """Listen. Raises StartError if that is not possible."""
         host, port = self._config.direct_host, self._config.direct_port
         if not host or not self._tokens:
             return
         try:
-            # The first address only: a name with several would get a port of its own for each.
+            # Only the first address: each of several would get its own port.
             info = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self._server = await asyncio.start_server(self._accept, str(info[0][4][0]), port, family=info[0][0])
         except OSError as error:
             fault = f"{error.strerror or error}"
             raise StartError(f"The direct endpoint cannot listen on {host}:{port}: {fault}; choose another.") from None
         self._port = self._server.sockets[0].getsockname()[1]
-        self._named = await _own_name()
-        log.info("direct endpoint listens", host=host, port=self._port)
+        self._hostname = await _own_name()
+        log.info("direct endpoint listening", host=host, port=self._port)
 
     @property
     def address(self) -> str:
-        """host:port, as gateways are told; "": there is none."""
+        """host:port, as announced to gateways; "" if there is none."""
         if not self._port:
             return ""
-        return announced(self._config, self._port, self._local_host(), self._named)
+        return announced(self._config, self._port, self._local_host(), self._hostname)
 
     def drain(self) -> None:
-        """Take no new connection, and no new batch over the old ones."""
+        """Accept no new connection, and no new batch on existing ones."""
         self._draining = True
         self._port = 0
         if self._server is not None:
             self._server.close()
 
     async def close(self) -> None:
-        """End every connection, once what is being answered was sent."""
+        """Close every connection after its current response was sent."""
         self.drain()
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=HELLO_S)
+        if self._responding:
+            await asyncio.wait(self._responding, timeout=HELLO_S)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -268,35 +270,35 @@ class DirectEndpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _keep_alive(writer)
         try:
-            if await self._let_in(reader, writer):
-                await self._take_batches(reader, writer)
+            if await self._authenticate(reader, writer):
+                await self._serve_batches(reader, writer)
         except DirectError as error:
             self.malformed += 1
             log.warning("direct connection closed", reason=str(error), malformed=self.malformed)
         except (OSError, EOFError, TimeoutError):
-            pass  # The gateway went, or never said who it is.
+            pass  # The gateway closed the connection or sent no hello.
         except Exception as error:
             log.exception("direct connection failed", error=type(error).__name__)
         finally:
             writer.close()
 
-    async def _take_batches(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with self._standstill.watched():  # From before the welcome, without which nobody sends a batch.
+    async def _serve_batches(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with self._stall_detector.watched():  # Before the welcome, so no batch can arrive unwatched.
             await _send(writer, self._welcome)
             while not self._draining:
                 await self._next(reader, writer)
 
-    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         async with asyncio.timeout(HELLO_S):
             hello = await _receive(reader, _MAX_HELLO_BYTES)
         if not isinstance(hello, Hello):
             raise DirectError("A direct connection must begin with a hello.")
         good = any(hmac.compare_digest(hello.token.encode(), each.encode()) for each in self._tokens)
         if not good:
-            self._refuse(hello, writer)
+            self._reject_hello(hello, writer)
         return good
 
-    def _refuse(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+    def _reject_hello(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         self.refused += 1
         now = asyncio.get_running_loop().time()
         if now - self._refused_at < REFUSALS_EVERY_S:
@@ -313,12 +315,12 @@ class DirectEndpoint:
     async def _next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         message = await _receive(reader, MAX_BODY_BYTES)
         if not isinstance(message, DirectBatch):
-            raise DirectError("A direct connection says hello once.")
+            raise DirectError("A direct connection sends one hello.")
         if len(message.items) > MAX_ITEMS:
             raise DirectError(f"A direct batch holds {len(message.items)} items; at most {MAX_ITEMS} are taken.")
         answering = asyncio.create_task(self._answer(message, writer), name="direct-answer")
-        self._answering.add(answering)
-        answering.add_done_callback(self._answering.discard)
+        self._responding.add(answering)
+        answering.add_done_callback(self._responding.discard)
         await answering
 
     async def _answer(self, batch: DirectBatch, writer: asyncio.StreamWriter) -> None:
@@ -327,11 +329,11 @@ class DirectEndpoint:
         await _send(writer, frame)
 
     async def _outcomes(self, batch: DirectBatch) -> bytes:
-        if self._standstill.in_doubt():
-            return pack(DirectBusy(batch.seq, "This worker stood still; how long the batch has waited is not known."))
+        if self._stall_detector.in_doubt():
+            return pack(DirectBusy(batch.seq, "This worker was stalled, so the waiting time of the batch is unknown."))
         try:
             outcomes = await self._batches.run(batch.items)
-        except NotTaken as error:
+        except BatchRejected as error:
             return pack(DirectBusy(batch.seq, str(error)))
         try:
             return pack(DirectResults(batch.seq, outcomes))
@@ -340,7 +342,7 @@ class DirectEndpoint:
 
 
 async def _receive(reader: asyncio.StreamReader, most: int) -> ToWorker:
-    """The next message. Raises DirectError, EOFError at the end of the connection, TimeoutError in mid-frame."""
+    """The next message. Raises DirectError, EOFError at the end of the connection, TimeoutError inside a frame."""
     length = body_length(await reader.readexactly(HEADER.size))
     if length > most:
         raise DirectError(f"A direct message announces {length} bytes, over the limit of {most}.")
@@ -354,7 +356,7 @@ async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
         async with asyncio.timeout(TRANSFER_S):
             await writer.drain()
     except TimeoutError:
-        writer.transport.abort()  # It reads nothing; close() would wait for it for ever.
+        writer.transport.abort()  # The gateway reads nothing, so close() would wait forever.
         raise
 
 
@@ -367,20 +369,20 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
 
 
 def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
-    """What opens the endpoint: the token of direct calls, and with the service token both what follows from it and itself."""
+    """The token for direct calls, and with a service token both the token derived from it and itself."""
     found = config.direct_token, direct_token(config.service_token), config.service_token
     return tuple(token for token in found if token)
 
 
 def announced(config: WorkerConfig, port: int, local_host: str, named: str) -> str:
-    """Where gateways are told to call. `local_host`: from where Redis is reached; `named`: this host's name, "" where it
-    does not resolve.
+    """The address for gateways. `local_host`: from where Redis is reached; `named`: this host's name, "" if it does not
+    resolve.
 
-    One that listens everywhere is best reached where Redis is reached from. A Redis on this very host says nothing of other
-    hosts, for which the name may.
+    A worker that listens on all addresses is best reached at the address from which it reaches Redis. A Redis on the
+    same host says nothing about other hosts; the host name may.
     """
     host = config.direct_advertise or config.direct_host
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - it is told apart, since nobody can connect to it
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - only compared
         host = local_host if local_host and not _is_loopback(local_host) else named or local_host or LOOPBACK
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -402,4 +404,4 @@ async def _own_name() -> str:
 
 
 def _too_large(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [not_run(outcome.id, ErrorCode.INVALID_OUTPUT, "The model's answer is too large.") for outcome in outcomes]
+    return [not_run(outcome.id, ErrorCode.INVALID_OUTPUT, "The model's output is too large.") for outcome in outcomes]

@@ -1,8 +1,9 @@
-"""The one model of a worker: runs batches from the queue and from direct calls in turn, and makes outcomes of results.
+"""Execution of batches on the worker's one model, from the queue and from direct calls, and the outcome of each
+request.
 
-Service time and busy share are measured for both, since they are one model's. An endpoint backend runs as many batches
-at a time as its width allows. A request is never started when the time it has left is under what a run needs, nor one
-whose body is gone; both get their outcome without the model. Bodies are passed on as stored.
+Service time and busy share are measured over both. An endpoint backend runs as many batches at a time as its width
+allows. A request is never started when its time left is less than a run needs, or when its body is missing; both get
+their outcome without the model. Bodies are passed on as stored.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ from gpu_pool.model_process.handle import (
     ModelLost,
     ModelProcess,
     RunRefused,
-    hear_nothing,
+    ignore_pieces,
+    ignore_start,
     run_watched,
-    unheard,
 )
 from gpu_pool.model_process.messages import Done, FrameTooLarge
 from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
@@ -35,9 +36,9 @@ from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left.
+    """What of a batch runs, and what ends without running. `longest_ms` is the longest time left of all members.
 
-    `left_ms`: the time that each has left that runs.
+    `left_ms`: the time left of each request that runs.
     """
 
     ids: list[str]
@@ -48,9 +49,11 @@ class BatchPlan:
 
 
 def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> BatchPlan:
-    """`needed_ms`: what a run takes; `gone_ms`: how long ago the requests' time left was read."""
+    """`needed_ms`: the duration of a run; `gone_ms`: the time since the requests' time left was read."""
     least_ms = needed_ms + gone_ms
-    early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
+    early = [
+        _early_outcome(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body
+    ]
     fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
     return BatchPlan(
@@ -71,12 +74,12 @@ def completed(plan: BatchPlan, results: Sequence[ItemResult], gpu_ms: float, ver
     return plan.early + ran if plan.early else ran
 
 
-def refused(plan: BatchPlan, code: ErrorCode, sentence: str) -> list[Outcome]:
-    """The outcomes of a batch that the model cannot be given."""
+def rejected_outcomes(plan: BatchPlan, code: ErrorCode, sentence: str) -> list[Outcome]:
+    """The outcomes of a batch that cannot be sent to the model."""
     return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
 
 
-def _unfit(request: ClaimedRequest, least_ms: float) -> Outcome:
+def _early_outcome(request: ClaimedRequest, least_ms: float) -> Outcome:
     if request.ms_left <= least_ms:
         late = "Too little time was left to run this request."
         return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late)
@@ -90,20 +93,20 @@ def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:
 log = structlog.get_logger()
 
 
-_NEWEST_WEIGHT = 0.1  # Of a batch in the mean of padding.
+_NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
 
 
 class NotStarted(ModelLost):
-    """The model saw nothing of the batch: it was gone before, or the worker is stopping."""
+    """Nothing of the batch reached the model: it was lost before, or the worker is stopping."""
 
 
 class Execution:
-    """Batches on the keeper's model. `resized` is told how many may run at a time, whenever that changes."""
+    """Runs batches on the supervisor's model. `resized` is called when the number of concurrent batches changes."""
 
     def __init__(self, config: WorkerConfig, supervisor: ModelSupervisor) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._turns = ConcurrencyLimit()
+        self._limit = ConcurrencyLimit()
         self._width: AimdWidth | None = None
         self.resized: Callable[[int], None] = lambda _: None
         self._last_size = 1
@@ -115,24 +118,24 @@ class Execution:
         """Batches on the model now."""
         self.stopped = False
         self.padding_waste = 0.0
-        """Share of the positions of late batches that were padding, the last ones weighing most."""
+        """Share of padding in the positions of recent batches, exponentially weighted."""
         self.batches = 0
-        """How many have begun: while it stays the same, so does what was measured."""
+        """Number of batches begun; measurements change only with it."""
 
     @property
     def service_p95_ms(self) -> float:
-        """Of batches like the last one; 0 while nothing was measured."""
+        """For batches like the last one; 0 while nothing was measured."""
         return self.service.typical_p95_ms(self._last_size)
 
     @property
     def width(self) -> int:
         """Batches that may run at a time."""
-        return self._turns.width
+        return self._limit.width
 
     @property
     def rate_rps(self) -> float:
         """Requests a second with full batches; 0 while not measured."""
-        return self.service.rate_at(self._config.max_batch_size) * self._turns.width
+        return self.service.rate_at(self._config.max_batch_size) * self._limit.width
 
     async def run(
         self,
@@ -144,26 +147,26 @@ class Execution:
     ) -> list[Outcome]:
         """One outcome for each request, in any order, after waiting for the model.
 
-        `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
-        the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
-        there are no outcomes, nor for those of `streams` who left before. `over` is called when the model has answered.
-        Raises ModelLost, as NotStarted where nothing ran, ModelHung, and RunRefused.
+        `read_at`: when the requests' time left was read, on the monotonic clock. Requests with too little time left
+        when the model is free are not started. `wanted` is called once at that moment: if it returns False, nothing
+        runs and there are no outcomes. Requests of `streams` that were cancelled before get no outcome either. `over`
+        is called when the model has answered. Raises ModelLost (NotStarted if nothing ran), ModelHung, and RunRefused.
         """
-        async with self._turns:
+        async with self._limit:
             if not wanted():
                 return []
             gone_ms = (time.monotonic() - read_at) * 1000
             requests = streams.waiting(requests) if streams is not None else requests
             plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
-            done = await self._done(plan, streams) if plan.bodies else None
+            done = await self._run_model(plan, streams) if plan.bodies else None
             if done is not None:
-                self._learn(len(plan.bodies), done)
+                self._record(len(plan.bodies), done)
         over()
-        await asyncio.sleep(0)  # Whoever waits for the model gets it before the outcomes are made.
+        await asyncio.sleep(0)  # The next batch gets the model before the outcomes are built.
         return self._outcomes(requests, plan, done)
 
     def stop(self) -> None:
-        """End what runs and start nothing more: the time for draining is up."""
+        """Kill what runs and start nothing more: the drain time is over."""
         self.stopped = True
         model = self._supervisor.model
         if self.running and model is not None:
@@ -173,13 +176,15 @@ class Execution:
         if done is not None:
             return completed(plan, done.results, done.gpu_ms, self._supervisor.version)
         if plan.bodies:
-            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
-        if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
+            return rejected_outcomes(
+                plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run."
+            )
+        if plan.longest_ms > 0:  # The predicted duration rejected a request, not the wait for the model.
             self.service.forget(len(requests))
         return plan.early
 
-    async def _done(self, plan: BatchPlan, streams: BatchStreams | None) -> Done | None:
-        """The model's answer; None where the batch cannot be sent to it."""
+    async def _run_model(self, plan: BatchPlan, streams: BatchStreams | None) -> Done | None:
+        """The model's answer; None if the batch is too large to be sent."""
         model = self._supervisor.model
         if model is None or self.stopped:
             raise NotStarted("The model process was gone before the batch began.")
@@ -198,8 +203,10 @@ class Execution:
         size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
-        hear, begun = (hear_nothing, unheard) if streams is None else (streams.hear, partial(streams.begin, plan.ids))
-        self._begins()
+        on_pieces, on_start = (
+            (ignore_pieces, ignore_start) if streams is None else (streams.on_pieces, partial(streams.begin, plan.ids))
+        )
+        self._mark_started()
         try:
             done = await run_watched(
                 model,
@@ -207,54 +214,54 @@ class Execution:
                 cap_ms=cap,
                 timeout_ms=timeout_ms,
                 budget_ms=budget_ms,
-                hear=hear,
+                on_pieces=on_pieces,
                 left_ms=plan.left_ms,
-                begun=begun,
+                on_start=on_start,
             )
             self._resize(model, done)
             return done
         except ModelHung:
             self.service.forget(size)
-            self._supervisor.given_up()
+            self._supervisor.process_failed()
             raise
         except ModelLost:
-            self._supervisor.given_up()
+            self._supervisor.process_failed()
             raise
         finally:
             self.running -= 1
             if not self.running:
                 self.busy.stop(time.monotonic())
 
-    def _begins(self) -> None:
+    def _mark_started(self) -> None:
         self.running += 1
         self.batches += 1
         if self.running == 1:
             self.busy.start(time.monotonic())
 
     def _resize(self, model: ModelProcess, done: Done | None) -> None:
-        """After a batch; None: it was refused. How many may run at a time is learnt for models that take several."""
+        """After a batch (None: it was rejected): update the width of a model that runs several batches at a time."""
         if model.most == 1:
             return
         self._width = width = self._width or AimdWidth(model.most)
         if done is None:
             width.refused()
-        elif not any(result.error_code for result in done.results):  # Refusals are quick, and no measure.
+        elif not any(result.error_code for result in done.results):  # Failures are fast and no measurement.
             steps = max((result.output_tokens for result in done.results), default=0)
             width.ended(len(done.results), steps, done.gpu_ms, self.running)
-        if width.now != self._turns.width:
-            log.info("batches at a time", width=width.now)
-            self._turns.resize(width.now)
+        if width.now != self._limit.width:
+            log.info("batch concurrency changed", width=width.now)
+            self._limit.resize(width.now)
             self.resized(width.now)
 
-    def _learn(self, size: int, done: Done) -> None:
+    def _record(self, size: int, done: Done) -> None:
         self._last_size = size
-        self.served.ended(time.monotonic(), size, self._turns.width)
+        self.served.ended(time.monotonic(), size, self._limit.width)
         if done.largest != self._largest:
-            # Larger batches run in several goes from now on, or again in one: what was measured of them is over.
-            log.warning("model changed what it runs in one go", items=done.largest or "all")
+            # Larger batches run in several parts from now on, or whole again: their measurements are void.
+            log.warning("model batch limit changed", items=done.largest or "unlimited")
             self.service.forget_over(min(filter(None, (self._largest, done.largest))))
             self._largest = done.largest
-        if any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
+        if any(result.error_code for result in done.results):  # A bisected batch is no measurement of service time.
             self._supervisor.batch_ended(judge(done.results))
             return
         self.service.record(size, done.gpu_ms)

@@ -1,7 +1,7 @@
-"""Tells Redis, again and again, that this worker lives and how it is; a worker that cannot do so claims nothing.
+"""Sends the worker's heartbeat to Redis; a worker whose heartbeats fail claims nothing.
 
-The first beat, each that says something new at once, and each after a fault is awaited by a task. All others are pulses,
-sent by a timer's callback: the answer to one must be there when the next is due.
+The first heartbeat, each one with a change, and each one after a failure are sent and awaited by a task. All others are
+sent by a timer callback without a task; their reply must be there when the next one is due.
 """
 
 import asyncio
@@ -16,19 +16,21 @@ from scheduler.protocol.pool_view import WorkerReport
 from scheduler.protocol.presence import CordonStatus, Presence
 
 SLOTS = 10
-"""In so many moments of a period all beats of a machine fall together: processes that wake in turn find the interpreter
-in the caches, and Redis reads several in one go."""
+"""All heartbeats of a machine are aligned to this many moments of a period: processes that wake one after another find
+the interpreter in the CPU caches, and Redis reads several requests at once.
+"""
 
-_EARLY = 0.01  # A timer may be early by so much of a period; that is not the end of the slot before.
+_EARLY = 0.01  # Timers may fire early by this share of a period; then the slot has not passed.
 
 log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Sends what `heartbeat` returns every `every_s` seconds, and at once when asked. `working`: the last one arrived.
+    """Sends what `heartbeat` returns every `every_s` seconds, and at once after `now`. `working`: the last one
+    succeeded.
 
-    `away` is called with each beat that did not arrive after another one that did not. `free` is set but while the answers
-    say that the worker is cordoned; `turned` is called when that changes.
+    `on_outage` is called for each failure after another failure. `free` is cleared while replies say that the worker is
+    cordoned; `on_cordon_change` is called when that changes.
     """
 
     def __init__(
@@ -36,15 +38,15 @@ class Heartbeat:
         presence: Presence,
         heartbeat: Callable[[], WorkerReport],
         every_s: float,
-        away: Callable[[], None],
-        turned: Callable[[], None],
+        on_outage: Callable[[], None],
+        on_cordon_change: Callable[[], None],
     ) -> None:
         self._presence = presence
         self._beat = heartbeat
         self._every_s = every_s
-        self._away = away
-        self._turned = turned
-        self._pulse = presence.pulse(self.now, self._stands)
+        self._on_outage = on_outage
+        self._on_cordon_change = on_cordon_change
+        self._pulse = presence.pulse(self.now, self._cordon_status)
         self._due = asyncio.Event()
         self._beat_at = 0.0
         self._stopping = False
@@ -55,21 +57,21 @@ class Heartbeat:
         self.free.set()
 
     def start(self) -> "asyncio.Task[None]":
-        """Begin, with the first beat at once. Returns the task, which ends by `close` alone."""
+        """Start, with the first heartbeat at once. Returns the task, which ends only by `close`."""
         self._task = asyncio.create_task(self._run(), name="heartbeat")
         return self._task
 
     def now(self) -> None:
-        """The next beat is due: something changed that others should know."""
+        """Send the next heartbeat now, since something changed."""
         self._due.set()
 
     def fast_path_request(self) -> None:
-        """Something is about to be sent to Redis: a beat that is due in half its time goes along, at no extra wake-up."""
+        """A request to Redis follows: send a heartbeat that is due within half its period along with it."""
         if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._pulse.pending:
             self._tick()
 
     async def close(self) -> None:
-        """Beat no more. A beat that is under way ends first, so that none arrives after the worker said goodbye."""
+        """Stop. A heartbeat in progress ends first, so that none arrives after the worker was deregistered."""
         self._stopping = True
         self._due.set()
         if self._task is not None:
@@ -78,78 +80,78 @@ class Heartbeat:
     async def _run(self) -> None:
         while not self._stopping:
             self._due.clear()
-            await self._tell()
-            self._wait()
+            await self._send_awaited()
+            self._schedule()
             await self._due.wait()
-        self._stop_waiting()
-        if self._pulse.pending:  # On the same connection: when this has arrived, so has the pulse.
+        self._cancel_timer()
+        if self._pulse.pending:  # Same connection: when this one has arrived, so has the pending one.
             with suppress(RedisUnavailable):
                 await self._presence.worker_beat(self._beat())
 
-    async def _tell(self) -> None:
+    async def _send_awaited(self) -> None:
         self._beat_at = time.monotonic()
         self._pulse.forget()
         try:
-            self._stands(await self._presence.worker_beat(self._beat()))
-            self._arrived()
+            self._cordon_status(await self._presence.worker_beat(self._beat()))
+            self._succeeded()
         except RedisUnavailable:
-            self._missed()
+            self._failed()
         except Exception as error:
-            self._missed()
+            self._failed()
             log.exception("heartbeat failed", error=type(error).__name__)
 
     def _tick(self) -> None:
-        """A pulse where that will do; else the task is woken."""
+        """Send without a task if possible, else wake the task."""
         try:
-            sent = self._pulsed()
+            sent = self._send_pulse()
         except Exception as error:
-            self._missed()
+            self._failed()
             log.exception("heartbeat failed", error=type(error).__name__)
             sent = False
         if sent:
-            self._wait()
+            self._schedule()
         else:
             self._due.set()
 
-    def _pulsed(self) -> bool:
-        if self._pulse.pending:  # A whole period without an answer.
+    def _send_pulse(self) -> bool:
+        if self._pulse.pending:  # No reply for a whole period.
             self._pulse.give_up()
-            self._missed()
+            self._failed()
         if self._due.is_set() or not self.working.is_set() or not self._pulse.send(self._beat()):
             return False
         self._beat_at = time.monotonic()
         return True
 
-    def _stands(self, customer_limits: CordonStatus) -> None:
-        """The answer to a beat; before the first claim there was one."""
-        if customer_limits == CordonStatus.UNKNOWN or (customer_limits == CordonStatus.FREE) == self.free.is_set():
+    def _cordon_status(self, status: CordonStatus) -> None:
+        """The cordon status in a reply."""
+        if status == CordonStatus.UNKNOWN or (status == CordonStatus.FREE) == self.free.is_set():
             return
-        if customer_limits == CordonStatus.CORDONED:
-            log.warning("cordoned; nothing more is claimed")
+        if status == CordonStatus.CORDONED:
+            log.warning("worker cordoned; it claims nothing more")
             self.free.clear()
         else:
-            log.info("uncordoned")
+            log.info("worker uncordoned")
             self.free.set()
-        self._turned()
+        self._on_cordon_change()
 
-    def _arrived(self) -> None:
+    def _succeeded(self) -> None:
         if not self.working.is_set():
-            log.info("redis reached")
+            log.info("redis connected")
         self.working.set()
 
-    def _missed(self) -> None:
+    def _failed(self) -> None:
         if self.working.is_set():
-            log.warning("redis is away; nothing is claimed until it is back")
+            log.warning("redis unavailable; nothing is claimed until it responds")
         else:
-            self._away()
+            self._on_outage()
         self.working.clear()
 
-    def _wait(self) -> None:
-        self._stop_waiting()
+    def _schedule(self) -> None:
+        self._cancel_timer()
         early_s = _EARLY * self._every_s
         beyond_s = (time.monotonic() + early_s) % (self._every_s / SLOTS) - early_s
         self._timer = asyncio.get_running_loop().call_later(self._every_s - beyond_s, self._tick)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -1,13 +1,13 @@
-"""How long batches take: pure arithmetic over measured (size, milliseconds) pairs. No clock, no I/O.
+"""How long batches take: arithmetic over measured (size, milliseconds) pairs. No clock, no I/O.
 
 Sizes within a factor of two share a class (1, 2-3, 4-7, ...). A class keeps its last samples for the percentiles and an
 exponentially weighted mean for the fit. The fit `ms = a * n + b` is least squares over the classes' means, each
-weighted by its samples up to a limit: so what was learnt about full batches is not forgotten in a quiet hour.
+weighted by its samples up to a limit, so that full batches are not forgotten in a quiet hour.
 
-A model may become slower or faster. In the sizes that still run it is noticed by three samples in a row (six where the times
-always vary) that are all off by more than usual, slower ones over two seconds of running: they replace the mean. A size that does
-not run any more is forgotten once it contradicts one that runs: a larger batch takes no less time, and hardly more than as
-many times longer as it is larger.
+A model may become slower or faster. For sizes that still run this is detected by three samples in a row (six if times
+always vary) that all differ more than usual, slower ones over two seconds of running: they replace the mean. A size
+that no longer runs is forgotten once it contradicts one that does: a larger batch takes no less time, and at most a
+little more per item.
 """
 
 import math
@@ -17,36 +17,37 @@ from dataclasses import dataclass, field
 
 SAMPLES_KEPT = 128
 SAMPLES_TRUSTED = 20
-"""Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
+"""With fewer samples there is no percentile."""
 _MEAN_OVER_MS = 3000.0
-"""The mean is that of about so long a time of running,"""
+"""The mean covers about this much running time,"""
 _NEWEST_WEIGHT = 0.05
-"""but of no fewer than about twenty samples."""
+"""but at least about twenty samples."""
 _STEP_SAMPLES = 3
 _VARYING = 0.1
-"""From this usual deviation on twice as many samples are needed, since three in a row come by chance,"""
+"""From this relative deviation on twice as many samples are needed, since three in a row may be random,"""
 _NO_CHANCE_MS = 3000.0
-"""but not of long batches, for which so many would take too long."""
+"""unless they span this much running time."""
 _SLOWER_MS = 2000.0
-"""So long must slow batches have run: short ones are slow together whenever something else has the processor. Nothing makes
-them faster by chance."""
+"""Slow batches must have run this long: another process on the CPU slows short ones. Nothing makes them faster."""
 _LEAST_STEP = 0.3  # Relative to the mean; and at least this many times the usual deviation:
 _UNUSUAL = 3.0
 _STALE_AFTER = 20  # Batches of other sizes since the last one of this.
-_CONTRADICTS = 1.5  # A small batch that takes so many times what a larger one does is no noise.
-_SUPERLINEAR = 2.0  # An item of a large batch may take so many times what one of a small batch does: caches, memory.
+_CONTRADICTS = 1.5  # A small batch that takes this many times as long as a larger one is no noise.
+_SUPERLINEAR = (
+    2.0  # An item of a large batch may take this many times as long as one of a small batch (caches, memory).
+)
 
 
 @dataclass
 class _SizeClass:
     samples: deque[float] = field(default_factory=deque)
-    ordered: list[float] = field(default_factory=list)  # The same: percentiles are asked for with every batch.
+    ordered: list[float] = field(default_factory=list)  # The same samples, sorted.
     count: int = 0
     mean_size: float = 0.0
     mean_ms: float = 0.0
     deviation: float = 0.0  # Mean of |ms / mean - 1|.
-    unusual: list[float] = field(default_factory=list)  # The newest samples, all off on one side.
-    recorded_at: int = 0  # In batches of the model.
+    unusual: list[float] = field(default_factory=list)  # The newest samples, all unusual in the same direction.
+    recorded_at: int = 0  # Number of the batch.
 
     def record(self, size: int, ms: float) -> None:
         if self._is_step(ms):
@@ -59,7 +60,7 @@ class _SizeClass:
         self._add(size, ms)
 
     def _is_step(self, ms: float) -> bool:
-        """Whether the last samples, all off on one side, show that the model takes another time now."""
+        """Whether the last samples, all unusual in the same direction, show that the duration has changed."""
         if self.count < _STEP_SAMPLES or self.mean_ms <= 0:
             return False
         off = max(ms, 0.001) / self.mean_ms
@@ -80,11 +81,11 @@ class _SizeClass:
         if len(self.samples) > SAMPLES_KEPT:
             del self.ordered[bisect_left(self.ordered, self.samples.popleft())]
         self.count += 1
-        # By the mean, not by this sample: one that counts for more the longer it took would count twice.
+        # By the mean: a slow sample must not also get a larger weight.
         weight = max(1 / self.count, min(_NEWEST_WEIGHT, self.mean_ms / _MEAN_OVER_MS))
         if self.count > 1:
             off = abs(ms / max(self.mean_ms, 0.001) - 1)
-            # A step must not hide itself, and noise that is no step must count.
+            # A step must not raise the deviation that it is compared with; noise must.
             self.deviation += weight * ((min(off, _LEAST_STEP) if self.unusual else off) - self.deviation)
         self.mean_size += weight * (size - self.mean_size)
         self.mean_ms += weight * (ms - self.mean_ms)
@@ -113,7 +114,7 @@ class ServiceTime:
             self._forget_contradicted(known)
 
     def _forget_contradicted(self, fresh: _SizeClass) -> None:
-        """Drop the sizes that did not run lately and whose times cannot be true any more, by the fresh one's."""
+        """Drop sizes that did not run lately and whose times are impossible given the fresh one."""
         for bits, stale in list(self._classes.items()):
             if self._ran_lately(stale):
                 continue
@@ -129,30 +130,30 @@ class ServiceTime:
         return self._batches - known.recorded_at < _STALE_AFTER
 
     def forget(self, size: int) -> None:
-        """Drop what is known of this size, since it stopped a batch, and nothing that is stopped is measured.
+        """Drop the measurements of this size, since they stopped a batch and stopped batches are not measured.
 
-        Else a model that became slower would be killed at its old cap, or refused for its new p95, for ever.
+        Otherwise a model that became slower would be killed at its old cap, or rejected for its new p95, forever.
         """
         self._classes.pop(size.bit_length(), None)
 
     def forget_over(self, size: int) -> None:
-        """Drop what is known of batches larger than this: they run in another way from now on."""
+        """Drop the measurements of larger batches: they run in another way from now on."""
         self._classes = {bits: known for bits, known in self._classes.items() if known.mean_size <= size}
 
     def p95(self, size: int) -> float | None:
-        """Milliseconds that 95 of 100 batches of about this size stay under; None while too few were seen."""
+        """Milliseconds below which 95 of 100 batches of about this size stay; None while there are too few samples."""
         return self._percentile(size, 0.95)
 
     def p99(self, size: int) -> float | None:
-        """Milliseconds that 99 of 100 batches of about this size stay under; None while too few were seen."""
+        """Milliseconds below which 99 of 100 batches of about this size stay; None while there are too few samples."""
         return self._percentile(size, 0.99)
 
     def needed_ms(self, size: int) -> float:
-        """What a run of this size must be given: the p95; 0 while too few were seen, so that they are tried."""
+        """The time that a run of this size must have: the p95, or 0 while there are too few samples."""
         return self.p95(size) or 0.0
 
     def typical_p95_ms(self, size: int) -> float:
-        """What is told of this size: the p95, else the fit, else 0 where nothing was measured."""
+        """The reported p95: the percentile, else the fit, else 0."""
         return self.p95(size) or self.predicted_ms(size)
 
     def predicted_ms(self, size: int) -> float:
@@ -161,9 +162,9 @@ class ServiceTime:
         return slope * size + base
 
     def rate_at(self, max_batch: int) -> float:
-        """Requests a second with full batches; 0 while no batch of at least half that size was measured.
+        """Requests/s with full batches; 0 while no batch of at least half that size was measured.
 
-        A fit over single requests says little about full batches, and a limit must not be built on it.
+        A fit over single requests does not predict full batches, and limits must not be based on it.
         """
         if 2 * self.seen_batch < max_batch:
             return 0.0
@@ -171,12 +172,12 @@ class ServiceTime:
 
     @property
     def seen_batch(self) -> float:
-        """The largest batches that were measured: the mean size of their class; 0 while none was."""
+        """Mean size of the largest measured class; 0 if nothing was measured."""
         return max((c.mean_size for c in self._classes.values()), default=0.0)
 
     @property
     def fresh_batch(self) -> float:
-        """The same of batches that ran lately."""
+        """The same for batches that ran lately."""
         return max((c.mean_size for c in self._classes.values() if self._ran_lately(c)), default=0.0)
 
     def _percentile(self, size: int, share: float) -> float | None:
@@ -184,7 +185,7 @@ class ServiceTime:
         return known.percentile(share) if known else None
 
     def fit(self) -> tuple[float, float]:
-        """Slope and base in ms, neither below zero: more items never take less time, no batch takes negative time."""
+        """Slope and base in ms, both at least 0."""
         rows = [(min(c.count, SAMPLES_TRUSTED), c.mean_size, c.mean_ms) for c in self._classes.values()]
         if not rows:
             return 0.0, 0.0
@@ -198,7 +199,7 @@ class ServiceTime:
 
 
 def cap_ms(p99_ms: float | None, gpu_timeout_ms: float, floor_ms: float = 500.0) -> float:
-    """How long a batch may run without a sign of progress: 4 x p99, not under the floor, never over the timeout."""
+    """How long a batch may run without progress: 4 x p99, at least the floor, at most the timeout."""
     if p99_ms is None:
         return gpu_timeout_ms
     return min(gpu_timeout_ms, max(4 * p99_ms, floor_ms))

@@ -1,8 +1,8 @@
 """Streams of a worker's batches: increments to the gateways, and cancellations to the model.
 
-Increments that gather while one message is under way go with the next. Neither the model nor the worker ever waits for
-Redis, and what waits is bounded: pieces of one request that follow each other, or overlap, are one, and what finds no
-room is dropped. A gateway fills such gaps from the stored reply.
+Increments that arrive while a message is being sent go with the next one. Neither the model nor the worker waits for
+Redis, and the waiting text is bounded: adjacent or overlapping pieces of a request are joined, and what does not fit is
+dropped. A gateway fills such gaps from the stored reply.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MOST_CHARACTERS = 1 << 20
 
 
 class Outgoing:
-    """All streams' of one worker."""
+    """Increments of all streams of one worker."""
 
     def __init__(self, channel: IncrementChannel) -> None:
         self._channel = channel
@@ -28,7 +28,7 @@ class Outgoing:
         self.dropped = 0
 
     def add(self, address: IncrementTarget, increment: Increment) -> None:
-        """Send this soon, or never."""
+        """Queue an increment for sending, or drop it."""
         if self._characters + len(increment.text) > MOST_CHARACTERS:
             self.dropped += 1
             return
@@ -42,14 +42,14 @@ class Outgoing:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send whenever something was added; never ends by itself."""
+        """Send whatever was added; never ends by itself."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
                 await self._send()
             except RedisUnavailable:
-                self.dropped += 1  # Whoever reads along gets the rest with the end.
+                self.dropped += 1  # Clients get the rest with the reply.
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("increments not sent", error)
 
@@ -63,7 +63,7 @@ class Outgoing:
 
 
 def joined(before: Increment | None, more: Increment) -> Increment | None:
-    """Both as one; the later one where the request is run again; None where a piece between them is missing."""
+    """Both as one increment; the later one if the request is run again; None if a piece between them is missing."""
     if before is None or more.attempt != before.attempt or more.offset == LOST:
         return more
     end = before.offset + len(before.text)
@@ -79,7 +79,7 @@ Drop = Callable[[Sequence[int]], None]
 
 
 class BatchStreams:
-    """From claim to end. A batch without streams costs nothing but this."""
+    """The streams of one batch, from claim to end."""
 
     def __init__(self, requests: Sequence[ClaimedRequest], outgoing: Outgoing) -> None:
         self._attempts = {request.id: request.attempt for request in requests}
@@ -91,44 +91,44 @@ class BatchStreams:
 
     @property
     def members(self) -> set[str]:
-        """Who waits, as far as is known."""
+        """Requests that are not cancelled as far as is known."""
         return self._attempts.keys() - self._gone
 
     def waiting(self, requests: Sequence[ClaimedRequest]) -> Sequence[ClaimedRequest]:
-        """Those that still have to be run."""
+        """The requests that still have to be run."""
         return [request for request in requests if request.id not in self._gone] if self._gone else requests
 
     def begin(self, ids: Sequence[str], drop: Drop) -> None:
-        """The model runs these, in this order, and can be told of places that nobody waits for."""
+        """The model runs these, in this order; `drop` cancels positions of the batch."""
         self._ids, self._drop = ids, drop
 
     def end(self) -> None:
-        """The model has ended with them."""
+        """The run has ended."""
         self._drop = None
 
-    def hear(self, pieces: Sequence[Piece]) -> None:
-        """The model has added these."""
+    def on_pieces(self, pieces: Sequence[Piece]) -> None:
+        """The model added these pieces."""
         for piece in pieces:
             address = read_address(piece.stream)
             if address is None or not 0 <= piece.place < len(self._ids):
                 continue
             request_id = self._ids[piece.place]
             self._begun[request_id] = address
-            self._tell(request_id, address, piece.offset, piece.text)
+            self._send_piece(request_id, address, piece.offset, piece.text)
 
-    def only(self, left: frozenset[str]) -> None:
-        """Nobody but these waits any more."""
+    def keep_only(self, left: frozenset[str]) -> None:
+        """All requests except `left` are cancelled."""
         gone = self.members - left
         self._gone |= gone
         if self._drop is not None and (places := [i for i, each in enumerate(self._ids) if each in gone]):
             self._drop(places)
 
     def lost(self) -> None:
-        """The run is lost: what was said of it will not be gone on with."""
+        """The run is lost; streams that had begun will not be continued."""
         for request_id, address in self._begun.items():
-            self._tell(request_id, address, LOST, "")
+            self._send_piece(request_id, address, LOST, "")
         self._begun = {}
 
-    def _tell(self, request_id: str, address: IncrementTarget, offset: int, text: str) -> None:
+    def _send_piece(self, request_id: str, address: IncrementTarget, offset: int, text: str) -> None:
         increment = Increment(request_id, address.nonce, self._attempts[request_id], offset, text)
         self._outgoing.add(address, increment)

@@ -1,8 +1,9 @@
-"""Spans of batches, where TIERLANE_TRACES_ENDPOINT asks for traces: a `batch` from claim to end, and an `infer` for each member.
+"""Spans of batches, if TIERLANE_TRACES_ENDPOINT is set: a `batch` span from claim to end, and an `infer` span for each
+member.
 
-A batch serves many requests, of which few are sampled. Its span stands in the trace of the first of them, and links to all;
-the run of each other one stands in that one's own trace, and links to the batch. What the model gets, and an endpoint behind
-it, is the context of that run.
+A batch serves many requests, few of which are sampled. Its span is in the trace of the first sampled one, and links to
+all of them; the run of each other one is in that one's own trace, and links to the batch. The model, and an endpoint
+behind it, gets the context of the run.
 """
 
 import time
@@ -16,16 +17,16 @@ from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id
 
 MOST_MEMBERS = 128
-"""Members of one batch that are followed: no span has more links in OpenTelemetry either."""
+"""Sampled members of a batch that are traced; OpenTelemetry allows no more links either."""
 
-THEIRS = (ErrorCode.INVALID_REQUEST, ErrorCode.POISON_REQUEST)
-"""Codes of runs that failed by what they were given."""
+INPUT_ERRORS = (ErrorCode.INVALID_REQUEST, ErrorCode.POISON_REQUEST)
+"""Error codes that are caused by the input."""
 
 
 class BatchTrace:
-    """One batch, from when it is this worker's until it is not: a block. `requests` is what is to be run.
+    """One batch of this worker, as a context manager. `requests` are the requests to run.
 
-    `began`: since when, in monotonic seconds. This one tells nothing: none of its members is sampled.
+    `began`: its start in monotonic seconds. This base class records nothing: no member is sampled.
     """
 
     def __init__(self, requests: Sequence[ClaimedRequest], began: float) -> None:
@@ -33,16 +34,16 @@ class BatchTrace:
         self.began = began
 
     def begins(self) -> None:
-        """The model begins."""
+        """The run begins."""
 
     def over(self) -> None:
-        """The model has answered, or is lost."""
+        """The model answered or is lost."""
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
-        """What has become of the members."""
+        """The outcomes of the members."""
 
     def lost(self, why: ErrorCode | None) -> None:
-        """It ended without outcomes; None: it was handed back."""
+        """The batch ended without outcomes; None: it was handed back."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,11 +51,11 @@ class BatchTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """The batch is not this worker's any more."""
+        """The batch has left this worker."""
 
 
 class _Member(NamedTuple):
-    """A sampled one: its request's span, and the span of its run here."""
+    """A sampled member: the span of its request, and the span of its run."""
 
     id: str
     request: Context
@@ -62,7 +63,7 @@ class _Member(NamedTuple):
 
 
 class Sampled(BatchTrace):
-    """A batch with members that are sampled, at least one. `clock` is monotonic seconds, `began` of it."""
+    """A batch with at least one sampled member. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -71,38 +72,38 @@ class Sampled(BatchTrace):
         members: Sequence[_Member],
         began: float,
         *,
-        told: dict[str, str | int | float],
+        attributes: dict[str, str | int | float],
         clock: Callable[[], float],
     ) -> None:
         runs = {member.id: member.run for member in members}
-        super().__init__([_carrying(request, runs.get(request.id)) for request in requests], began)
+        super().__init__([_with_context(request, runs.get(request.id)) for request in requests], began)
         self._spans = spans
         self._members = members
         self._clock = clock
-        self._told = told
+        self._attributes = attributes
         self._ran: tuple[float, float] | None = None
         self._codes: dict[str, str] = {}
         self._failed = False
 
     def begins(self) -> None:
-        """As `BatchTrace` says."""
+        """Start of the run."""
         now = self._clock()
         self._ran = now, now
 
     def over(self) -> None:
-        """As `BatchTrace` says."""
+        """End of the run."""
         if self._ran is not None:
             self._ran = self._ran[0], self._clock()
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
-        """As `BatchTrace` says."""
+        """Record error codes."""
         self._codes = {outcome.id: outcome.error_code for outcome in outcomes if outcome.error_code}
 
     def lost(self, why: ErrorCode | None) -> None:
-        """As `BatchTrace` says. A run that had begun lasted until now."""
+        """Record the cause. A run that had begun lasted until now."""
         self.over()
         self._failed = why is not None
-        self._told["tierlane.outcome"] = "handed_back" if why is None else why.value
+        self._attributes["tierlane.outcome"] = "handed_back" if why is None else why.value
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -114,7 +115,7 @@ class Sampled(BatchTrace):
         batch = Context(first.trace_id, new_span_id())
         links = [member.request for member in self._members]
         span = Span(
-            "batch", batch, first, self.began, self._clock(), self._told,
+            "batch", batch, first, self.began, self._clock(), self._attributes,
             SpanRole.CONSUMER, links, remote=True, failed=self._failed,
         )  # fmt: skip
         self._spans([span, *self._runs(batch)])
@@ -128,15 +129,17 @@ class Sampled(BatchTrace):
         return spans + [self._run(each, each.request, began, ended, [batch]) for each in self._members[1:]]
 
     def _run(self, member: _Member, parent: Context, began: float, ended: float, links: list[Context]) -> Span:
-        told: dict[str, str | int | float] = {"tierlane.request_id": member.id}
+        attributes: dict[str, str | int | float] = {"tierlane.request_id": member.id}
         if code := self._codes.get(member.id):
-            told["error.type"] = code
-        failed = self._failed or bool(code and code not in THEIRS)
-        return Span("infer", member.run, parent, began, ended, told, links=links, remote=bool(links), failed=failed)
+            attributes["error.type"] = code
+        failed = self._failed or bool(code and code not in INPUT_ERRORS)
+        return Span(
+            "infer", member.run, parent, began, ended, attributes, links=links, remote=bool(links), failed=failed
+        )
 
 
 class BatchTraces:
-    """What one worker tells. `spans` None: nothing is told of any batch."""
+    """Creates the traces of one worker. `spans` None: nothing is recorded."""
 
     def __init__(
         self, spans: Spans | None, worker_id: str, pool: str, clock: Callable[[], float] = time.monotonic
@@ -147,22 +150,22 @@ class BatchTraces:
         self._clock = clock
 
     def of(self, batch_id: str, requests: Sequence[ClaimedRequest], began: float) -> BatchTrace:
-        """Of a batch that is this worker's since `began`."""
+        """The trace of a batch that this worker has had since `began`."""
         if self._spans is None or not (members := sampled(requests)):
             return BatchTrace(requests, began)
-        told: dict[str, str | int | float] = {
+        attributes: dict[str, str | int | float] = {
             "tierlane.batch_size": len(requests),
             "tierlane.attempt": requests[0].attempt,
             "tierlane.pool": self._pool,
             "tierlane.worker_id": self._worker_id,
         }
         if batch_id:
-            told["tierlane.batch_id"] = batch_id
-        return Sampled(self._spans, requests, members, began, told=told, clock=self._clock)
+            attributes["tierlane.batch_id"] = batch_id
+        return Sampled(self._spans, requests, members, began, attributes=attributes, clock=self._clock)
 
 
 def sampled(requests: Sequence[ClaimedRequest]) -> list[_Member]:
-    """The members that are sampled; of a list of inputs in one batch the first."""
+    """The sampled members; of several inputs of one list only the first."""
     found: dict[Context, _Member] = {}
     for request in requests:
         context = context_in(request.body)
@@ -171,5 +174,5 @@ def sampled(requests: Sequence[ClaimedRequest]) -> list[_Member]:
     return list(found.values())
 
 
-def _carrying(request: ClaimedRequest, run: Context | None) -> ClaimedRequest:
+def _with_context(request: ClaimedRequest, run: Context | None) -> ClaimedRequest:
     return request if run is None else request._replace(body=add_context(request.body, run))

@@ -1,8 +1,8 @@
-"""The worker: one supervisor around one model process, from registration to a clean end.
+"""The worker: one supervisor around one model process, from registration to deregistration.
 
-It registers with its first heartbeat, pulls batch ids while its model is ready and its heartbeat arrives, and on
-SIGTERM or SIGINT lets the running batch end, releases what it cannot finish, and signs off. No loop here ends because
-of Redis, of a model or of one bad batch.
+It registers with its first heartbeat, and pops batch ids while its model is ready and heartbeats succeed. On SIGTERM or
+SIGINT it lets the running batch end, releases what it cannot finish, and deregisters. No loop here ends because of
+Redis, of a model or of one bad batch.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from scheduler.tracing import Spans
 
 
 class WorkerReading(NamedTuple):
-    """How a worker is now. `share` (0..1) is how busy its model is, `address` that of its direct endpoint."""
+    """The state of a worker now. `share` (0..1) is the busy share of its model, `address` that of its direct endpoint."""
 
     status: str
     share: float
@@ -50,25 +50,25 @@ class WorkerReading(NamedTuple):
     model_pid: int
 
 
-def worker_beat(config: WorkerConfig, execution: Execution, seen: WorkerReading) -> WorkerReport:
-    """The whole of what is said."""
+def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
+    """The content of a heartbeat."""
     item_ms, base_ms = execution.service.fit()
     return WorkerReport(
         id=config.worker_id,
-        status=seen.status,
-        utilization=seen.share,
-        in_flight=seen.in_flight,
+        status=reading.status,
+        utilization=reading.share,
+        in_flight=reading.in_flight,
         rps=execution.rate_rps,
         service_p95_ms=execution.service_p95_ms,
         backend=config.backend,
-        model_version=seen.version,
-        direct=seen.address,
+        model_version=reading.version,
+        direct=reading.address,
         base_ms=round(base_ms, 3),
         item_ms=round(item_ms, 4),
         seen_batch=round(execution.service.seen_batch, 1),
-        gpu=seen.gpu,
+        gpu=reading.gpu,
         padding_waste=round(execution.padding_waste, 3),
-        model_pid=seen.model_pid,
+        model_pid=reading.model_pid,
         width=execution.width,
         fresh_batch=round(execution.service.fresh_batch, 1),
         served_rps=round(execution.served.rps, 2),
@@ -77,18 +77,18 @@ def worker_beat(config: WorkerConfig, execution: Execution, seen: WorkerReading)
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
-BLOCK_S = 5.0  # How long a pop waits at most: an idle worker is woken as seldom. What ends sooner ends the pop.
-LET_GO_S = 0.1  # Between two tries to end it: one that was not at Redis yet was not there to be ended.
-LOOK_S = 0.25  # How often a pump that may not claim looks whether it should end.
-LAST_WORDS_S = 0.75
+BLOCK_S = 5.0  # Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `let_go` end it sooner.
+END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
+CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
+SETTLE_S = 0.75
 
 log = structlog.get_logger()
 
 
 async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
-    """Run one worker until SIGTERM or SIGINT; the exit code. `spans` is told of batches with sampled requests.
+    """Run one worker until SIGTERM or SIGINT; the exit code. `spans` gets the spans of batches with sampled requests.
 
-    Raises StartError for a backend that no restart can help: an unknown form, a module that is not there.
+    Raises StartError for a backend that no restart can help: an unknown form, a missing module.
     """
     check_form(config.backend)
     commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
@@ -107,7 +107,7 @@ async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
 
 
 class Worker:
-    """The supervisor's loops and their order of start and end."""
+    """Owns the worker's parts, their tasks, and the order of start and stop."""
 
     def __init__(
         self,
@@ -124,19 +124,19 @@ class Worker:
         self._ready = ready
         self._presence = presence
         self._draining = asyncio.Event()
-        self._broken = False  # An endless task has ended.
-        self._said: WorkerReport | None = None
+        self._broken = False  # A task that must not end has ended.
+        self._last_report: WorkerReport | None = None
         self._changing: tuple[object, ...] = ()
-        self._resting = False
-        """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
-        self._batches_said = 0
+        self._idle = False
+        """Nothing runs, ran lately, or changes without a call of `_state_changed`: the last report is still valid."""
+        self._batches_reported = 0
         secrets = secrets_of(config.backend, config.endpoint)
         launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
         self._supervisor = ModelSupervisor(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._supervisor)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
         traces = BatchTraces(spans, config.worker_id, config.pool)
-        self._direct = DirectBatches(self._execution, self._supervisor, self._takes_nothing, traces)
+        self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, traces)
         self._endpoint = DirectEndpoint(config, self._direct, presence.local_host)
         beat_s = config.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
@@ -145,40 +145,40 @@ class Worker:
         self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, sending, traces=traces)
 
     def drain(self) -> None:
-        """Take nothing new, and end when what runs is done."""
+        """Claim nothing new, and end when the running batches are done."""
         self._draining.set()
 
     async def run(self) -> int:
-        """Run until `drain`; the exit code: 1 where an endless task has ended, so that another process takes over.
+        """Run until `drain`; the exit code: 1 if a task ended that must not, so that the process is restarted.
 
         Raises StartError.
         """
-        log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
+        log.info("worker starting", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
         await self._endpoint.start()
-        self._endless(self._heartbeat.start())
+        self._require(self._heartbeat.start())
         self._gpu.start()
-        self._endless(self._supervisor.start())
+        self._require(self._supervisor.start())
         outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
-        self._endless(outgoing)
-        self._endless(pump)
+        self._require(outgoing)
+        self._require(pump)
         try:
             await self._draining.wait()
-            await self._finish_what_runs(pump)
+            await self._finish_running(pump)
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             await self._pipeline.close()
             outgoing.cancel()
             await asyncio.gather(outgoing, return_exceptions=True)
-            await self._leave()
+            await self._shut_down()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
         log.info("worker drained", worker=self._config.worker_id)
         return int(self._broken)
 
-    def _endless(self, task: "asyncio.Task[None]") -> None:
-        """Leave, should this end before the worker drains: without any of its tasks it would look well and do nothing."""
+    def _require(self, task: "asyncio.Task[None]") -> None:
+        """Drain if this task ends earlier: without it the worker would look healthy and do nothing."""
         task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
@@ -198,7 +198,7 @@ class Worker:
             except RedisUnavailable:
                 await backoff.sleep()
             except Exception as error:
-                log.exception("batch was not run", error=type(error).__name__)
+                log.exception("batch not run", error=type(error).__name__)
                 await backoff.sleep()
 
     async def _may_claim(self) -> bool:
@@ -206,13 +206,13 @@ class Worker:
             self._supervisor.ready,
             self._heartbeat.working,
             self._heartbeat.free,
-            self._pipeline.room,
-            self._gpu.well,
+            self._pipeline.can_claim,
+            self._gpu.usable,
         )
         if all(condition.is_set() for condition in conditions):
             return True
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CLAIM_POLL_S):
                 for condition in conditions:
                     await condition.wait()
         except TimeoutError:
@@ -220,86 +220,86 @@ class Worker:
         return all(condition.is_set() for condition in conditions)
 
     async def _next_batch(self) -> None:
-        asked_at = time.monotonic()
+        began = time.monotonic()
         batch_id = await self._ready.pop()
         if batch_id is None:
             return
         failpoint("batch_popped")
         if self._status() not in ("ready", "busy") or self._supervisor.model is None:
             failpoint("drain_popped")
-            await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
+            await self._batches.push_back(batch_id)  # If this fails, the reaper pushes it again.
             return
-        waited_ms = (time.monotonic() - asked_at) * 1000
-        # Less than a batch takes: this worker is busy more than half of the time.
-        await self._pipeline.take(batch_id, pressed=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
+        waited_ms = (time.monotonic() - began) * 1000
+        # Less than a batch takes: the worker is busy more than half of the time.
+        await self._pipeline.take(batch_id, backlog=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
 
-    async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
-        """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
+    async def _finish_running(self, pump: "asyncio.Task[None]") -> None:
+        """Leases are renewed and heartbeats report "draining" until the last batch is settled."""
         self._supervisor.stop()
         self._endpoint.drain()
-        self._resting = False
+        self._idle = False
         self._heartbeat.now()
         self._pipeline.drain()
         until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
-        await self._let_go(pump, until)
+        await self._end_pop(pump, until)
         await self._pipeline.settled(max(0.0, until - time.monotonic()))
         await direct
         self._execution.stop()
-        await self._pipeline.settled(LAST_WORDS_S)
+        await self._pipeline.settled(SETTLE_S)
 
-    async def _let_go(self, pump: "asyncio.Task[None]", until: float) -> None:
+    async def _end_pop(self, pump: "asyncio.Task[None]", until: float) -> None:
         while not pump.done() and (left_s := until - time.monotonic()) > 0:
             with suppress(RedisUnavailable):
                 await self._ready.let_go()
-            await asyncio.wait([pump], timeout=min(LET_GO_S, left_s))
+            await asyncio.wait([pump], timeout=min(END_POP_S, left_s))
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         self._gpu.stop()
         await self._endpoint.close()
         await self._direct.close()
         await self._heartbeat.close()
         try:
-            if not self._broken:  # Health must see a loss, and not that somebody wanted it so.
+            if not self._broken:  # A lost worker must be visible in health.
                 await self._presence.worker_gone(self._config.worker_id)
         except RedisUnavailable:
-            log.warning("redis is away; the worker leaves without a goodbye")
+            log.warning("redis unavailable; the worker was not deregistered")
         await self._supervisor.close()
 
     def _state_changed(self, *, at_once: bool = True) -> None:
         if self._supervisor.start_error is not None:
             self.drain()
-        self._resting = False
+        self._idle = False
         if at_once:
             self._heartbeat.now()
 
     def _beat(self) -> WorkerReport:
-        """What is said of this worker now; the same object again where nothing has changed."""
+        """The current report; the same object if nothing has changed."""
         execution = self._execution
         in_flight = self._pipeline.in_flight + self._direct.in_flight
-        said, address = self._said, self._endpoint.address
-        unchanged = self._resting and not in_flight and execution.batches == self._batches_said
-        if unchanged and said is not None and said.direct == address:
-            return said
-        self._batches_said = execution.batches
+        report, address = self._last_report, self._endpoint.address
+        unchanged = self._idle and not in_flight and execution.batches == self._batches_reported
+        if unchanged and report is not None and report.direct == address:
+            return report
+        self._batches_reported = execution.batches
         share = execution.busy.share(time.monotonic())
         version = self._supervisor.version
-        seen = WorkerReading(
+        reading = WorkerReading(
             self._status(), share, in_flight, version, address, self._gpu.reading, self._supervisor.pid
         )
-        changing = (execution.batches, seen)
-        if self._said is None or changing != self._changing:
-            self._changing, self._said = changing, worker_beat(self._config, execution, seen)
-        self._resting = not share and not in_flight
-        return self._said
+        changing = (execution.batches, reading)
+        if self._last_report is None or changing != self._changing:
+            self._changing, self._last_report = changing, worker_beat(self._config, execution, reading)
+        self._idle = not share and not in_flight
+        return self._last_report
 
-    def _takes_nothing(self) -> bool:
-        return self._draining.is_set() or not self._gpu.well.is_set() or not self._heartbeat.free.is_set()
+    def _rejects_batches(self) -> bool:
+        return self._draining.is_set() or not self._gpu.usable.is_set() or not self._heartbeat.free.is_set()
 
     def _status(self) -> str:
         if self._draining.is_set():
             return "draining"
-        if not self._gpu.well.is_set():
+        if not self._gpu.usable.is_set():
             return "down"
         if self._supervisor.status != "ready":
             return self._supervisor.status

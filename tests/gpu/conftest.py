@@ -1,4 +1,4 @@
-"""Tests that need a real GPU: where there is none they are not selected, which pytest says, and never skipped midway."""
+"""Tests that need a real GPU are deselected where torch cannot use one."""
 
 from functools import cache
 from pathlib import Path
@@ -10,16 +10,16 @@ DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux, and Linux under W
 
 @cache
 def cuda() -> bool:
-    """Whether torch can use a GPU; it is asked only where there is a driver, since importing it takes a second."""
+    """Whether torch can use a GPU; it is imported only if there is a driver."""
     if not any(driver.exists() for driver in DRIVERS):
         return False
-    import torch  # noqa: PLC0415 - see above
+    import torch  # noqa: PLC0415 - slow
 
     return bool(torch.cuda.is_available())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `gpu` where there is none."""
+    """Deselect tests that are marked `gpu`."""
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if needing and not cuda():
         config.hook.pytest_deselected(items=needing)

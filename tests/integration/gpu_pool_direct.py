@@ -1,4 +1,4 @@
-"""A worker in the test's own process, and a gateway's end of its direct endpoint."""
+"""A worker in the test's process, and a client of its direct endpoint."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +39,7 @@ StartHere = Callable[..., Awaitable[Worker]]
 
 @pytest.fixture
 async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
-    """Start workers in this process, by default with a Redis that is not there; each ends with its test."""
+    """Start workers in this process, by default without a Redis; they end with the test."""
     started: list[tuple[Worker, asyncio.Task[int]]] = []
     clients = []
 
@@ -50,29 +50,26 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         config = WorkerConfig(backend=backend, **values)
         commands, blocking, keys = command_client(config.redis_url), blocking_client(config.redis_url), Keys()
         clients.extend([commands, blocking])
-        ready = ReadyBatches(blocking, keys, BLOCK_S)
-        batches, presence = Batches(commands, keys), Presence(commands, keys)
-        worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
-        running = asyncio.create_task(worker.run())
-        await eventually(
-            lambda: running.done() or worker._supervisor.ready.is_set() or not loads, "the model loads", 30.0
-        )
-        if running.done():
-            running.result()  # It refuses to start.
-        started.append((worker, running))
+        parts = Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
+        worker = Worker(config, *parts, IncrementChannel(commands, keys), spans=spans)
+        task = asyncio.create_task(worker.run())
+        await eventually(lambda: task.done() or worker._supervisor.ready.is_set() or not loads, "the model loads", 30.0)
+        if task.done():
+            task.result()  # Raises the StartError.
+        started.append((worker, task))
         return worker
 
     yield start
     await DirectClient.close_all()
-    for worker, running in started:
+    for worker, task in started:
         worker.drain()
-        assert await running == 0
+        assert await task == 0
     for client in clients:
         await client.aclose()
 
 
 class DirectClient:
-    """One connection to a worker's direct endpoint; `start_here` closes what a test leaves open."""
+    """One connection to a worker's direct endpoint; `start_here` closes those that a test leaves open."""
 
     _open: ClassVar[list["DirectClient"]] = []
 
@@ -88,7 +85,8 @@ class DirectClient:
         return cls(*await asyncio.open_connection(host, int(port)))
 
     @classmethod
-    async def welcomed(cls, worker: Worker) -> "DirectClient":
+    async def connected(cls, worker: Worker) -> "DirectClient":
+        """A connection after the hello."""
         client = await cls.open(worker)
         client.send(Hello("g1", TOKEN))
         await client.receive()
@@ -105,7 +103,7 @@ class DirectClient:
         return read_by_gateway(await self._reader.readexactly(length))
 
     async def closed(self) -> bool:
-        """Whether the worker ends this connection, without another word."""
+        """Whether the worker closes this connection without another message."""
         try:
             return await self._reader.read() == b""
         except ConnectionError:
@@ -122,26 +120,26 @@ class DirectClient:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def ask(self, *items: DirectItem) -> DirectResults | DirectBusy:
+    async def run(self, *items: DirectItem) -> DirectResults | DirectBusy:
         self._seq += 1
         self.send(DirectBatch(self._seq, list(items)))
-        answer = await self.receive()
-        assert isinstance(answer, DirectResults | DirectBusy)
-        assert answer.seq == self._seq
-        return answer
+        response = await self.receive()
+        assert isinstance(response, DirectResults | DirectBusy)
+        assert response.seq == self._seq
+        return response
 
     async def outcomes(self, *items: DirectItem) -> dict[str, Outcome]:
-        answer = await self.ask(*items)
-        assert isinstance(answer, DirectResults)
-        assert len(answer.outcomes) == len(items)
-        return {outcome.id: outcome for outcome in answer.outcomes}
+        response = await self.run(*items)
+        assert isinstance(response, DirectResults), response
+        assert len(response.outcomes) == len(items)
+        return {outcome.id: outcome for outcome in response.outcomes}
+
+    async def outputs(self, *items: DirectItem) -> dict[str, str]:
+        """By id: the error code, else the output."""
+        outcomes = await self.outcomes(*items)
+        return {name: outcome.error_code or outcome.output for name, outcome in outcomes.items()}
 
 
 def item(text: str, ms_left: int = 10_000, body: bytes | None = None) -> DirectItem:
     """A request whose id is its text."""
     return DirectItem(text, ms_left, encode_payload(Payload("m", text, {})) if body is None else body)
-
-
-def told(outcomes: dict[str, Outcome]) -> dict[str, str]:
-    """By id: the error code, else the output."""
-    return {name: outcome.error_code or outcome.output for name, outcome in outcomes.items()}

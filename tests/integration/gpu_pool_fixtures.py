@@ -1,4 +1,4 @@
-"""A worker as a process of its own, started for a test, and what can be seen of it from outside."""
+"""Workers as processes of their own, faulty models, and helpers for batches and replies."""
 
 import asyncio
 import json
@@ -31,25 +31,12 @@ except StartError as error:
 """
 
 MODELS = """
-import os, re, signal, time
+import os, signal, time
 
 class AcceleratorError(RuntimeError): pass
 class OutOfMemoryError(RuntimeError): pass
 
 def reverse(texts): return [t[::-1] for t in texts]
-def picky(texts):
-    if "bad" in texts: raise ValueError
-    return reverse(texts)
-def hangs_once(texts):
-    if not os.path.exists(os.environ["HUNG_MARK"]):
-        open(os.environ["HUNG_MARK"], "w").close()
-        time.sleep(60)
-    return reverse(texts)
-def holds_the_gil_once(texts):
-    if not os.path.exists(os.environ["HUNG_MARK"]):
-        open(os.environ["HUNG_MARK"], "w").close()
-        re.match("(a+)+$", 50 * "a" + "b")
-    return reverse(texts)
 def dies_on_bad(texts):
     if "bad" in texts:
         with open(os.environ["DEATHS"], "a") as deaths: deaths.write(f"{len(texts)} ")
@@ -66,9 +53,9 @@ def holds_three(texts):
     time.sleep(0.02)
     return reverse(texts)
 def sick(texts):
-    return [float("nan")] * len(texts) if os.path.exists(os.environ["SICK_MARK"]) else reverse(texts)
+    return [float("nan")] * len(texts) if os.path.exists(os.environ["SICK"]) else reverse(texts)
 class Writer:
-    # Writes as many words as the file STEPS allows, and notes in the file LEFT when nobody wants them any more.
+    # Writes as many words as the file STEPS allows, and creates the file LEFT when no reader is left.
     words = [f"{n} " for n in range(20)]
     def predict(self, texts): return ["".join(self.words)] * len(texts)
     def generate(self, texts, tell):
@@ -97,7 +84,7 @@ def ended(pid: int) -> bool:
 
 
 class RunningWorker:
-    """A worker's process, and what can be seen of it."""
+    """A worker process."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, pool: Pool) -> None:
         self.name = name
@@ -112,8 +99,8 @@ class RunningWorker:
         return None
 
     async def view(self) -> WorkerView | None:
-        seen = await self._pool.presence.observe(TIERS)
-        return next((worker for worker in seen.workers if worker.id == self.name), None)
+        workers = (await self._pool.presence.observe(TIERS)).workers
+        return next((worker for worker in workers if worker.id == self.name), None)
 
     async def reaches(self, status: str, timeout_s: float = 20.0) -> WorkerView:
         async def reached() -> WorkerView | None:
@@ -133,21 +120,18 @@ StartWorker = Callable[..., Awaitable[RunningWorker]]
 
 @pytest.fixture
 def faulty_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module of models that only model processes can import; the directory of its files `hung`, `sick`, `deaths`, `steps`, `left`."""
+    """A module that only model processes can import; the directory of its files `sick`, `deaths`, `steps`, `left`."""
     (tmp_path / "faulty_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("HUNG_MARK", str(tmp_path / "hung"))
-    monkeypatch.setenv("SICK_MARK", str(tmp_path / "sick"))
-    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
-    monkeypatch.setenv("STEPS", str(tmp_path / "steps"))
-    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
+    for name in ("sick", "deaths", "steps", "left"):
+        monkeypatch.setenv(name.upper(), str(tmp_path / name))
     (tmp_path / "steps").write_text("")
     return tmp_path
 
 
 @pytest.fixture
 async def start_worker(pool: Pool, redis_url: str, faulty_models: Path) -> AsyncIterator[StartWorker]:
-    """Start workers; none outlives its test."""
+    """Start workers that end with the test."""
     started: list[RunningWorker] = []
 
     async def start(name: str = "w1", backend: str = "simulated:20", **changes: Any) -> RunningWorker:
@@ -163,12 +147,12 @@ async def start_worker(pool: Pool, redis_url: str, faulty_models: Path) -> Async
     for worker in started:
         if worker.process.returncode is None:
             worker.process.kill()
-        _, said = await worker.process.communicate()
-        sys.stderr.write(said.decode())  # pytest shows it where the test failed.
+        _, log = await worker.process.communicate()
+        sys.stderr.write(log.decode())
 
 
 async def batch(pool: Pool, *texts: str, total_ms: int = 60_000) -> list[str]:
-    """One formed batch of these texts; the ids of its requests. A busy machine may take seconds to start a process."""
+    """Form one batch of these texts; the ids of its requests."""
     await pool.gateway_lives("g1")
     submissions = [
         pool.submission(body=encode_payload(Payload("m", text, {})), total_ms=total_ms, queue_ms=total_ms)
@@ -180,7 +164,7 @@ async def batch(pool: Pool, *texts: str, total_ms: int = 60_000) -> list[str]:
 
 
 async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[Reply]:
-    """The replies of these ids. What a busy machine made a worker hand back meanwhile is formed again."""
+    """Wait for the replies; requests that were handed back are formed into a batch again."""
 
     async def all_there() -> list[Reply]:
         await pool.gateway_lives("g1")
@@ -194,5 +178,5 @@ async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[R
 
 async def running(pool: Pool, request_id: str) -> bool:
     """Whether the request's batch is claimed: its attempt is counted."""
-    await pool.gateway_lives("g1")  # Nothing is run for a gateway that was silent for two seconds.
+    await pool.gateway_lives("g1")  # Requests of a silent gateway are not run.
     return await pool.attempts(request_id) == 1

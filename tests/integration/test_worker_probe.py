@@ -1,4 +1,4 @@
-"""The liveness probe of a worker in deploy/k8s/: the age of its beat counts, and only while Redis can be asked."""
+"""The liveness probe of a worker in deploy/k8s/."""
 
 import os
 import subprocess
@@ -12,24 +12,22 @@ from pool import Pool
 PROBE = Path(__file__).resolve().parents[2] / "deploy" / "k8s" / "base" / "worker_beats.py"
 
 
-def looked(redis_url: str, worker_id: str, pool: str = "default") -> int:
+def probe(redis_url: str, worker_id: str, pool: str = "default") -> int:
     """The exit code, with 30 s allowed."""
-    told = {"TIERLANE_REDIS_URL": redis_url, "TIERLANE_WORKER_ID": worker_id, "TIERLANE_POOL": pool}
-    return subprocess.run([sys.executable, str(PROBE), "30"], env=os.environ | told, check=False).returncode
+    environment = {"TIERLANE_REDIS_URL": redis_url, "TIERLANE_WORKER_ID": worker_id, "TIERLANE_POOL": pool}
+    return subprocess.run([sys.executable, str(PROBE), "30"], env=os.environ | environment, check=False).returncode
 
 
-async def test_a_worker_that_beats_lives(pool: Pool, redis_url: str) -> None:
-    """One that beat a minute ago, never, or in another pool, does not."""
+async def test_age_of_the_heartbeat_decides(pool: Pool, redis_url: str) -> None:
+    """A worker without heartbeat, in another pool, or silent for a minute is not alive."""
     await pool.worker_beats("w1")
-    assert looked(redis_url, "w1") == 0
-    assert looked(redis_url, "w2") == 1
-    assert looked(redis_url, "w1", "other") == 1
+    assert [probe(redis_url, "w1"), probe(redis_url, "w2"), probe(redis_url, "w1", "other")] == [0, 1, 1]
 
     await pool.client.zadd(pool.keys.gpus, {"w1": await pool.now_ms() - 60_000})
-    assert looked(redis_url, "w1") == 1
+    assert probe(redis_url, "w1") == 1
 
 
 @pytest.mark.parametrize("url", ["unix:///nowhere", "redis://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/main"])
-def test_without_redis_nothing_is_said_against_it(url: str) -> None:
+def test_without_redis_the_worker_counts_as_alive(url: str) -> None:
     """Gateways call it directly then."""
-    assert looked(url, "w1") == 0
+    assert probe(url, "w1") == 0

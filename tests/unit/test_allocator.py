@@ -1,8 +1,7 @@
-"""Which allocator the embedded Redis is given."""
+"""The allocator that the embedded Redis preloads."""
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from tierlane.embedded.redis import LIBRARY, find_jemalloc, with_jemalloc
 
 
 @pytest.mark.parametrize("folder", ["", f"{os.uname().machine}-linux-gnu"])
-def test_it_is_found_where_systems_keep_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the library folder, or in that of this machine's architecture there; elsewhere and on other systems not."""
+def test_jemalloc_is_found_in_system_folders(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the library folder or its folder for this architecture, on Linux only."""
     monkeypatch.setattr(sys, "platform", "linux")
     other, root = tmp_path / "other", tmp_path / "lib"
     for home in (other / "s390x-elsewhere", root / folder):
@@ -21,19 +20,12 @@ def test_it_is_found_where_systems_keep_it(folder: str, tmp_path: Path, monkeypa
 
     assert find_jemalloc([other, root]) == root / folder / LIBRARY
     assert find_jemalloc([other]) is None
-
     monkeypatch.setattr(sys, "platform", "darwin")
     assert find_jemalloc([root]) is None
 
 
-@pytest.mark.parametrize(
-    ("environment", "library", "result"),
-    [
-        ({"A": "1"}, None, {"A": "1"}),
-        ({"A": "1"}, Path("/j"), {"A": "1", "LD_PRELOAD": "/j"}),
-        ({"LD_PRELOAD": "/own"}, Path("/j"), {"LD_PRELOAD": "/own:/j"}),
-    ],
-)
-def test_it_is_preloaded(environment: Mapping[str, str], library: Path | None, result: dict[str, str]) -> None:
-    """Behind what is preloaded already, which therefore wins; without it the environment stays as it is."""
-    assert with_jemalloc(environment, library) == result
+def test_jemalloc_is_preloaded_after_other_libraries() -> None:
+    """Without jemalloc the environment is unchanged."""
+    assert with_jemalloc({"A": "1"}, None) == {"A": "1"}
+    assert with_jemalloc({"A": "1"}, Path("/j")) == {"A": "1", "LD_PRELOAD": "/j"}
+    assert with_jemalloc({"LD_PRELOAD": "/own"}, Path("/j")) == {"LD_PRELOAD": "/own:/j"}

@@ -1,28 +1,29 @@
-"""What a role imports until it serves: nothing that takes long and is of no use to it."""
+"""Modules that a process must not import at start: they are slow and not used by it."""
 
 import subprocess
 import sys
 
 import pytest
 
+ROLE = "from tierlane.cli import _role; import tierlane.settings.model; _role({!r}); import ledger.revision"
 PROBE = """
 import sys
-from tierlane.cli import _role
-import tierlane.settings.model
-_role({role!r})
-import ledger.revision
+{start}
 print(*(name for name in {heavy!r} if name in sys.modules))
 import rich, gc
 assert gc.isenabled()
 """
 HEAVY = ("alembic", "sqlalchemy", "rich", "opentelemetry.sdk.metrics", "torch", "transformers")
+STARTS = {role: ROLE.format(role) for role in ("gateway", "scheduler", "worker")} | {
+    "model process": "import gpu_pool.model_process.main, gpu_pool.backends.tiny.backend, gpu_pool.backends.hf.backend"
+}
 
 
-@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker"])
-def test_a_role_starts_without_what_it_does_not_use(role: str) -> None:
-    """Neither migrations' libraries nor what others import where it is installed; afterwards all can be imported."""
-    probe = PROBE.format(role=role, heavy=HEAVY)
+@pytest.mark.parametrize("name", STARTS)
+def test_process_starts_without_unused_libraries(name: str) -> None:
+    """Torch is imported only when a model is loaded; everything can be imported later."""
+    probe = PROBE.format(start=STARTS[name], heavy=HEAVY)
 
-    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
 
-    assert (found.stdout.split(), found.stderr) == ([], "")
+    assert (result.stdout.split(), result.stderr) == ([], "")

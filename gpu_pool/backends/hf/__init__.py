@@ -1,1 +1,1 @@
-"""`hf:DIR`: a model in a local directory, run by transformers; what needs torch or transformers is imported on load."""
+"""`hf:DIR`: a model in a local directory, run by transformers; torch and transformers are imported on load."""

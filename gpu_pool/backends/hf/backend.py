@@ -1,6 +1,6 @@
-"""`hf:DIR`: a directory in the form of Hugging Face as a backend: a causal language model, or one for sentence vectors.
+"""`hf:DIR`: a directory in Hugging Face format as a backend: a causal language model, or a sentence-embedding model.
 
-Nothing is fetched, no code of the directory runs, and weights are safetensors alone.
+Nothing is downloaded, no code of the directory runs, and weights must be safetensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_pool.backends.hf.loading import HfModel
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-"""Read by the libraries when they are imported. `TOKENIZERS_PARALLELISM` is left to whoever runs it."""
+"""Read by the libraries when they are imported. `TOKENIZERS_PARALLELISM` is left to the operator."""
 
 
 class HfBackend:
@@ -41,7 +41,7 @@ class HfBackend:
         return self._version
 
     def load(self) -> None:
-        """Import torch and transformers and load the weights. Raises StartError with what is wrong with the directory."""
+        """Import torch and transformers and load the weights. Raises StartError if the directory cannot be used."""
         os.environ.update(OFFLINE)
         try:
             found = read_directory(Path(self._directory).expanduser())
@@ -55,20 +55,20 @@ class HfBackend:
         self._version = found.version
 
     def warmup(self) -> None:
-        """Run a small batch of what the model is for."""
+        """Run a small batch."""
         self._loaded().warmup()
 
     def health(self) -> None:
-        """The same again."""
+        """Runs the warm-up again."""
         self.warmup()
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Write or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
+        """Generate text or an embedding for each item. Raises InvalidOutput if the network computes NaN or infinity."""
         model = self._loaded()
         return by_task(items, lambda some: model.texts(some, progress), lambda some: model.vectors(some, progress))
 
     def close(self) -> None:
-        """Let the weights go."""
+        """Release the weights."""
         self._model = None
 
     def _loaded(self) -> HfModel:

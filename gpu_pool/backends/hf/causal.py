@@ -1,12 +1,12 @@
-"""A causal language model: continues many prompts at once, one pass over the prompts, then one step a token.
+"""A causal language model: continues many prompts at once, one pass over the prompts, then one step for each token.
 
-With float32 the answer for a row depends on that row alone, whatever shares its batch, greedy or with a seed: a choice
-that rounding could turn is made from the row's tokens without neighbours (gpu_pool/backends/tiny/sampling.py). With
-shorter numbers rounding reaches further than any margin, and a long text may come out another way in another batch.
+With float32 the result of a row depends on that row alone, not on its batch, greedy or with a seed: a choice that
+rounding could change is recomputed from the row's tokens alone (gpu_pool/backends/tiny/sampling.py). With shorter
+number formats rounding exceeds any margin, and a long text may differ in another batch.
 
-Prompts are a text as it is, or a conversation in the tokenizer's template. They are padded on the left, so that the
-last column is every row's last token and new ones are put behind it; the mask hides the padding, and positions count
-from each row's own first token.
+A prompt is a text, or a conversation in the tokenizer's template. Prompts are padded on the left, so that the last
+column is every row's last token and new ones are appended; the mask hides the padding, and positions count from each
+row's own first token.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import PromptMessage, Task
 
 NEEDED: Final = ("past_key_values", "attention_mask")
-"""What a network must take to be run like this."""
+"""Arguments that a network must accept."""
 
 
 def takes(network: Any) -> frozenset[str]:
-    """The arguments that the network's `forward` names."""
+    """The arguments of the network's `forward`."""
     return frozenset(inspect.signature(network.forward).parameters)
 
 
 class Decoding:
-    """Runs the network over rows: all prompts once, then one token of each row at a time. Scores are (rows, vocabulary)."""
+    """Runs the network: all prompts once, then one token of each row at a time. Scores are (rows, vocabulary)."""
 
     def __init__(self, network: Any, device: torch.device) -> None:
         self._network = network
@@ -50,7 +50,7 @@ class Decoding:
         self._cache: Any = None
 
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Score what follows each prompt; every prompt has a token at least."""
+        """Score the next token of each prompt; every prompt has at least one token."""
         widest = max(map(len, prompts))
         tokens = [[0] * (widest - len(prompt)) + list(prompt) for prompt in prompts]
         mask = [[0] * (widest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -58,25 +58,25 @@ class Decoding:
         return self._step(torch.tensor(tokens, device=self._device))
 
     def read_next(self, tokens: Sequence[int]) -> Tensor:
-        """Score what follows one more token of each row."""
+        """Score the next token after one more token of each row."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         return self._step(torch.tensor(tokens, device=self._device).unsqueeze(1))
 
     def read_alone(self, tokens: Sequence[int]) -> Tensor:
-        """Score what follows one row (1, vocabulary), without cache or neighbours: the same in every batch."""
+        """Score the next token of one row (1, vocabulary), without cache or other rows: the same in every batch."""
         ids = torch.tensor([list(tokens)], device=self._device)
         last: Tensor = self._network(input_ids=ids, use_cache=False, **self._last_only).logits[:, -1]
         return last
 
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with these rows alone."""
+        """Drop all rows except these."""
         chosen = torch.tensor(list(places), device=self._device)
         self._mask = self._mask[chosen]
         self._cache.batch_select_indices(chosen)
 
     def _step(self, ids: Tensor) -> Tensor:
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        said = self._network(
+        output = self._network(
             input_ids=ids,
             attention_mask=self._mask,
             past_key_values=self._cache,
@@ -84,17 +84,17 @@ class Decoding:
             **({"position_ids": positions} if self._positioned else {}),
             **self._last_only,
         )
-        self._cache = said.past_key_values
-        last: Tensor = said.logits[:, -1]
+        self._cache = output.past_key_values
+        last: Tensor = output.logits[:, -1]
         return last
 
 
 class PromptRefused(ValueError):
-    """The tokenizer or its template cannot make a prompt of this; the message is a sentence for the client."""
+    """The tokenizer or its template cannot make a prompt; the message is a sentence for the client."""
 
 
 class PromptReader:
-    """`first`: the token that an empty prompt begins with, since a model needs one to go on from."""
+    """Makes the tokens of prompts. `first`: the token of an empty prompt, since a model needs one."""
 
     def __init__(self, tokenizer: Any, first: int) -> None:
         self._tokenizer = tokenizer
@@ -102,19 +102,19 @@ class PromptReader:
         self._templated = bool(getattr(tokenizer, "chat_template", None))
 
     def tokens(self, item: Item) -> list[int]:
-        """At least one token. Raises PromptRefused."""
+        """The prompt, at least one token. Raises PromptRefused."""
         text = prompt_of(item, self._template if self._templated else named_turns)
-        # A template writes the marks that a text begins with by itself.
+        # A template adds the special tokens itself.
         own_marks = item.task is Task.CHAT and self._templated
         text = text.encode("utf-8", errors="replace").decode()  # The tokenizer takes no lone surrogates.
         ids: list[int] = self._tokenizer(text, add_special_tokens=not own_marks)["input_ids"]
         return ids or [self._first]
 
     def _template(self, messages: Sequence[PromptMessage]) -> str:
-        # `developer` is OpenAI's newer word for `system`, which templates know.
-        said = [{"role": _role(message), "content": message.content} for message in messages]
+        # `developer` is OpenAI's newer name for `system`, which templates know.
+        turns = [{"role": _role(message), "content": message.content} for message in messages]
         try:
-            return str(self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise PromptRefused("The model's chat template does not take these messages.") from error
 
@@ -124,11 +124,11 @@ def _role(message: PromptMessage) -> str:
 
 
 MOST_TOKENS = 4096
-"""The largest `max_tokens`; the context of the model bounds it as well."""
+"""The largest `max_tokens`; the model's context limits it too."""
 
 
 class CausalModel:
-    """The loaded model. Not for use by several threads at once. `context`: the most tokens of a row, prompt included."""
+    """The loaded model. Not thread-safe. `context`: the most tokens of a row, prompt included."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class CausalModel:
         self._reader = PromptReader(tokenizer, _first_token(tokenizer, ends))
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """A text for each item. Raises InvalidOutput where the network computes what is no number."""
+        """A text for each item. Raises InvalidOutput if the network computes NaN or infinity."""
         return run_prepared(items, self._prepare, lambda rows: self._continued(rows, progress))
 
     def vectors(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
-        """A language model's states are no good measure of likeness, so there are none."""
+        """The states of a language model are no good measure of similarity, so embeddings are rejected."""
         return [NO_EMBEDDINGS] * len(items)
 
     def warmup(self) -> None:
@@ -166,9 +166,9 @@ class CausalModel:
         self.texts([Item("The", few), Item("Once upon a time", few)], lambda: None)
 
     def _prepare(self, item: Item) -> HfSequence | ItemResult:
-        wish = read_parameters(item, MOST_TOKENS)
-        if isinstance(wish, ItemResult):
-            return wish
+        parameters = read_parameters(item, MOST_TOKENS)
+        if isinstance(parameters, ItemResult):
+            return parameters
         try:
             tokens = self._reader.tokens(item)
         except PromptRefused as error:
@@ -177,8 +177,8 @@ class CausalModel:
         if room < 1:
             long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
             return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
-        wish = replace(wish, max_tokens=min(wish.max_tokens, room))
-        return HfSequence(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.until)
+        parameters = replace(parameters, max_tokens=min(parameters.max_tokens, room))
+        return HfSequence(tokens, parameters, self._ends, self._decode, listener=item.listener, deadline=item.until)
 
     def _continued(self, rows: list[HfSequence], progress: Callable[[], None]) -> list[ItemResult]:
         self._run(rows, progress)
@@ -186,7 +186,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def _run(self, rows: list[HfSequence], progress: Callable[[], None]) -> None:
-        """Draw tokens for all rows until each is finished."""
+        """Add tokens to all rows until each is finished."""
         decoding = Decoding(self._network, self._device)
         scores = decoding.read_prompts([row.tokens for row in rows])
         while True:
@@ -194,15 +194,15 @@ class CausalModel:
             now = self._clock()
             for row in rows:
                 row.give_up(now)
-                row.speak()
+                row.stream()
             progress()
-            rows = _leave(rows, decoding)
+            rows = _drop_finished(rows, decoding)
             if not rows:
                 return
             scores = decoding.read_next([row.tokens[-1] for row in rows])
 
     def _draw(self, decoding: Decoding, rows: list[HfSequence], scores: Tensor) -> None:
-        """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
+        """Choose each unfinished row's next token; a choice within rounding noise is recomputed from the row alone."""
         live = [index for index, row in enumerate(rows) if not row.finished]
         drawing = [rows[index] for index in live]
         tokens, clear = _choose(drawing, scores[live])
@@ -223,16 +223,16 @@ def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
 
 def _choose(rows: list[HfSequence], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to(torch.float64)
-    if not bool(wide.amax(dim=-1).isfinite().all()):  # NaN stays the largest; single tokens may be ruled out by -inf.
+    if not bool(wide.amax(dim=-1).isfinite().all()):  # amax keeps NaN; single tokens may be excluded by -inf.
         raise InvalidOutput("The network's scores are not finite.")
-    wishes = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
-    temperature, top_p, uniform = torch.tensor(wishes, dtype=torch.float64, device=wide.device).unbind(1)
+    parameters = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
+    temperature, top_p, uniform = torch.tensor(parameters, dtype=torch.float64, device=wide.device).unbind(1)
     choice = choose(wide, temperature, top_p, uniform)
     return choice.tokens, choice.clear
 
 
-def _leave(rows: list[HfSequence], decoding: Decoding) -> list[HfSequence]:
-    """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
+def _drop_finished(rows: list[HfSequence], decoding: Decoding) -> list[HfSequence]:
+    """Remove finished rows once they are half of the batch: each removal copies the cache."""
     staying = [index for index, row in enumerate(rows) if not row.finished]
     if staying and 2 * len(staying) > len(rows):
         return rows

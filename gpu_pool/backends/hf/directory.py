@@ -1,8 +1,8 @@
-"""A model directory and its faults, reported before anything heavy is imported. Free of torch.
+"""A model directory and its faults, reported before torch and transformers are imported.
 
-Weights are taken as safetensors alone: the other form is a pickle, which can run code when it is read. Of the layout of
-sentence-transformers (`modules.json` names the steps) a transformer, pooling by mean or by the first token, and
-normalising are taken; anything else is refused by name, since it would give another vector. A fault is the end of a
+Weights must be safetensors: the other format is a pickle, which can run code when it is read. Of the sentence-
+transformers layout (`modules.json` names the steps) a Transformer, pooling by mean or by the first token, and Normalize
+are supported; any other step is rejected by name, since leaving it out would give another vector. A fault completes a
 sentence that begins with the directory's name.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 
 class Unusable(Exception):
-    """The directory cannot be run; the message says why, without its name and without a full stop."""
+    """The directory cannot be used; the message says why, without its name and without a full stop."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ _MODES: Final[dict[str, Pooling]] = {
 
 @dataclass(frozen=True)
 class SentenceLayout:
-    """Where the transformer lies, how its states become one vector, and how many tokens of a text it reads (None: its all)."""
+    """The folder of the transformer, its pooling, and the most tokens of a text (None: the model's limit)."""
 
     folder: Path
     pooling: Pooling
@@ -61,7 +61,7 @@ class SentenceLayout:
 
 
 def read_layout(path: Path) -> SentenceLayout | None:
-    """The layout; None where there is no `modules.json`. Raises Unusable."""
+    """The layout, or None without `modules.json`. Raises Unusable."""
     if not (path / "modules.json").exists():
         return None
     folders = _folders(path, read_json(path / "modules.json"))
@@ -94,7 +94,7 @@ def _folders(path: Path, modules: Any) -> dict[str, Path]:
 
 def _pooling(config: dict[str, Any]) -> Pooling:
     wanted = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    if "pooling_mode" in config:  # The newer form names it outright.
+    if "pooling_mode" in config:  # The newer format.
         wanted = [str(config["pooling_mode"])]
     if len(wanted) == 1 and wanted[0] in _MODES:
         return _MODES[wanted[0]]
@@ -112,10 +112,10 @@ _TAIL_BYTES: Final = 65_536
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A directory that looks whole. `folder` holds configuration, weights and tokenizer; it is `path` or lies in it.
+    """A complete model directory. `folder` holds configuration, weights and tokenizer; it is `path` or inside it.
 
     `sentences` says how vectors are made, None for a causal language model. `version` is the directory's name and a
-    short hash of what tells one state of it from another.
+    short hash of its content.
     """
 
     path: Path
@@ -125,7 +125,7 @@ class ModelDirectory:
 
 
 def read_directory(path: Path) -> ModelDirectory:
-    """Look at the directory. Raises Unusable with what is missing or cannot be used."""
+    """Check the directory. Raises Unusable with what is missing or not supported."""
     if not path.is_dir():
         raise Unusable("there is no such directory")
     sentences = read_layout(path)
@@ -171,14 +171,14 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _digest(folder: Path, weights: list[Path]) -> str:
-    """Eight hex digits. Weights may have many GB, so a file counts by its size, its header and its end."""
+    """Eight hex digits. Weights may have many GB, so only the size, header and end of a file are hashed."""
     digest = hashlib.sha256()
-    for part in _telling(folder, weights):
+    for part in _hashed_parts(folder, weights):
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()[:8]
 
 
-def _telling(folder: Path, weights: list[Path]) -> Iterator[bytes]:
+def _hashed_parts(folder: Path, weights: list[Path]) -> Iterator[bytes]:
     for name in ("config.json", "generation_config.json", *TOKENIZERS):
         if (folder / name).is_file():
             yield (folder / name).read_bytes()

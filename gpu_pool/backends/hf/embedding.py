@@ -1,7 +1,7 @@
-"""A sentence-embedding model: each text becomes one vector of length one, so that a dot product is a likeness.
+"""A sentence-embedding model: each text becomes one vector of length one, so that a dot product is the similarity.
 
-The states of a text's tokens are put into one by the pooling that the directory names. Texts of like length run
-together, since padding costs as much as text.
+The states of a text's tokens are combined by the directory's pooling. Texts of similar length run together, since
+padding costs as much as text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import write_vector
 
 MOST_TOKENS = 8192
-"""Tokens, padding included, that run together; more are done in turns, which shows progress and bounds the memory."""
+"""Tokens, padding included, that run together; more run in several passes, which shows progress and limits the memory.
+"""
 
 NO_TEXTS = ItemResult("This model makes embeddings alone, no texts.", 0, ErrorCode.INVALID_REQUEST)
 
 
 class EmbeddingModel:
-    """The loaded model. `longest`: the most tokens of a text that it reads; what is over them is left out."""
+    """The loaded model. `longest`: the most tokens of a text; the rest is ignored."""
 
     def __init__(
         self,
@@ -46,18 +47,18 @@ class EmbeddingModel:
         self._clock = clock
 
     def texts(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
-        """There is nothing that could write."""
+        """Rejected: the model generates no text."""
         return [NO_TEXTS] * len(items)
 
     def vectors(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """A vector for each item, as far as there is time. Raises InvalidOutput where the network computes what is no number."""
+        """A vector for each item that is in time. Raises InvalidOutput if the network computes NaN or infinity."""
         read = self._read([item.input for item in items])
         results = [TOO_LATE] * len(items)
-        for turn in turns([len(tokens) for tokens in read], MOST_TOKENS):
+        for one_pass in plan_passes([len(tokens) for tokens in read], MOST_TOKENS):
             now = self._clock()
-            places = [place for place in turn if now < items[place].until]
-            made = self._embed([read[place] for place in places]) if places else []
-            for place, result in zip(places, made, strict=True):
+            places = [place for place in one_pass if now < items[place].until]
+            embedded = self._embed([read[place] for place in places]) if places else []
+            for place, result in zip(places, embedded, strict=True):
                 results[place] = result
             progress()
         return results
@@ -89,22 +90,23 @@ class EmbeddingModel:
         return [ItemResult(write_vector(v), len(tokens)) for v, tokens in zip(vectors.tolist(), read, strict=True)]
 
 
-def turns(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """The places of texts that run together, the shortest first: padded to their longest they have at most `most` tokens.
+def plan_passes(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """The positions of texts that run together, the shortest first: padded to the longest, they have at most `most`
+    tokens.
 
     A text longer than that runs alone.
     """
-    made: list[list[int]] = []
+    passes: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
-        if made and (len(made[-1]) + 1) * lengths[place] <= most:
-            made[-1].append(place)
+        if passes and (len(passes[-1]) + 1) * lengths[place] <= most:
+            passes[-1].append(place)
         else:
-            made.append([place])
-    return made
+            passes.append([place])
+    return passes
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """One vector (rows, width) out of the states (rows, tokens, width); padding, where `mask` is 0, counts for nothing."""
+    """One vector (rows, width) from the states (rows, tokens, width); padding, where `mask` is 0, is ignored."""
     if pooling == "cls":
         return states[:, 0]
     real = mask.unsqueeze(-1).to(states.dtype)

@@ -1,4 +1,4 @@
-"""From a directory that looks whole to a model in memory, by transformers: local files, safetensors, no code of others."""
+"""From a checked directory to a model in memory, with transformers: local files, safetensors, no code of the directory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpu_pool.backends.hf.embedding import EmbeddingModel
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}
 UNUSED: Final = ("pooler.",)
-"""Weights that an embedding model may lack: its pooling is another."""
+"""Weights that an embedding model may lack, since its pooling is another."""
 _FAULTS: Final = (OSError, ValueError, ImportError, KeyError, SafetensorError)
-"""What transformers raises for a directory that it cannot read. A device that fails raises RuntimeError."""
+"""Errors of transformers for a directory that it cannot read. A failing device raises RuntimeError."""
 _ENDLESS: Final = 1_000_000
-"""Contexts from here on are transformers' way of saying that it knows none."""
+"""Contexts from here on mean that transformers knows none."""
 
 
 class HfModel(Protocol):
-    """What is made of a directory of either kind."""
+    """The loaded model of a directory, of either kind."""
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
 
@@ -35,12 +35,12 @@ class HfModel(Protocol):
 
 
 def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> HfModel:
-    """Raises Unusable where the directory is at fault, RuntimeError from torch where the device is."""
+    """Raises Unusable if the directory is at fault, RuntimeError from torch if the device is."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(threads)
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    tokenizer = _told(lambda: AutoTokenizer.from_pretrained(found.folder, **SAFELY), "its tokenizer")
+    tokenizer = _load(lambda: AutoTokenizer.from_pretrained(found.folder, **SAFELY), "its tokenizer")
     if found.sentences is None:
         network = _network(AutoModelForCausalLM, found, place, dtype)
         return CausalModel(network, tokenizer, place, _ends(network, tokenizer), _context(network))
@@ -50,21 +50,21 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
 
 
 def _network(kind: Any, found: ModelDirectory, place: torch.device, dtype: str, unused: tuple[str, ...] = ()) -> Any:
-    """The network with all its weights: transformers would fill what is missing with chance, and only warn."""
+    """The network with all its weights: transformers would initialize missing ones at random with a warning."""
     wanted = "auto" if dtype == "auto" and place.type == "cuda" else getattr(torch, dtype, torch.float32)
-    network, told = _told(
+    network, info = _load(
         lambda: kind.from_pretrained(
             found.folder, dtype=wanted, use_safetensors=True, output_loading_info=True, **SAFELY
         ),
         "its model",
     )
-    missing = sorted(name for name in told["missing_keys"] if not name.startswith(unused))
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(unused))
     if missing:
         raise Unusable(f"its weights lack {len(missing)} of the network's tensors, such as {missing[0]}")
     return network.to(place).eval().requires_grad_(requires_grad=False)
 
 
-def _told(load: Callable[[], Any], what: str) -> Any:
+def _load(load: Callable[[], Any], what: str) -> Any:
     try:
         return load()
     except _FAULTS as error:
@@ -73,7 +73,7 @@ def _told(load: Callable[[], Any], what: str) -> Any:
 
 
 def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text: those of the generation's settings, of the model's, and the tokenizer's own."""
+    """The tokens that end a text, from the generation config, the model config and the tokenizer."""
     settings = (getattr(network, "generation_config", None), network.config)
     named = [getattr(each, "eos_token_id", None) for each in settings] + [tokenizer.eos_token_id]
     flat = [token for each in named for token in (each if isinstance(each, list) else [each])]

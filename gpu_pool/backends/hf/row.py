@@ -1,8 +1,8 @@
-"""One row of a batch: its tokens, its text, its random source, and when it ends; and detokenizing one token at a time.
+"""One row of a batch: its tokens, its text, its random numbers, and when it ends; and incremental detokenization.
 
-A token may be half of a character, or a space only because of what is before it. So the tokens since the last settled
-place are decoded together, and what that adds to the text before it is new. All pieces together are the text of all
-tokens at once. The detokenizer is free of torch.
+A token may be part of a character, or a space that depends on the token before it. So the tokens since the last settled
+position are decoded together, and the difference to the text before is new. All pieces together are the text of all
+tokens. The detokenizer works without torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_pool.backends.tiny.row import StreamBuffer, draw_uniforms
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED: Final = "\ufffd"
-"""What decoders make of a character of which bytes are missing."""
+"""What decoders return for an incomplete character."""
 _BEFORE: Final = 5
 """Tokens of the prompt that are decoded with the first new one; decoders look back no further than one or two."""
 
@@ -41,7 +41,7 @@ class Detokenizer:
         return piece
 
     def rest(self, tokens: Sequence[int] = ()) -> str:
-        """What is left, with these tokens after it; a character cut off at the very end is left out."""
+        """The remaining text, after these tokens; a partial character at the very end is left out."""
         self._tokens += tokens
         piece = self._piece().rstrip(UNFINISHED)
         self._start = self._settled = len(self._tokens)
@@ -53,9 +53,9 @@ class Detokenizer:
 
 
 class HfSequence:
-    """The state of one continuation; knows nothing of the rows beside it. Text is kept in UTF-8, as stop strings are.
+    """The state of one continuation; independent of the other rows. Text is kept in UTF-8, as stop strings are.
 
-    `ends`: tokens by which the model says that it is done.
+    `ends`: tokens that end the text.
     """
 
     def __init__(
@@ -80,63 +80,63 @@ class HfSequence:
         self._detokenizer = Detokenizer(decode, prompt)
         self._uniforms = draw_uniforms(parameters)
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
-        self._spoken = StreamBuffer(listener, self._stops) if listener is not None else None
+        self._stream = StreamBuffer(listener, self._stops) if listener is not None else None
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same request must bring the same text."""
+        """Whether the same request must give the same text."""
         return self.parameters.temperature == 0.0 or self.parameters.seed is not None
 
     @property
     def drawn(self) -> int:
-        """How many tokens were drawn, without the one that ends it."""
+        """Number of new tokens, without the end token."""
         return len(self.tokens) - self._read
 
     def next_uniform(self) -> float:
-        """The chance for the next token, from [0, 1); asking again before `take` gives the same."""
+        """The random number for the next token, from [0, 1); the same until `take`."""
         return self._uniforms[self.drawn]
 
     def take(self, token: int) -> None:
-        """Add the token and see whether it ends the row."""
+        """Add the token; it may end the row."""
         if token in self._ends:
             self._finish("stop")
             return
         self.tokens.append(token)
-        if self._stops or self._spoken is not None:
+        if self._stops or self._stream is not None:
             self._add(self._detokenizer.add(token))
         if not self.finished and self.drawn == self.parameters.max_tokens:
             self._finish("length")
 
-    def speak(self) -> None:
-        """Tell who listens what has come; a row that nobody wants any more ends here."""
-        if self._spoken is None:
+    def stream(self) -> None:
+        """Send new text to the listener; a row whose listener has left ends here."""
+        if self._stream is None:
             return
         if self.finished:
-            self._spoken.ended(self._text[: self._end])
+            self._stream.finish(self._text[: self._end])
         else:
-            self._spoken.grew(self._text)
-            if self._spoken.unwanted:
+            self._stream.update(self._text)
+            if self._stream.unwanted:
                 self.finished = "stop"
 
     def give_up(self, now: float) -> None:
-        """End here, `late`, where nobody can use what would come after `now` (seconds, as the deadline is)."""
+        """End here as `late` if the deadline is over at `now` (seconds)."""
         if not self.finished and now >= self._deadline:
             self.late, self.finished = True, "length"
 
     def result(self) -> Generation:
-        """Return the answer of a finished row."""
+        """The result of a finished row."""
         if self.finished is None:
-            raise RuntimeError("This is a bug: a row was asked for its answer before it was finished.")
+            raise RuntimeError("The result of a row was read before it was finished; this is a bug.")
         text = self._text[: self._end].decode("utf-8", errors="replace")
         return Generation(text, self._read, self.drawn, self.finished)
 
     def _finish(self, reason: Literal["stop", "length"]) -> None:
-        followed = self._stops or self._spoken is not None
+        followed = self._stops or self._stream is not None
         self.finished = reason
         self._add(self._detokenizer.rest(() if followed else self.tokens[self._read :]))
 
     def _add(self, piece: str) -> None:
-        """Add to the text, and end it before the first stop string that is in it now."""
+        """Add to the text, and end it before its first stop string."""
         longest = max(map(len, self._stops), default=0)
         since = max(0, len(self._text) - longest)
         self._text += piece.encode("utf-8", errors="replace")

@@ -1,5 +1,5 @@
-"""`openai:URL`: an endpoint that somebody else runs, as a backend.
+"""`openai:URL`: an external OpenAI-compatible endpoint as a backend.
 
-`settings` says where it is, `client` calls it, `availability` says whether it takes batches, `messages` and `errors`
-translate, purely; `requests` runs one batch, and `backend` runs several of them at a time.
+`settings` parses the URL, `client` makes calls, `availability` decides whether batches are accepted, `messages` and
+`errors` translate without I/O; `requests` runs one batch, and `backend` runs several of them at a time.
 """

@@ -1,13 +1,13 @@
-"""Whether an endpoint takes batches now: pauses, probes, and the capabilities that it turned out to have.
+"""Whether an endpoint accepts batches now: pauses, probes, and the capabilities learnt about it.
 
-Closed while the server asks to be left alone, and while it is unavailable or rejects us. After the first it opens by
-itself; after the second when a probe succeeds. Each change is reported. A probe checks address, key, model and routes,
+Closed while the server asks to be left alone, and while it is unavailable or rejects us. After the former it opens by
+itself; after the latter when a probe succeeds. Each change is reported. A probe checks address, key, model and routes,
 and generates no text.
 
-Capabilities are lists of prompts, tokens at the end of a stream, and priorities. Whether a server takes the tier's
-`priority`, by which vLLM orders what it holds (lower is sooner), is asked once, by one token: a vLLM without
-`--scheduling-policy priority` refuses every request that has one. Others are not asked: some read the field the other
-way round, and some bill for the question.
+Capabilities are lists of prompts, token counts of streams, and priorities. Whether a server accepts the tier's
+`priority`, by which vLLM orders its queue (lower is sooner), is tested once with one token: a vLLM without
+`--scheduling-policy priority` rejects every request that has one. Other servers are not tested: some interpret the
+field the other way round, and some bill for the test.
 """
 
 import asyncio
@@ -18,22 +18,28 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import BrokenOff, EndpointResponse, NoAnswer, TooSlow, Transport
+from gpu_pool.backends.openai_endpoint.client import (
+    CallTimeout,
+    EndpointResponse,
+    NoResponse,
+    ResponseAborted,
+    Transport,
+)
 from gpu_pool.backends.openai_endpoint.messages import ROUTES
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
 
 STRIKES = 3
-"""So many batches in a row that reached nobody, and no more are tried until a look at the endpoint succeeds."""
-FIRST_S, LONGEST_BUSY_S, LONGEST_LOOK_S = 0.25, 8.0, 5.0
+"""After this many lost batches in a row no more are sent until a probe succeeds."""
+FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 8.0, 5.0
 BRIEF_S = 1.5
-"""An endpoint that answered and then asked to be left alone for so long in all, and no longer, is busy; beyond that it is as
-good as away. Gateways wait for two seconds (gateway/limits/capacity.py) before they refuse for want of GPUs: they hear of it earlier.
+"""An endpoint that was left alone for at most this long since its last answer is busy; beyond that it counts as away.
+Gateways wait two seconds (gateway/limits/capacity.py) before they reject for lack of GPUs: they hear of it earlier.
 """
 
 
 class Pauses:
-    """Seconds to wait, longer each time; one batch that goes well, and everything begins anew."""
+    """Growing waiting times, reset by a batch that succeeds."""
 
     def __init__(self) -> None:
         self.worked()
@@ -41,72 +47,72 @@ class Pauses:
     def worked(self) -> None:
         """A batch was answered."""
         self._failed = 0
-        self._busy_s = self._look_s = FIRST_S
+        self._busy_s = self._probe_s = FIRST_S
         self._left_alone_s = 0.0
 
     def failed(self) -> bool:
-        """A batch reached nobody; whether that is enough."""
+        """A batch was lost; whether the endpoint counts as away now."""
         self._failed += 1
         return self._failed >= STRIKES
 
     def busy_s(self, asked_s: float | None) -> float:
-        """The server takes nothing: what it asks for, else ever longer."""
+        """How long to leave a busy server alone: as it asks, else longer each time."""
         if asked_s is not None:
             return asked_s
         wait_s, self._busy_s = self._busy_s, min(LONGEST_BUSY_S, 2 * self._busy_s)
         return wait_s
 
     def brief(self, wait_s: float) -> bool:
-        """The server is left alone for so long again; whether all of it since the last answer is but a short pause."""
+        """The server is left alone for `wait_s` more; whether all waits since the last answer are a short pause."""
         self._left_alone_s += wait_s
         return self._left_alone_s <= BRIEF_S
 
-    def look_s(self) -> float:
-        """Until the next look at an endpoint that is away."""
-        wait_s, self._look_s = self._look_s, min(LONGEST_LOOK_S, 2 * self._look_s)
+    def probe_s(self) -> float:
+        """Time to the next probe of an endpoint that is away."""
+        wait_s, self._probe_s = self._probe_s, min(LONGEST_PROBE_S, 2 * self._probe_s)
         return wait_s
 
 
-Tell = Callable[[bool, str, bool], None]
-"""Told whether batches are wanted, and if not, why in one sentence, and whether for a moment only."""
+AvailabilityCallback = Callable[[bool, str, bool], None]
+"""Called with whether batches are accepted, the reason if not, and whether for a short time only."""
 
-BUSY = "The endpoint takes no more requests for now."
+BUSY = "The endpoint accepts no more requests for now."
 
 
-def _nobody(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - one who is told
-    """Whoever has no supervisor to tell."""
+def _ignore(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - a callback's signature
+    """The default: changes are not reported."""
 
 
 class EndpointAvailability:
-    """`look` returns why the endpoint cannot be used, or "" where it can."""
+    """`probe` returns why the endpoint cannot be used, or ""."""
 
-    def __init__(self, look: Callable[[], Awaitable[str]]) -> None:
-        self._look = look
+    def __init__(self, probe: Callable[[], Awaitable[str]]) -> None:
+        self._probe = probe
         self._pauses = Pauses()
         self._work: asyncio.Task[None] | None = None
-        self.tell: Tell = _nobody
-        self.shut = ""
-        """Why no batch is wanted; "": the door is open."""
+        self.report: AvailabilityCallback = _ignore
+        self.closed = ""
+        """Why no batch is accepted; "" if batches are."""
 
     def worked(self) -> None:
         """A batch was answered."""
         self._pauses.worked()
 
     def busy(self, asked_s: float | None) -> None:
-        """The server wants to be left alone, for so many seconds if it said so."""
-        if not self.shut:
+        """The server asked to be left alone, for `asked_s` seconds if it gave a time."""
+        if not self.closed:
             wait_s = self._pauses.busy_s(asked_s)
-            self._shut(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
+            self._close(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
 
     def failed(self, reason: str) -> None:
-        """A batch was lost, or reached nobody."""
+        """A batch was lost."""
         if self._pauses.failed():
             self.broken(reason)
 
     def broken(self, reason: str) -> None:
-        """Nothing will go well before something changes there."""
-        if not self.shut:
-            self._shut(reason, self._wait_for_it(), brief=False)
+        """The endpoint cannot work until something changes there."""
+        if not self.closed:
+            self._close(reason, self._probe_until_available(), brief=False)
 
     async def close(self) -> None:
         """Stop waiting."""
@@ -114,44 +120,44 @@ class EndpointAvailability:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    def _shut(self, reason: str, work: Coroutine[Any, Any, None], *, brief: bool) -> None:
-        self.shut = reason
-        self._work = asyncio.create_task(work, name="door")
-        self.tell(False, reason, brief)  # noqa: FBT003 - one of two words
+    def _close(self, reason: str, work: Coroutine[Any, Any, None], *, brief: bool) -> None:
+        self.closed = reason
+        self._work = asyncio.create_task(work, name="availability")
+        self.report(False, reason, brief)  # noqa: FBT003 - positional in the callback
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self._open()
 
-    async def _wait_for_it(self) -> None:
+    async def _probe_until_available(self) -> None:
         while True:
-            await asyncio.sleep(self._pauses.look_s())
-            if await self._is_well():
+            await asyncio.sleep(self._pauses.probe_s())
+            if await self._probe_succeeds():
                 self._open()
                 return
 
-    async def _is_well(self) -> bool:
+    async def _probe_succeeds(self) -> bool:
         try:
-            return not await self._look()
-        except Exception:  # noqa: BLE001 - whatever it is, the next look may go well; without one the door stays shut
+            return not await self._probe()
+        except Exception:  # noqa: BLE001 - the next probe may succeed; without one the endpoint stays closed
             traceback.print_exc()
             return False
 
     def _open(self) -> None:
-        self.shut = ""
-        self.tell(True, "", False)  # noqa: FBT003 - see above
+        self.closed = ""
+        self.report(True, "", False)  # noqa: FBT003 - positional in the callback
 
 
-LOOK_S = 2.0
-NAMED_MODELS = 5  # Of those that a server has, in a sentence.
-UNNAMED = "default"  # What a server that lists no model is told; such servers do not look at it.
+PROBE_TIMEOUT_S = 2.0
+NAMED_MODELS = 5  # Names listed in an error message.
+UNNAMED = "default"  # The model name for servers that list none; they ignore it.
 _KEY = frozenset({401, 403, 407})
 _ABSENT = frozenset({404, 405, 501})
-_NO_KEY = "The endpoint refuses the key: set TIERLANE_ENDPOINT_API_KEY."
+_NO_KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
 
 
-class Look(NamedTuple):
-    """What was seen. `fault`: why it cannot be used, "" where it can; `ours`: only another setting helps."""
+class ProbeResult(NamedTuple):
+    """The result of a probe. `fault`: why the endpoint cannot be used, or ""; `ours`: only other settings can help."""
 
     fault: str = ""
     ours: bool = False
@@ -162,7 +168,7 @@ class Look(NamedTuple):
 
 class _Listed(msgspec.Struct):
     id: str
-    owned_by: Any = None  # "vllm" where it is one; servers have all sorts of things there.
+    owned_by: Any = None  # "vllm" for vLLM; other servers have any value here.
 
 
 class _Models(msgspec.Struct):
@@ -172,98 +178,103 @@ class _Models(msgspec.Struct):
 _models = msgspec.json.Decoder(_Models)
 
 
-async def look(transport: Transport, address: EndpointUrl, before: str = "") -> Look:
-    """`before`: the model that was chosen last, which stays where the server still has it. Never raises."""
+async def probe(transport: Transport, address: EndpointUrl, before: str = "") -> ProbeResult:
+    """`before`: the model chosen last, which is kept if the server still has it. Never raises."""
     try:
         found = await _model(transport, address, before)
         if found.fault:
             return found
         return (await _routes(transport, found.model))._replace(owner=found.owner)
-    except (NoAnswer, BrokenOff, TooSlow, InvalidOutput) as error:
-        return Look(str(error))
+    except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput) as error:
+        return ProbeResult(str(error))
 
 
-async def _model(transport: Transport, address: EndpointUrl, before: str) -> Look:
-    reply = await transport.get(address.base + "/models", LOOK_S)
+async def _model(transport: Transport, address: EndpointUrl, before: str) -> ProbeResult:
+    reply = await transport.get(address.base + "/models", PROBE_TIMEOUT_S)
     if reply.status in _KEY:
-        return Look(_NO_KEY, ours=True)
+        return ProbeResult(_NO_KEY, ours=True)
     if reply.status == 200:
         return _chosen(reply, address.model, before)
-    # Servers of one model may list none, and one that loads models as they are asked for may fail to list them.
-    listless = Look(f"The endpoint answers {reply.status} when it is asked for its models.")
+    # Servers of one model may list none, and one that loads models on demand may fail to list them.
+    listless = ProbeResult(f"The endpoint answers {reply.status} to GET /models.")
     if reply.status not in _ABSENT and not address.model:
         return listless
-    health = await transport.get(address.root + "/health", LOOK_S)
+    health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
     if health.status in _ABSENT and reply.status not in _ABSENT:
         return listless
     if health.status in _ABSENT:
-        return Look(f"There is no OpenAI-style server at {address.base}: it has neither models nor health.", ours=True)
-    return Look(
-        "" if health.status == 200 else f"The endpoint's health says {health.status}.", model=address.model or UNNAMED
+        return ProbeResult(
+            f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health.", ours=True
+        )
+    return ProbeResult(
+        "" if health.status == 200 else f"The endpoint answers {health.status} to GET /health.",
+        model=address.model or UNNAMED,
     )
 
 
-def _chosen(reply: EndpointResponse, wanted: str, before: str) -> Look:
+def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     try:
         owners = {model.id: model.owned_by for model in _models.decode(reply.body).data}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Look("The endpoint's list of models cannot be read.")
+        return ProbeResult("The endpoint's list of models cannot be read.")
     names = list(owners)
     if not names:
-        return Look(model=wanted) if wanted else Look("The endpoint has no model yet.")
+        return ProbeResult(model=wanted) if wanted else ProbeResult("The endpoint has no model yet.")
     if wanted and wanted not in names:
-        return Look(f"The endpoint has no model {wanted!r}, but {', '.join(names[:NAMED_MODELS])}.", ours=True)
-    # Servers of several models list them in no lasting order.
+        return ProbeResult(
+            f"The endpoint has no model {wanted!r}; it has {', '.join(names[:NAMED_MODELS])}.", ours=True
+        )
+    # Servers of several models list them in no stable order.
     model = wanted or (before if before in names else names[0])
-    return Look(model=model, owner=str(owners[model]))
+    return ProbeResult(model=model, owner=str(owners[model]))
 
 
-async def _routes(transport: Transport, model: str) -> Look:
-    """Asks for nothing: what a route says to a body without an input tells whether it is there."""
+async def _routes(transport: Transport, model: str) -> ProbeResult:
+    """Generates nothing: the status for a body without an input shows whether a route exists."""
     tasks = list(ROUTES)
     found = await asyncio.gather(*(_status(transport, ROUTES[task], model) for task in tasks))
     if any(status in _KEY for status in found):
-        return Look(_NO_KEY, ours=True)
+        return ProbeResult(_NO_KEY, ours=True)
     there = frozenset(task for task, status in zip(tasks, found, strict=True) if status not in _ABSENT)
     if not there:
-        return Look("The endpoint neither completes nor chats nor embeds.", ours=True)
-    return Look(model=model, tasks=there)
+        return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
+    return ProbeResult(model=model, tasks=there)
 
 
 async def _status(transport: Transport, route: str, model: str) -> int:
-    reply = await transport.post(route, {"model": model, "max_tokens": 1}, LOOK_S)
+    reply = await transport.post(route, {"model": model, "max_tokens": 1}, PROBE_TIMEOUT_S)
     return reply.status
 
 
 ODD_LISTS = 3
-"""So many lists in a row that were answered wrongly, each of whose texts alone went well, and no more are sent."""
+"""After this many wrongly answered lists in a row, each of whose texts succeeded alone, no more lists are sent."""
 
 
 class EndpointCapabilities:
-    """Learnt from answers, for the life of the process."""
+    """Learnt from responses, for the life of the process."""
 
     def __init__(self) -> None:
         self.takes_lists = True
-        self.tells_usage = True
-        """A stream may be asked for its tokens."""
+        self.stream_usage = True
+        """A stream can report its tokens."""
         self.takes_priority = False
         self._odd = 0
 
-    def list_went_well(self) -> None:
-        """All of it was answered."""
+    def list_succeeded(self) -> None:
+        """A list was answered."""
         self._odd = 0
 
-    def list_failed(self, *, refused: bool, alone_went_well: bool) -> None:
-        """It was not answered, or wrongly. `refused`: as a bad request; `alone_went_well`: each text by itself was."""
-        if not alone_went_well:
-            return  # One of the texts was to blame.
+    def list_failed(self, *, refused: bool, singles_succeeded: bool) -> None:
+        """A list failed. `refused`: with a client error; `singles_succeeded`: each text succeeded alone."""
+        if not singles_succeeded:
+            return  # One of the texts was at fault.
         self._odd += 1
         if refused or self._odd >= ODD_LISTS:
             self.takes_lists = False
 
 
-ORDERS = "vllm"
-"""Who owns the models of a server that knows the field, as its list of models says."""
+PRIORITY_OWNER = "vllm"
+"""`owned_by` of the models of a server that knows the priority field."""
 PROBE_S = 10.0
 _ONE_TOKEN = {"max_tokens": 1, "priority": 1}
 _ASKED = (
@@ -280,10 +291,10 @@ async def takes_priority(transport: Transport, model: str, tasks: frozenset[Task
     route, body = found
     try:
         return (await transport.post(route, {"model": model, **body, **_ONE_TOKEN}, PROBE_S)).status == 200
-    except (NoAnswer, BrokenOff, TooSlow, InvalidOutput):
+    except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput):
         return False
 
 
 def refuses_priority(reply: EndpointResponse) -> bool:
-    """Whether a refusal is of the field itself, as by a server that was started anew without that policy."""
+    """Whether an error is about the field itself, as from a server that was restarted without that policy."""
     return reply.status in (400, 422, 500) and b"priority" in reply.body.lower()

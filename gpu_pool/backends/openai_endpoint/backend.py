@@ -1,7 +1,7 @@
-"""`openai:URL`: an external endpoint as the model of one worker. Batches run concurrently, each in a task of its own.
+"""`openai:URL`: an external endpoint as the model of one worker. Batches run concurrently, each in its own task.
 
-One event loop is kept for the whole life of the backend. Unlike a GPU an endpoint reports between batches too: that it
-wants none for now, and that it is back.
+One event loop is kept for the whole life of the backend. Unlike a GPU, an endpoint also reports between batches: that
+it accepts none for now, and that it is back.
 """
 
 import asyncio
@@ -17,156 +17,160 @@ from typing import Any
 
 from gpu_pool.backends.backend import Item, ItemResult, Unwell
 from gpu_pool.backends.openai_endpoint.availability import (
-    ORDERS,
+    PRIORITY_OWNER,
     EndpointAvailability,
     EndpointCapabilities,
-    Look,
     Pauses,
-    look,
+    ProbeResult,
+    probe,
     takes_priority,
 )
 from gpu_pool.backends.openai_endpoint.client import Transport
-from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End
+from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult
 from gpu_pool.backends.openai_endpoint.requests import (
-    BROKE_OFF,
+    ABORTED,
     TOO_SLOW,
     EndpointBatch,
-    EndpointCall,
+    EndpointContext,
     HandBack,
+    batch_result,
     reason_of,
-    settled,
-    wait_asked_s,
+    requested_wait_s,
 )
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from gpu_pool.config import Access, take_access
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.inputs import Listeners, deadlines, read_items, stream_deadlines, with_late, with_unreadable
 from gpu_pool.model_process.messages import (
-    Asked,
     Available,
     Done,
     Drop,
     FrameTooLarge,
+    ModelMessage,
     ProgressCounter,
     Refused,
     Run,
-    Said,
+    WorkerMessage,
+    decode_worker_message,
     pack,
-    read_asked,
     too_large,
 )
 from scheduler.errors import ErrorCode, StartError, TierlaneError
 
-TICK_S = 0.05  # How soon a reader who left is noticed.
-MARGIN_S = 0.1  # Of a batch's time, for the way back.
-LONGEST_S = 600.0  # For whoever sets no limit at all.
+TICK_S = 0.05  # How soon a reader that left is noticed.
+MARGIN_S = 0.1  # Part of a batch's time that is kept for returning results.
+LONGEST_S = 600.0  # Without any limit.
 LOAD_S = 60.0
-_NO_ANSWERS = (TOO_SLOW, BROKE_OFF)
+_FAILED_CALLS = (TOO_SLOW, ABORTED)
 
 
 class EndpointAway(TierlaneError):
-    """The endpoint did not answer while the model was to be loaded; it may do later."""
+    """The endpoint did not answer while the model was loading; a retry may succeed."""
 
 
 class Endpoint:
-    """Used in one event loop. `door` says whether batches are wanted."""
+    """Used in one event loop. `availability` decides whether batches are accepted."""
 
     def __init__(self, address: EndpointUrl, access: Access, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._address = address
         self._clock = clock
         self._transport = Transport(address, access)
-        self._seen = Look()
-        turns = asyncio.Semaphore(access.max_calls)
-        self._line = EndpointCall(self._transport, turns, EndpointCapabilities(), lambda: self._seen.model, clock)
-        self.door = EndpointAvailability(self.look_again)
+        self._probed = ProbeResult()
+        call_slots = asyncio.Semaphore(access.max_calls)
+        self._context = EndpointContext(
+            self._transport, call_slots, EndpointCapabilities(), lambda: self._probed.model, clock
+        )
+        self.availability = EndpointAvailability(self.probe)
         self.replaced: Callable[[], Any] = lambda: None
-        """Called when a look finds another model than was loaded."""
+        """Called when a probe finds another model than was loaded."""
 
     @property
     def model(self) -> str:
-        """What the endpoint calls its model; "" before `load`."""
-        return self._seen.model
+        """The endpoint's name for its model; "" before `load`."""
+        return self._probed.model
 
     async def load(self, within_s: float = LOAD_S) -> None:
-        """Wait until it is there. Raises StartError where another setting is needed, EndpointAway when it does not come."""
+        """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
         await self._transport.open()
         pauses, until = Pauses(), self._clock() + within_s
-        while (seen := await look(self._transport, self._address)).fault:
+        while (seen := await probe(self._transport, self._address)).fault:
             if seen.ours:
                 raise StartError(f"{seen.fault} ({self._address.base})")
             if self._clock() >= until:
                 raise EndpointAway(seen.fault)
-            await asyncio.sleep(pauses.look_s())
-        self._seen = seen
-        if seen.owner == ORDERS:
-            self._line.habits.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
+            await asyncio.sleep(pauses.probe_s())
+        self._probed = seen
+        if seen.owner == PRIORITY_OWNER:
+            self._context.capabilities.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
 
     async def answer(self, items: Sequence[Item], step: Callable[[], None]) -> list[ItemResult] | HandBack:
-        """Run one batch, at the latest until its items' time is over. `step` is called at every step, and now and then."""
-        if self.door.shut:
-            return HandBack(self.door.shut, counted=False)
+        """Run one batch, at most until its items' deadlines. `step` is called at every step, and at intervals."""
+        if self.availability.closed:
+            return HandBack(self.availability.closed, counted=False)
         now = self._clock()
         timed = [replace(item, until=_in_time(item.until, now)) for item in items]
-        batch = EndpointBatch(self._line, self._seen.tasks, timed, step)
+        batch = EndpointBatch(self._context, self._probed.tasks, timed, step)
         ticks = asyncio.create_task(_tick(batch, step))
         try:
-            ends = await self._without_false_alarms(await batch.run(), batch.until)
+            call_results = await self._verify_rejections(await batch.run(), batch.until)
         finally:
             ticks.cancel()
-        self._judge(batch.asked(ends))
-        return settled(ends, said=batch.calls.said)
+        self._update_availability(batch.sent(call_results))
+        return batch_result(call_results, streamed=batch.calls.streamed)
 
     async def close(self) -> None:
-        """Hang up."""
-        await self.door.close()
+        """Close all connections."""
+        await self.availability.close()
         await self._transport.close()
 
-    async def _without_false_alarms(self, ends: list[End], until: float) -> list[End]:
-        """A proxy may forbid one text with the status of a wrong key: where a look finds all well, it was that.
+    async def _verify_rejections(self, call_results: list[CallResult], until: float) -> list[CallResult]:
+        """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text.
 
-        The look has the batch's time and no more: past it the watchdog would end the process, with all other batches.
+        The probe is limited to the batch's time: beyond it the watchdog would kill the process with all other batches.
         """
-        if not any(isinstance(end, Broken) for end in ends) or await self._ill(until):
-            return ends
+        if not any(isinstance(result, Broken) for result in call_results) or await self._probe_fails(until):
+            return call_results
         forbidden = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
-        return [forbidden if isinstance(end, Broken) and not end.key else end for end in ends]
+        return [forbidden if isinstance(result, Broken) and not result.key else result for result in call_results]
 
-    async def _ill(self, until: float) -> bool:
+    async def _probe_fails(self, until: float) -> bool:
         try:
             async with asyncio.timeout(until - self._clock()):
-                return bool(await self.look_again())
+                return bool(await self.probe())
         except TimeoutError:
             return True
 
-    def _judge(self, ends: Sequence[End]) -> None:
-        """What the items that the endpoint was asked for say of it."""
-        broken = next((end for end in ends if isinstance(end, Broken)), None)
+    def _update_availability(self, call_results: Sequence[CallResult]) -> None:
+        """Update the availability from the results of the items that were sent."""
+        broken = next((result for result in call_results if isinstance(result, Broken)), None)
         if broken is not None:
-            self.door.broken(broken.reason)
-        elif any(isinstance(end, Busy) for end in ends):
-            self.door.busy(wait_asked_s(ends))
-        elif any(isinstance(end, ItemResult) and end not in _NO_ANSWERS for end in ends):
-            self.door.worked()
-        elif ends:
-            said = next((end.output for end in ends if isinstance(end, ItemResult)), "")
-            self.door.failed(reason_of(ends) or said)
+            self.availability.broken(broken.reason)
+        elif any(isinstance(result, Busy) for result in call_results):
+            self.availability.busy(requested_wait_s(call_results))
+        elif any(isinstance(result, ItemResult) and result not in _FAILED_CALLS for result in call_results):
+            self.availability.worked()
+        elif call_results:
+            output = next((result.output for result in call_results if isinstance(result, ItemResult)), "")
+            self.availability.failed(reason_of(call_results) or output)
 
-    async def look_again(self) -> str:
-        """Why the endpoint cannot be used; "" where it can."""
-        seen = await look(self._transport, self._address, self._seen.model)
+    async def probe(self) -> str:
+        """Why the endpoint cannot be used; "" if it can."""
+        seen = await probe(self._transport, self._address, self._probed.model)
         if seen.fault:
             return seen.fault
-        if not self._seen.tasks <= seen.tasks:  # A proxy before servers that restart; callers must not be told of it.
-            return "The endpoint lacks a route that it had."
-        before, self._seen = self._seen, seen
+        if (
+            not self._probed.tasks <= seen.tasks
+        ):  # A proxy in front of restarting servers; this is not the client's error.
+            return "The endpoint lacks a route that it had before."
+        before, self._probed = self._probed, seen
         if seen.model != before.model:
             self.replaced()
         return ""
 
 
 def _in_time(until: float, now: float) -> float:
-    """When an item's calls must be over, so that its end arrives while it is of use."""
+    """When an item's calls must be over, so that its result arrives in time."""
     left_s = min(until - now, LONGEST_S)
     return now + left_s - min(MARGIN_S, 0.1 * left_s)
 
@@ -174,48 +178,48 @@ def _in_time(until: float, now: float) -> float:
 async def _tick(batch: EndpointBatch, step: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(TICK_S)
-        batch.calls.let_go()
+        batch.calls.end_abandoned()
         step()
 
 
-BUG = "The worker failed over this batch."
+BUG = "The worker failed on this batch."
 
 
 async def serve(endpoint: Endpoint, connection: socket.socket) -> None:
-    """Never returns: the process ends when the supervisor goes."""
-    transaction = EndpointServing(endpoint)
-    await asyncio.get_running_loop().create_unix_connection(lambda: transaction.line, sock=connection)
+    """Never returns: the process exits when the worker is gone."""
+    serving = EndpointServing(endpoint)
+    await asyncio.get_running_loop().create_unix_connection(lambda: serving.connection, sock=connection)
     await asyncio.Event().wait()
 
 
 class EndpointServing:
-    """Takes what the supervisor asks, and says what is to be said."""
+    """Receives the worker's messages and sends the results."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._running: dict[int, tuple[Listeners, asyncio.Task[None]]] = {}
         self._progress = ProgressCounter(self._send)
-        self.line = FrameConnection(self._take, _end, read_asked)
-        endpoint.door.tell = lambda *told: self._send(Available(*told))
-        endpoint.replaced = partial(_end, "The endpoint serves another model now; it is loaded anew.")
+        self.connection = FrameConnection(self._take, _end, decode_worker_message)
+        endpoint.availability.report = lambda *state: self._send(Available(*state))
+        endpoint.replaced = partial(_end, "The endpoint serves another model now; restarting to load it.")
 
-    def _take(self, asked: Asked) -> None:
-        if isinstance(asked, Drop):
-            if asked.seq in self._running:
-                self._running[asked.seq][0].drop(asked.seq, asked.places)
+    def _take(self, message: WorkerMessage) -> None:
+        if isinstance(message, Drop):
+            if message.seq in self._running:
+                self._running[message.seq][0].drop(message.seq, message.places)
             return
         listeners = Listeners(self._send)
-        listeners.begin(asked.seq)
+        listeners.begin(message.seq)
         self._progress.begin()
-        task = asyncio.create_task(self._answer(asked, listeners), name="batch")
-        self._running[asked.seq] = listeners, task
-        task.add_done_callback(lambda _: self._running.pop(asked.seq))
+        task = asyncio.create_task(self._answer(message, listeners), name="batch")
+        self._running[message.seq] = listeners, task
+        task.add_done_callback(lambda _: self._running.pop(message.seq))
 
     async def _answer(self, run: Run, listeners: Listeners) -> None:
         started = time.perf_counter()
         try:
             results = await self._results(run, listeners)
-        except Exception:  # noqa: BLE001 - whatever it is, the supervisor is told
+        except Exception:  # noqa: BLE001 - reported to the worker
             traceback.print_exc()
             results = HandBack(BUG, counted=True)
         if isinstance(results, HandBack):
@@ -239,13 +243,13 @@ class EndpointServing:
         found = await self._endpoint.answer(readable, step) if readable else []
         return found if isinstance(found, HandBack) else with_unreadable(items, with_late(readable, found))
 
-    def _send(self, message: Said) -> None:
-        if not self.line.send(pack(message)):
+    def _send(self, message: ModelMessage) -> None:
+        if not self.connection.send(pack(message)):
             _end()
 
 
 def _end(why: str = "") -> None:
-    """The way out of a model process: past hooks that could hang."""
+    """The end of a model process, past hooks that could hang."""
     if why:
         sys.stderr.write(why + "\n")
     sys.stdout.flush()
@@ -254,7 +258,7 @@ def _end(why: str = "") -> None:
 
 
 class EndpointBackend:
-    """`spec` is the text of `--backend`; how to get in is in the environment."""
+    """`spec` is the value of `--backend`; credentials come from the environment."""
 
     def __init__(self, spec: str) -> None:
         """Raises StartError for an address or certificates that cannot be used."""
@@ -265,23 +269,23 @@ class EndpointBackend:
 
     @property
     def version(self) -> str:
-        """What the endpoint calls its model."""
+        """The endpoint's name for its model."""
         return self._endpoint.model
 
     def load(self) -> None:
-        """Wait for the endpoint. Raises StartError where it refuses our key or lacks the model, EndpointAway later."""
+        """Wait for the endpoint. Raises StartError for a rejected key or a missing model, EndpointAway after a while."""
         self._loop.run(self._endpoint.load())
 
     def warmup(self) -> None:
-        """Nothing: it is kept warm by whoever runs it, and every text may cost."""
+        """Nothing: the endpoint's operator keeps it warm, and every request may cost money."""
 
     def health(self) -> None:
-        """A look at the endpoint. Raises Unwell with what is wrong."""
-        if fault := self._loop.run(self._endpoint.look_again()):
+        """A probe. Raises Unwell with the reason."""
+        if fault := self._loop.run(self._endpoint.probe()):
             raise Unwell(fault)
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Answer every item. What could be handed back and run again is here the end of the batch."""
+        """Answer every item. A batch that could be handed back fails here."""
         found = self._loop.run(self._endpoint.answer(items, progress))
         if not isinstance(found, HandBack):
             return found
@@ -289,10 +293,10 @@ class EndpointBackend:
         return [ItemResult(found.reason, 0, code)] * len(items)
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer batches from the supervisor until it goes; never returns."""
+        """Answer batches of the worker until it is gone; never returns."""
         self._loop.run(serve(self._endpoint, connection))
 
     def close(self) -> None:
-        """Hang up, and end the event loop."""
+        """Close all connections and the event loop."""
         self._loop.run(self._endpoint.close())
         self._loop.close()

@@ -1,6 +1,6 @@
-"""What an endpoint's refusal means, and for whom: the caller, the one who configured it, or nobody but the moment. Pure.
+"""The meaning of an endpoint's error: a client error, a wrong configuration, or a temporary failure. No I/O.
 
-Nothing of what the server wrote is passed on: it may name paths, keys and other people's texts.
+Text of the server is never passed on: it may contain paths, keys and other clients' inputs.
 """
 
 import re
@@ -16,59 +16,61 @@ from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
 from scheduler.errors import ErrorCode
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
-"""However long a server asks to be left alone."""
+"""Limits for the waiting time that a server asks for."""
 
 _BUSY = frozenset({429, 503, 529})
-_OURS = frozenset({401, 403, 404, 405, 407})
-_ONCE_MORE = frozenset({408, 425})
+_MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
+_RETRYABLE = frozenset({408, 425})
 _TOO_LONG = re.compile(r"context.?length|context.?size|too long|maximum.{1,40}tokens|exceeds?.{1,40}(context|tokens)")
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The server takes nothing for now; `wait_s` as it asks, bounded, or None where it says nothing."""
+    """The server accepts nothing for now; `wait_s` as it asks, within limits, or None."""
 
     wait_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The endpoint will refuse everybody: a wrong key, a model that is gone. Ours to mend, no caller's fault."""
+    """The endpoint will reject every request (wrong key, missing model); the operator must fix it, no client is at
+    fault.
+    """
 
     reason: str
     key: bool = False
-    """It does not take our key, which no caller's text can bring about."""
+    """It rejects the key, which no client's input can cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The server failed over these items, or was lost with them: they may have been run. Counted as an attempt."""
+    """The server failed on these items, or the connection was lost: they may have run. Counts as an attempt."""
 
     reason: str
     by_input: bool = False
-    """It answered that it failed: where others go well, this input breaks it."""
+    """The server reported the failure: if other items succeed, this input causes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """The server has seen nothing of it, or said nothing of it: it may be sent again."""
+    """The server did not receive it, or sent no response: it may be sent again."""
 
     reason: str
 
 
-End = ItemResult | Busy | Broken | Lost | Unreached
-"""What became of one item."""
+CallResult = ItemResult | Busy | Broken | Lost | Unreached
+"""The result of one item."""
 
 
 def read_refusal(
     status: int, headers: Mapping[str, str], body: bytes, sent: Collection[str], now_s: float
 ) -> ItemResult | Busy | Broken | Lost:
-    """The meaning of an answer other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
+    """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
     if status in _BUSY:
-        return Busy(asked_wait_s(headers, now_s))
-    if status in _OURS or status < 400:
+        return Busy(retry_after_s(headers, now_s))
+    if status in _MISCONFIGURED or status < 400:
         return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
-    if status in _ONCE_MORE:
+    if status in _RETRYABLE:
         return Lost(f"The endpoint answers {status}.")
     if status >= 500:
         return Lost(f"The endpoint answers {status}.", by_input=status == 500)
@@ -77,8 +79,8 @@ def read_refusal(
     return ItemResult(_sentence(body, sent), 0, ErrorCode.INVALID_REQUEST)
 
 
-def asked_wait_s(headers: Mapping[str, str], now_s: float) -> float | None:
-    """Seconds for which the server wants to be left alone, within bounds; None where it does not say."""
+def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
+    """The seconds for which the server asks to be left alone, within limits; None if it gives no time."""
     wait_s = _number(headers.get("retry-after-ms"), 1000) or _number(headers.get("Retry-After"), 1)
     if wait_s is None:
         try:
@@ -93,21 +95,25 @@ def _number(text: str | None, divisor: float) -> float | None:
         value = float(text or "") / divisor
     except ValueError:
         return None
-    return value if value >= 0 else None  # NaN is neither.
+    return value if value >= 0 else None  # Excludes NaN too.
 
 
 def _sentence(body: bytes, sent: Collection[str]) -> str:
-    named, text = _complaint(body)
+    named, text = _error_fields(body)
     if name := next((each for each in named if each in PARAMETERS), None):
         return f"parameters.{name} is not accepted by the model."
     if _TOO_LONG.search(text):
-        return "The input and the tokens that are asked for are more than the model can hold."
-    said = next((name for name in sorted(sent) if re.search(rf"\b{re.escape(name)}\b", text)), None)
-    return f"parameters.{said} is not accepted by the model." if said else "The model does not accept this request."
+        return "The input and max_tokens together exceed the model's context."
+    mentioned = next((name for name in sorted(sent) if re.search(rf"\b{re.escape(name)}\b", text)), None)
+    return (
+        f"parameters.{mentioned} is not accepted by the model."
+        if mentioned
+        else "The model does not accept this request."
+    )
 
 
-def _complaint(body: bytes) -> tuple[Sequence[str], str]:
-    """(fields that the server names, what it says in lower case), in each of the forms that servers have."""
+def _error_fields(body: bytes) -> tuple[Sequence[str], str]:
+    """(fields that the server names, its message in lower case), in all known formats."""
     try:
         document: Any = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -116,12 +122,12 @@ def _complaint(body: bytes) -> tuple[Sequence[str], str]:
         return (), ""
     error = document.get("error", document)
     error = error if isinstance(error, dict) else {"message": error}
-    named = [error.get("param"), *_places(document.get("detail"))]
+    named = [error.get("param"), *_fastapi_fields(document.get("detail"))]
     text = f"{error.get('message') or ''} {error.get('code') or ''}".lower()
     return [each for each in named if isinstance(each, str)], text
 
 
-def _places(detail: Any) -> list[Any]:
-    """FastAPI's: [{"loc": ["body", "temperature"], ...}]."""
+def _fastapi_fields(detail: Any) -> list[Any]:
+    """FastAPI's format: [{"loc": ["body", "temperature"], ...}]."""
     rows = [row.get("loc") for row in detail if isinstance(row, dict)] if isinstance(detail, list) else []
     return [each for loc in rows if isinstance(loc, list) for each in loc]

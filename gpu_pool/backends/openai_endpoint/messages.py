@@ -1,6 +1,6 @@
-"""Bodies for an endpoint and results from its answers, streamed ones included. Pure.
+"""Request bodies for an endpoint and results from its responses, streamed ones included. No I/O.
 
-Bodies are in OpenAI's form; answers are counted, put in order, and their tokens shared out among the items of one call.
+Bodies are in OpenAI's format; responses are counted, put in order, and their tokens divided among the items of a call.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,13 +28,13 @@ PARAMETERS = frozenset(
         "repetition_penalty",
     }
 )
-"""What callers may say of how text is made. Never `n`, `stream`, `priority` or `model`, which are not theirs to choose."""
+"""Sampling parameters that clients may set. Never `n`, `stream`, `priority` or `model`."""
 
-_ROLES = {"developer": "system"}  # OpenAI's newer name, which the templates of open models do not know.
+_ROLES = {"developer": "system"}  # OpenAI's newer name, which templates of open models do not know.
 
 
-def refused_early(item: Item) -> ItemResult | None:
-    """The end of an item that must not be sent, as the caller may read it; else None."""
+def rejected_early(item: Item) -> ItemResult | None:
+    """The error for an item that must not be sent, for the client; else None."""
     unknown = sorted(item.parameters.keys() - PARAMETERS)
     if unknown:
         return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
@@ -46,10 +46,11 @@ def refused_early(item: Item) -> ItemResult | None:
     return None
 
 
-def together(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
-    """The places of `items` that may share a call: texts with equal parameters, and all that is embedded.
+def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
+    """The positions of `items` that may share a call: texts with equal parameters, and all embeddings.
 
-    A conversation, and what somebody reads along, has a call to itself; so has everything without `lists`. `tiers`: tiers share none.
+    A conversation or stream has its own call; without `lists` every item has. `tiers`: items of different tiers share
+    none.
     """
     groups: dict[bytes, list[int]] = {}
     for place in places:
@@ -62,9 +63,9 @@ def together(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers
 def body_of(
     model: str, items: Sequence[Item], *, stream: bool = False, usage: bool = True, priority: bool = False
 ) -> dict[str, Any]:
-    """One call for these items, which `together` has put together.
+    """The body of one call for these items, which `group_calls` grouped.
 
-    `usage`: a stream is to end with its tokens; `priority`: the server takes the tier's, 1 first.
+    `usage`: a stream ends with its tokens; `priority`: the server accepts the tier's, 1 first.
     """
     first = items[0]
     if first.task is Task.EMBED:
@@ -85,7 +86,7 @@ def body_of(
 
 
 def traceparent_of(items: Sequence[Item]) -> str:
-    """The `traceparent` of a call for these items: that of the first which is sampled; "" where none is."""
+    """The `traceparent` of a call for these items: that of the first sampled one; "" if there is none."""
     return next((item.trace.traceparent() for item in items if item.trace is not None), "")
 
 
@@ -103,14 +104,14 @@ NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorC
 
 
 class EndpointUsage(msgspec.Struct, gc=False):
-    """Tokens of a call. Servers that count none say nothing, or null."""
+    """Tokens of a call. Servers that do not count omit them or send null."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
 class EndpointMessage(msgspec.Struct, gc=False):
-    """What a chat model said."""
+    """A message of a chat model."""
 
     content: str | None = None
 
@@ -125,7 +126,7 @@ class EndpointChoice(msgspec.Struct, gc=False):
 
 
 class Texts(msgspec.Struct, gc=False):
-    """The answer of both."""
+    """The response of both."""
 
     choices: list[EndpointChoice]
     usage: EndpointUsage | None = None
@@ -139,7 +140,7 @@ class Vector(msgspec.Struct, gc=False):
 
 
 class Vectors(msgspec.Struct, gc=False):
-    """The answer of `/embeddings`."""
+    """The response of `/embeddings`."""
 
     data: list[Vector]
     usage: EndpointUsage | None = None
@@ -150,29 +151,29 @@ _vectors = msgspec.json.Decoder(Vectors)
 
 
 def read_answer(body: bytes, items: Sequence[Item]) -> list[ItemResult]:
-    """One result for each item of the call. Raises InvalidOutput for junk, and for a wrong number of answers."""
+    """One result for each item of the call. Raises InvalidOutput for junk, and for a wrong number of results."""
     try:
         if items[0].task is Task.EMBED:
             return _read_vectors(_vectors.decode(body), items)
         return _read_texts(_texts.decode(body), items)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidOutput("The model's answer cannot be read.") from None
+        raise InvalidOutput("The model's response cannot be read.") from None
 
 
 def finish(reason: str | None) -> str:
-    """OpenAI's word for why a text ends: servers have many for an end of the model's own."""
+    """OpenAI's finish reason: servers have many names for a natural end."""
     return "length" if reason == "length" else "stop"
 
 
 def counted(usage: EndpointUsage | None) -> tuple[int, int]:
-    """Tokens (read, written), 0 where nobody counted."""
+    """Tokens (input, output), 0 if unknown."""
     if usage is None:
         return 0, 0
     return max(0, usage.prompt_tokens or 0), max(0, usage.completion_tokens or 0)
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """`total` in whole parts by weight, none lost: each cut is where the running sum has it."""
+    """Divide `total` into whole parts by weight: each cut is at the running sum."""
     whole, passed, cut, parts = max(1, sum(weights)), 0, 0, []
     for weight in weights:
         passed += weight
@@ -185,7 +186,7 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _read_texts(answer: Texts, items: Sequence[Item]) -> list[ItemResult]:
-    choices = _ordered(answer.choices, len(items))
+    choices = _in_order(answer.choices, len(items))
     texts = [_text(choice) for choice in choices]
     read, written = counted(answer.usage)
     tokens_in = shares(read, [len(item.input) + 1 for item in items])
@@ -195,7 +196,7 @@ def _read_texts(answer: Texts, items: Sequence[Item]) -> list[ItemResult]:
 
 
 def _read_vectors(answer: Vectors, items: Sequence[Item]) -> list[ItemResult]:
-    vectors = _ordered(answer.data, len(items))
+    vectors = _in_order(answer.data, len(items))
     tokens = shares(counted(answer.usage)[0], [len(item.input) + 1 for item in items])
     return [_vector(vector.embedding, count) for vector, count in zip(vectors, tokens, strict=True)]
 
@@ -210,13 +211,13 @@ def _vector(values: list[float], tokens: int) -> ItemResult:
 def _text(choice: EndpointChoice) -> str:
     text = choice.message.content if choice.message is not None else choice.text
     if text is None:
-        raise InvalidOutput("The model's answer holds no text.")
+        raise InvalidOutput("The model's response holds no text.")
     return text
 
 
-def _ordered(found: list[EndpointChoice] | list[Vector], expected: int) -> list:  # type: ignore[type-arg]
+def _in_order(found: list[EndpointChoice] | list[Vector], expected: int) -> list:  # type: ignore[type-arg]
     if sorted(each.index for each in found) != list(range(expected)):
-        raise InvalidOutput(f"The model returned {len(found)} answers for {expected} inputs, or numbered them wrongly.")
+        raise InvalidOutput(f"The model returned {len(found)} results for {expected} inputs, or wrong indexes.")
     return sorted(found, key=lambda each: each.index)
 
 
@@ -225,11 +226,11 @@ END = b"[DONE]"
 
 
 class StreamFault(InvalidOutput):
-    """The server told of an error in the middle of its answer."""
+    """The server reported an error inside its response."""
 
 
 class StreamedPiece(msgspec.Struct, gc=False):
-    """What is added to a text, or to a message."""
+    """Text added to a completion or message."""
 
     text: str | None = None
     delta: EndpointMessage | None = None
@@ -248,14 +249,14 @@ _chunk = msgspec.json.Decoder(Chunk)
 
 
 class EventLines:
-    """Data of events, as their bytes come in whatever parts. Comments and other fields are left out."""
+    """Parses server-sent events from parts of any size. Comments and other fields are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are whole now. Raises InvalidOutput for one that does not end."""
+        """The data of the events that are complete now. Raises InvalidOutput for one that is too large."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise InvalidOutput("The model's stream holds an event without an end.")
@@ -270,7 +271,7 @@ class EventLines:
 
 
 class StreamedCompletion:
-    """The answer so far. `over`: the server has said that this is all."""
+    """The streamed output so far. `over`: the server has sent a finish reason or the end mark."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -286,7 +287,7 @@ class StreamedCompletion:
         return self.ended or self._reason is not None
 
     def add(self, data: bytes) -> str:
-        """What the event adds, possibly nothing. Raises InvalidOutput for junk, StreamFault for the server's error."""
+        """The text that the event adds, possibly "". Raises InvalidOutput for junk, StreamFault for the server's error."""
         if data == END:
             self.ended = True
             return ""
@@ -302,7 +303,7 @@ class StreamedCompletion:
         return text
 
     def result(self) -> ItemResult:
-        """As far as it has come."""
+        """The output so far."""
         read, written = counted(self._usage)
         return ItemResult("".join(self._texts), read + written, "", written, finish(self._reason))
 
@@ -313,5 +314,5 @@ def _read(data: bytes) -> Chunk:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidOutput("The model's stream cannot be read.") from None
     if chunk.error:
-        raise StreamFault("The model failed in the middle of its answer.")
+        raise StreamFault("The model failed while it was streaming.")
     return chunk

@@ -1,4 +1,4 @@
-"""Where an endpoint is: the text behind `openai:` taken apart. Pure."""
+"""The URL of an endpoint, parsed from the text after `openai:`. No I/O."""
 
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -12,7 +12,7 @@ _VERSION = "/v1"
 
 @dataclass(frozen=True, slots=True)
 class EndpointUrl:
-    """`base` has the routes (`<base>/completions`), `root` the server's own; `model` is "" where the server may choose."""
+    """`base` has the routes (`<base>/completions`), `root` the server's health; `model` is "" if the server may choose."""
 
     base: str
     root: str
@@ -20,11 +20,11 @@ class EndpointUrl:
 
 
 def read_address(spec: str) -> EndpointUrl:
-    """The address in `openai:URL[#MODEL]`; a URL without a path gets `/v1`. Raises StartError that says what is wrong."""
+    """The address in `openai:URL[#MODEL]`; a URL without a path gets `/v1`. Raises StartError with what is wrong."""
     try:
         url = urlsplit(spec.removeprefix(PREFIX))
         fault = _fault(url)
-    except ValueError as error:  # A port that is no number, a bracket that is not closed.
+    except ValueError as error:  # An invalid port, or an unclosed bracket.
         fault = str(error)
     if fault:
         raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {FORM}.")
@@ -46,7 +46,7 @@ def _fault(url: SplitResult) -> str:
 
 
 def _shown(spec: str) -> str:
-    """Without what may be a password or a key."""
+    """The spec without what may be a password or a key."""
     place, query, _ = spec.partition("?")
     scheme, at, rest = place.rpartition("@")
     return (f"{scheme.partition('//')[0]}//...@{rest}" if at else place) + (query and "?...")

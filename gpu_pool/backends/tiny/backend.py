@@ -1,4 +1,4 @@
-"""`tiny`: the small torch language model that ships with the project, as a backend."""
+"""`tiny`: the small torch language model that ships with Tierlane, as a backend."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class TinyBackend:
 
     @property
     def padding(self) -> Padding:
-        """What was computed for nothing."""
+        """Padding of the passes of the last batch."""
         return self._loaded().padding
 
     def load(self) -> None:
-        """Import torch and load the weights. Raises StartError where one of them is not there."""
+        """Import torch and load the weights. Raises StartError if either is missing."""
         try:
             from gpu_pool.backends.tiny.generate import TinyModel  # noqa: PLC0415 - torch is imported on use only
         except ModuleNotFoundError as error:
@@ -61,11 +61,11 @@ class TinyBackend:
         self._loaded().generate(["The", "Once upon a time"], [few, few], lambda: None)
 
     def health(self) -> None:
-        """The same again."""
+        """Runs the warm-up again."""
         self.warmup()
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Generate or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
+        """Generate text or an embedding for each item. Raises InvalidOutput if the network computes NaN or infinity."""
         return by_task(items, lambda texts: self._generate(texts, progress), lambda texts: self._embed(texts, progress))
 
     def _embed(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
@@ -76,14 +76,17 @@ class TinyBackend:
         return run_prepared(items, _prepare, lambda prepared: self._continued(prepared, progress))
 
     def _continued(self, prepared: Sequence[Prepared], progress: Callable[[], None]) -> list[ItemResult]:
-        prompts, wishes, listeners = zip(*prepared, strict=True)
+        prompts, parameters, listeners = zip(*prepared, strict=True)
         try:
-            return [as_result(made) for made in self._loaded().generate(prompts, wishes, progress, listeners)]
+            return [
+                as_result(generation)
+                for generation in self._loaded().generate(prompts, parameters, progress, listeners)
+            ]
         except FloatingPointError as error:
             raise InvalidOutput(str(error)) from error
 
     def close(self) -> None:
-        """Let the weights go."""
+        """Release the weights."""
         self._model = None
 
     def _loaded(self) -> TinyModel:
@@ -93,5 +96,7 @@ class TinyBackend:
 
 
 def _prepare(item: Item) -> Prepared | ItemResult:
-    wish = read_parameters(item)
-    return wish if isinstance(wish, ItemResult) else (prompt_of(item, running_text), wish, item.listener)
+    parameters = read_parameters(item)
+    if isinstance(parameters, ItemResult):
+        return parameters
+    return prompt_of(item, running_text), parameters, item.listener

@@ -1,8 +1,9 @@
-"""Generation and embedding with `tiny`: one pass over the prompts, then one step a byte until every row has its end.
+"""Generation and embedding with `tiny`: one pass over the prompts, then one step for each byte until every row has
+ended.
 
-The answer for a row depends on that row alone, whatever shares its batch (gpu_pool/backends/tiny/sampling.py): always
-at temperature 0, and with a seed at any temperature. An embedding is the mean of the last hidden states, at length one;
-a text longer than the context is read in pieces, which count by their length.
+The result of a row depends on that row alone, not on its batch (gpu_pool/backends/tiny/sampling.py): always at
+temperature 0, and with a seed at any temperature. An embedding is the mean of the last hidden states, normalised to
+length one; a text longer than the context is read in pieces, weighted by their length.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from gpu_pool.backends.tiny.row import TinySequence
 from gpu_pool.backends.tiny.sampling import choose
 
 LARGEST_BATCH = 64
-"""Pieces that run together; more are done in turns."""
+"""Rows that run together; more run one batch after another."""
 
 
 class Embedded(NamedTuple):
-    """A text's vector (width of the network), and the tokens that were read for it."""
+    """A text's vector, and the number of its tokens."""
 
     values: list[float]
     tokens: int
@@ -53,12 +54,12 @@ def embed(
 
 
 def _pieces(text: str, context: int) -> list[list[int]]:
-    tokens = model.encode(text, 4 * len(text))  # More bytes than it has.
+    tokens = model.encode(text, 4 * len(text))  # More than its bytes.
     return [tokens[start : start + context] for start in range(0, len(tokens), context)]
 
 
 def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]], on_step: Callable[[], None]) -> Tensor:
-    """The sum of each piece's hidden states (pieces, width). Padding stands behind a piece, where nothing looks at it."""
+    """The sum of each piece's hidden states (pieces, width). Padding is behind a piece, where attention does not reach."""
     widest = max(map(len, pieces))
     padded = [piece + [model.PAD] * (widest - len(piece)) for piece in pieces]
     states = network.hidden(torch.tensor(padded, device=device), on_step).to("cpu", torch.float64)
@@ -68,7 +69,7 @@ def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]], o
 
 
 class TinyModel:
-    """The loaded model. Not for use by several threads at once."""
+    """The loaded model. Not thread-safe."""
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.version = VERSION
@@ -78,12 +79,11 @@ class TinyModel:
 
     @classmethod
     def load(cls, device: str = "auto", threads: int | None = None) -> TinyModel:
-        """Load the shipped weights onto `device`: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA where there is one).
+        """Load the shipped weights onto `device`: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA if available).
 
-        `threads` sets torch's CPU threads for the whole process, 1 where it is None: the matrices are so small that a
-        second thread gains a quarter on idle cores and loses tenfold on busy ones, where each waits for the other.
-        Raises `WeightsError` when the weights are not those of this version, `RuntimeError` from torch when the device
-        does not exist.
+        `threads` sets torch's CPU threads for the whole process, 1 if it is None: the matrices are so small that a
+        second thread gains a quarter on idle cores and loses tenfold on busy ones. Raises `WeightsError` if the weights
+        are not those of this version, `RuntimeError` from torch if the device does not exist.
         """
         torch.set_num_threads(1 if threads is None else threads)
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -97,37 +97,37 @@ class TinyModel:
         on_step: Callable[[], None] | None = None,
         listeners: Sequence[OutputListener | None] | None = None,
     ) -> list[Generation]:
-        """Return the continuation of each prompt, in order; `on_step` is called after each layer of each pass.
+        """The continuation of each prompt, in order; `on_step` is called after each layer of each pass, since one pass
+        over long prompts takes seconds on a busy CPU.
 
-        One pass over long prompts takes seconds on a busy CPU, and whoever waits must not take that for a hang.
-
-        `listeners`, one a prompt or None, hear each continuation as it grows; one that is gone ends it. A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
-        `FloatingPointError` when the network computes NaN or infinity.
+        `listeners`, one for each prompt or None, receive each continuation as it grows; one that is gone ends it. A
+        prompt too long for the context keeps its last bytes. Raises `ValueError` if the lists differ in length,
+        `FloatingPointError` if the network computes NaN or infinity.
         """
         rows = [
-            TinySequence.start(prompt, wish, self._network.shape.context, listener)
-            for prompt, wish, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
+            TinySequence.start(prompt, each, self._network.shape.context, listener)
+            for prompt, each, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
         ]
         for first in range(0, len(rows), LARGEST_BATCH):
             self._run(rows[first : first + LARGEST_BATCH], on_step or nothing)
         return [row.result() for row in rows]
 
     def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
-        """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.backends.tiny.generate`)."""
+        """A vector for each text, in order, with the number of tokens that were read."""
         return embed(self._network, self._device, texts, on_step or nothing, self.padding)
 
     @torch.inference_mode()
     def _run(self, rows: list[TinySequence], on_step: Callable[[], None]) -> None:
-        """Draw tokens for all rows until each is finished."""
+        """Add tokens to all rows until each is finished."""
         slots = max(row.longest for row in rows)
         cache = Cache(self._network.shape, len(rows), slots, self._device)
         scores = self._read_prompts(rows, cache, on_step)
         while True:
             self._draw(rows, scores, on_step)
             for row in rows:
-                row.speak()
+                row.stream()
             on_step()
-            rows = _leave(rows, cache, self._device)
+            rows = _drop_finished(rows, cache, self._device)
             if not rows:
                 return
             scores = self._read_last(rows, cache, on_step)
@@ -151,7 +151,7 @@ class TinyModel:
         return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]), on_layer=on_step)
 
     def _draw(self, rows: list[TinySequence], scores: Tensor, on_step: Callable[[], None]) -> None:
-        """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
+        """Choose each unfinished row's next token; a choice within rounding noise is recomputed from the row alone."""
         live = [index for index, row in enumerate(rows) if not row.finished]
         drawing = [rows[index] for index in live]
         tokens, clear = _choose(drawing, scores[live])
@@ -162,24 +162,24 @@ class TinyModel:
             row.take(token)
 
     def _score_alone(self, row: TinySequence) -> Tensor:
-        """Score the next token from the row's whole text, without cache or neighbours: the same in every batch."""
+        """Score the next token from the row's whole text, without cache or other rows: the same in every batch."""
         return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
 
 
 def _choose(rows: list[TinySequence], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to("cpu", torch.float64, copy=True)
     if not bool(wide.isfinite().all()):
-        raise FloatingPointError("The network's scores are not finite.")  # Any choice from them would be nonsense.
+        raise FloatingPointError("The network's scores are not finite.")  # Any choice would be meaningless.
     for index, row in enumerate(rows):
         wide[index, row.refused()] = -torch.inf
-    wishes = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
-    temperature, top_p, uniform = torch.tensor(wishes, dtype=torch.float64).unbind(1)
+    parameters = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
+    temperature, top_p, uniform = torch.tensor(parameters, dtype=torch.float64).unbind(1)
     choice = choose(wide, temperature, top_p, uniform)
     return choice.tokens, choice.clear
 
 
-def _leave(rows: list[TinySequence], cache: Cache, device: torch.device) -> list[TinySequence]:
-    """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
+def _drop_finished(rows: list[TinySequence], cache: Cache, device: torch.device) -> list[TinySequence]:
+    """Remove finished rows once they are half of the batch: each removal copies the cache."""
     staying = [index for index, row in enumerate(rows) if not row.finished]
     if staying and 2 * len(staying) > len(rows):
         return rows

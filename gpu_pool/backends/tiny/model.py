@@ -1,13 +1,13 @@
 """The network, the weights and the vocabulary of `tiny`.
 
 A decoder transformer over bytes (RoPE, RMSNorm, squared ReLU), and its KV cache. The same `forward` trains (no cache:
-whole windows) and generates (with a cache: each row of the batch is at its own position). Rows of a batch start at slot
-0 of the cache and are padded on the right, so a real token never has padding before it: the rule "my own slot and the
-nearest ones behind it" is the only mask there is.
+whole windows) and generates (with a cache: each row of the batch has its own position). Rows of a batch start at slot 0
+of the cache and are padded on the right, so a real token never has padding before it, and the only mask is "the own
+slot and the nearest ones before it".
 
-The weights are safetensors, which holds numbers and nothing that can run. Their hash is compared before a byte is
-parsed, so a damaged or swapped file is refused. The token ids are the 256 byte values, then three marks: there is no
-tokenizer, a prompt's tokens are its UTF-8 bytes.
+The weights are safetensors, which cannot contain code. Their hash is compared before anything is parsed, so a damaged
+or replaced file is rejected. The token ids are the 256 byte values, then three marks: there is no tokenizer, a prompt's
+tokens are its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BEGIN: Final = 256
-"""Stands before every text, so that an empty prompt has a token to go on from."""
+"""Comes before every text, so that an empty prompt has a token."""
 END: Final = 257
-"""The model's own mark that a text is finished."""
+"""The model's mark for the end of a text."""
 PAD: Final = 258
 """Fills the shorter rows of a batch; never learned from, never drawn."""
 VOCABULARY_SIZE: Final = 259
 
 
 def encode(prompt: str, keep: int) -> list[int]:
-    """Return BEGIN and the last `keep` bytes of the prompt, cut at a character's start; lone surrogates become `?`."""
+    """BEGIN and the last `keep` bytes of the prompt, cut at a character's start; lone surrogates become `?`."""
     data = prompt.encode("utf-8", errors="replace")
     tail = data[-keep:].lstrip(bytes(range(0x80, 0xC0))) if len(data) > keep else data
     return [BEGIN, *tail]
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Return the text of byte tokens: bad bytes become U+FFFD, a character cut off at the very end is left out."""
+    """The text of byte tokens: bad bytes become U+FFFD, a partial character at the very end is left out."""
     return decoder().decode(bytes(tokens), final=False)
 
 
 def decoder() -> IncrementalDecoder:
-    """Make what does the same piece by piece: all that `decode(..., final=False)` has returned, together."""
+    """An incremental decoder that gives the same text piece by piece."""
     return getincrementaldecoder("utf-8")("replace")
 
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """The sizes that fix the network.
+    """The sizes of the network.
 
-    `window` is how many tokens back each layer looks, itself included. Positions enter only as distances, and none is
-    ever longer than those of training, so text at the end of the context is as good as at its start.
+    `window` is how many tokens back each layer attends to, its own included. Positions enter only as distances, and
+    none is longer than in training, so text at the end of the context is as good as at its start.
     """
 
     context: int = 512
@@ -73,7 +73,7 @@ class NetworkShape:
 
 @dataclass
 class TokenPositions:
-    """Where the tokens of one call stand: their angles and, with a cache, their slots and what they may see."""
+    """Positions of the tokens of one call: their angles and, with a cache, their slots and what they may attend to."""
 
     cos: Tensor
     sin: Tensor
@@ -90,7 +90,7 @@ class Cache:
         self._store = torch.zeros(size, device=device)
 
     def write(self, layer: int, place: TokenPositions, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put `keys` and `values` (rows, heads, tokens, head width) into each row's slots; return all within reach."""
+        """Store `keys` and `values` (rows, heads, tokens, head width) in each row's slots; returns all within reach."""
         store = self._store[layer]
         rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
         store[0][rows, place.positions] = keys.transpose(1, 2)
@@ -99,12 +99,12 @@ class Cache:
         return store[0, :, :reach].transpose(1, 2), store[1, :, :reach].transpose(1, 2)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop every row but `rows` (indices), so that finished rows cost nothing more."""
+        """Drop every row except `rows` (indices)."""
         self._store = self._store.index_select(2, rows)
 
 
 def rope_table(shape: NetworkShape) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the rotary embedding (Su et al. 2021), each (context, head width / 2)."""
+    """Cos and sin of the rotary embedding (Su et al. 2021), each (context, head width / 2)."""
     half = shape.head_width // 2
     rates = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), rates)
@@ -112,7 +112,7 @@ def rope_table(shape: NetworkShape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of each head vector by its position's angles."""
+    """Rotate the two halves of each head vector by its position's angles."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(heads)
 
@@ -123,7 +123,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def nothing() -> None:
-    """Stands in for somebody who wants to be called after each layer."""
+    """The default callback: does nothing."""
 
 
 class Attention(nn.Module):
@@ -186,7 +186,7 @@ class Network(nn.Module):
         return cast("Tensor", self.scores(self.hidden(tokens)))
 
     def hidden(self, tokens: Tensor, on_layer: Callable[[], None] = nothing) -> Tensor:
-        """What the last layer knows of each token of such windows; returns (rows, tokens, width)."""
+        """The last layer's state for each token of such windows; returns (rows, tokens, width)."""
         reach = tokens.shape[1]
         positions = torch.arange(reach, device=tokens.device)
         place = TokenPositions(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
@@ -202,11 +202,11 @@ class Network(nn.Module):
         *,
         on_layer: Callable[[], None] = nothing,
     ) -> Tensor:
-        """Score the token after each row's `last` one, with what the cache knows of the tokens before.
+        """Score the token after each row's `last` one, with the cached tokens before.
 
-        `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots that may be looked at;
-        `last` (rows) indexes each row's last real token within this call; `on_layer` is called after each layer. Returns
-        (rows, vocabulary).
+        `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots within reach; `last` (rows)
+        indexes each row's last real token within this call; `on_layer` is called after each layer. Returns (rows,
+        vocabulary).
         """
         mask = self._visible(positions, reach).unsqueeze(1)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
@@ -215,7 +215,7 @@ class Network(nn.Module):
         return cast("Tensor", self.scores(norm(x[rows, last])))
 
     def _visible(self, positions: Tensor, reach: int) -> Tensor:
-        """Which of the first `reach` slots each position may look at: its own and those behind it, within the window."""
+        """Which of the first `reach` slots each position may attend to: its own and those before it, within the window."""
         behind = positions.unsqueeze(-1) - torch.arange(reach, device=positions.device)
         return (behind >= 0) & (behind < self.shape.window)
 
@@ -233,13 +233,13 @@ PATH: Final = Path(__file__).with_name("tiny.safetensors")
 
 
 class WeightsError(RuntimeError):
-    """The weights file is missing or is not the one this version was released with."""
+    """The weights file is missing or not the one of this version."""
 
 
 def load_network(device: torch.device, path: Path = PATH, sha256: str = SHA256) -> Network:
-    """Return the network, in float32 and ready to generate, with the weights at `path`.
+    """The network with the weights at `path`, in float32 and ready to generate.
 
-    Raises `WeightsError` when the file is missing or its SHA-256 is not `sha256`.
+    Raises `WeightsError` if the file is missing or its SHA-256 is not `sha256`.
     """
     tensors = {name: tensor.float() for name, tensor in load(_read_verified(path, sha256)).items()}
     network = Network(NetworkShape())

@@ -1,6 +1,6 @@
-"""One row of a batch: its tokens, its random source, when it ends, and what of it can be streamed before that.
+"""One row of a batch: its tokens, its random numbers, when it ends, and which part of it can be streamed before that.
 
-What can be streamed has no half character, and nothing that a stop string may take back.
+Streamed text has no partial characters, and nothing that may become part of a stop string.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_pool.backends.tiny.sampling import refused_bytes
 
 
 class StreamBuffer:
-    """Tells a listener a row's text as it grows, with the bytes of its stop strings in mind."""
+    """Sends a row's text to a listener as it grows, except what may become a stop string."""
 
     def __init__(self, listener: OutputListener, stops: Sequence[bytes]) -> None:
         self._listener = listener
@@ -28,15 +28,15 @@ class StreamBuffer:
 
     @property
     def unwanted(self) -> bool:
-        """Nobody listens any more."""
+        """The listener wants no more text."""
         return self._listener.gone
 
-    def grew(self, drawn: bytes | bytearray) -> None:
-        """These are the row's bytes so far, which may go on."""
+    def update(self, drawn: bytes | bytearray) -> None:
+        """The row's bytes so far; more may follow."""
         self._say(drawn[: len(drawn) - held_back(drawn, self._stops)])
 
-    def ended(self, text: bytes | bytearray) -> None:
-        """These are all that stays of them."""
+    def finish(self, text: bytes | bytearray) -> None:
+        """All bytes of the finished row."""
         self._say(text)
 
     def _say(self, certain: bytes | bytearray) -> None:
@@ -48,16 +48,16 @@ class StreamBuffer:
 
 
 def held_back(drawn: bytes | bytearray, stops: Sequence[bytes]) -> int:
-    """How many of the last bytes could be the beginning of a stop string."""
-    return max((_begun(drawn, stop) for stop in stops), default=0)
+    """The number of bytes at the end that could begin a stop string."""
+    return max((_prefix_length(drawn, stop) for stop in stops), default=0)
 
 
-def _begun(drawn: bytes | bytearray, stop: bytes) -> int:
+def _prefix_length(drawn: bytes | bytearray, stop: bytes) -> int:
     return next((n for n in range(min(len(drawn), len(stop) - 1), 0, -1) if drawn.endswith(stop[:n])), 0)
 
 
 class TinySequence:
-    """The state of one continuation; knows nothing of the rows beside it."""
+    """The state of one continuation; independent of the other rows."""
 
     def __init__(
         self,
@@ -74,32 +74,32 @@ class TinySequence:
         self._end = 0
         self._uniforms = uniforms
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
-        self._spoken = StreamBuffer(listener, self._stops) if listener is not None else None
+        self._stream = StreamBuffer(listener, self._stops) if listener is not None else None
 
     @classmethod
     def start(
         cls, prompt: str, parameters: GenerationParameters, context: int, listener: OutputListener | None = None
     ) -> TinySequence:
-        """Set a row up; the prompt keeps as many of its last bytes as leave room for `max_tokens` in the context."""
+        """Create a row; the prompt is cut at its beginning so that `max_tokens` fit into the context."""
         tokens = model.encode(prompt, context - 1 - parameters.max_tokens)
         return cls(tokens, parameters, draw_uniforms(parameters), listener)
 
     @property
     def longest(self) -> int:
-        """The most tokens this row can grow to."""
+        """The most tokens that this row can grow to."""
         return self._read + self.parameters.max_tokens
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same request must bring the same text."""
+        """Whether the same request must give the same text."""
         return self.parameters.temperature == 0.0 or self.parameters.seed is not None
 
     def next_uniform(self) -> float:
-        """The chance for the next token, from [0, 1); asking again before `take` gives the same."""
+        """The random number for the next token, from [0, 1); the same until `take`."""
         return self._uniforms[len(self._drawn)]
 
     def refused(self) -> list[int]:
-        """Tokens that may not come next: marks that are not text, an end before any text, and greedy repetition."""
+        """Tokens that must not come next: marks that are not text, an end before any text, and greedy repetition."""
         refused = {model.BEGIN, model.PAD}
         if not self._drawn.strip():
             refused.add(model.END)
@@ -108,7 +108,7 @@ class TinySequence:
         return sorted(refused)
 
     def take(self, token: int) -> None:
-        """Add the token and see whether it ends the row."""
+        """Add the token; it may end the row."""
         if token == model.END:
             self.finished = "stop"
             return
@@ -120,33 +120,33 @@ class TinySequence:
         elif len(self._drawn) == self.parameters.max_tokens:
             self.finished = "length"
 
-    def speak(self) -> None:
-        """Tell who listens what has come; a row that nobody wants any more ends here."""
-        if self._spoken is None:
+    def stream(self) -> None:
+        """Send new text to the listener; a row whose listener has left ends here."""
+        if self._stream is None:
             return
         if self.finished:
-            self._spoken.ended(self._drawn[: self._end])
+            self._stream.finish(self._drawn[: self._end])
         else:
-            self._spoken.grew(self._drawn)
-            if self._spoken.unwanted:
+            self._stream.update(self._drawn)
+            if self._stream.unwanted:
                 self.finished = "stop"
 
     def _cut_at_stop(self) -> bool:
-        """End the text before a stop string that has just been completed, the earliest if several have."""
+        """End the text before a stop string that was just completed, the earliest if several were."""
         lengths = [len(stop) for stop in self._stops if self._drawn.endswith(stop)]
         self._end -= max(lengths, default=0)
         return bool(lengths)
 
     def result(self) -> Generation:
-        """Return the answer of a finished row."""
+        """The result of a finished row."""
         if self.finished is None:
-            raise RuntimeError("This is a bug: a row was asked for its answer before it was finished.")
+            raise RuntimeError("The result of a row was read before it was finished; this is a bug.")
         text = model.decode(self._drawn[: self._end])
         return Generation(text, self._read - 1, len(self._drawn), self.finished)
 
 
 def draw_uniforms(parameters: GenerationParameters) -> list[float]:
-    """Draw all of a row's chance at the start, from a generator of its own, so that no neighbour can shift it."""
+    """Draw all random numbers of a row at the start, from its own generator, so that other rows have no effect."""
     if parameters.temperature == 0.0:
         return [0.0] * parameters.max_tokens
     generator = torch.Generator()

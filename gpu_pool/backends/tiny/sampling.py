@@ -1,14 +1,14 @@
-"""Sampling: chooses each row's next token, says whether that choice could have gone otherwise, and prevents repetition.
+"""Sampling: chooses each row's next token, reports whether rounding could change the choice, and prevents repetition.
 
-The same row gets scores that differ in the last digits with the batch around it, since matrix kernels add up in another
-order for another shape. Rounding scores to a grid does not cure that; it only moves the places where a hair decides. So
-a choice is called *clear* only when no score moving by `NOISE` could change it. Clear choices are the same in every
-batch; for the rare others the caller computes the row alone, which is the same whatever the batch was.
+The same row gets scores that differ in the last digits with its batch, since matrix kernels add up in another order for
+another shape. Rounding scores to a grid does not help; it only moves the places where a tiny difference decides. So a
+choice is *clear* only if no score moving by `NOISE` could change it. Clear choices are the same in every batch; for the
+rare others the caller computes the row alone, which is the same for every batch.
 
-A small model that always takes the likeliest byte soon repeats one phrase for ever. Two rules hold where a word begins:
-the last few long words are not begun again, and where two words stand that stood together before, neither is the word
-that followed them then. Only first bytes of words are refused, so every word once begun can be finished; the price is
-that another word with the same first letter is refused as well. Both look at nothing but the row's own text.
+A small model that always takes the likeliest byte soon repeats one phrase. Two rules apply where a word begins: the
+last few long words are not begun again, and after two words that occurred together before, the word that followed them
+then is not begun again. Only first bytes of words are rejected, so every word once begun can be finished; other words
+with the same first letter are rejected as well. Both rules depend only on the row's own text.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 NOISE: Final = 1e-4
-"""How far a score may move between batches: some seven times the most that was measured in float32."""
+"""How far a score may differ between batches: about seven times the largest measured difference in float32."""
 
 
 LIKELY: Final = 512
-"""So many of the likeliest tokens hold the nucleus nearly always; sorting a vocabulary of 50,000 takes longer than a step."""
+"""So many of the likeliest tokens nearly always contain the nucleus; sorting 50,000 takes longer than a step."""
 MARGIN: Final = 1e-3
-"""What those must hold beyond the nucleus, so that no rounding can move its edge to a token that was left out."""
+"""Probability beyond the nucleus that these must have, so that rounding cannot move its edge past them."""
 
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """The token chosen for each row, and whether it is beyond the reach of rounding noise."""
+    """The token chosen for each row, and whether rounding noise cannot change it."""
 
     tokens: list[int]
     clear: list[bool]
@@ -40,8 +40,8 @@ class ChosenTokens:
 def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> ChosenTokens:
     """Choose a token for each row of `scores` (rows, vocabulary; float64).
 
-    `temperature`, `top_p` and `uniform` (a draw from [0, 1)) are float64, one a row, on the same device; at temperature 0 the likeliest
-    token wins and the other two do not matter.
+    `temperature`, `top_p` and `uniform` (from [0, 1)) are float64, one for each row, on the same device; at temperature
+    0 the likeliest token is chosen and the other two are ignored.
     """
     greedy = temperature == 0.0
     tokens, clear = _likeliest(scores)
@@ -59,7 +59,7 @@ def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
 def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the distribution function at `uniform`, over the tokens in the order of their ids.
 
-    That order, unlike one by likelihood, does not change when two likelihoods nearly tie.
+    Unlike an order by probability, this one does not change when two probabilities nearly tie.
     """
     scaled = scores / temperature.unsqueeze(1)
     slack = 2 * NOISE / temperature.unsqueeze(1)
@@ -67,14 +67,14 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
     point = uniform.unsqueeze(1)
     token = (reached <= point).sum(dim=-1)
-    # Rounding may leave the last sum a hair under 1; the last kept token takes what lies beyond.
+    # Rounding may leave the last sum slightly under 1; the last kept token gets the rest.
     last = scores.shape[1] - 1 - kept.flip(1).to(torch.uint8).argmax(dim=-1)
     clear = ((reached - point).abs() > _reach(reached, slack)).all(dim=-1)
     return torch.minimum(token, last), clear & nucleus_clear
 
 
 def _kept(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which tokens may be drawn and whether that is clear: all of them but in rows whose `top_p` is under 1."""
+    """Which tokens may be drawn and whether that is clear: all of them, except in rows whose `top_p` is under 1."""
     kept, clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
     narrow = (top_p < 1.0).nonzero().squeeze(1)
     if len(narrow):
@@ -83,7 +83,7 @@ def _kept(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which tokens are kept (the likeliest that together hold `top_p`) and whether that set is clear."""
+    """Which tokens are kept (the likeliest that together have `top_p`) and whether that set is clear."""
     every = torch.softmax(scaled, dim=-1)
     ordered, order = _likely(scaled, every, top_p)
     shares = every.gather(1, order)
@@ -96,7 +96,7 @@ def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tens
 
 
 def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores from the likeliest down, and whose they are: as many as surely hold the nucleus, or all."""
+    """The scores in descending order and their tokens: enough to contain the nucleus, or all."""
     if scaled.shape[1] > LIKELY:
         best = scaled.topk(LIKELY, dim=-1)
         if bool((shares.gather(1, best.indices).sum(dim=-1, keepdim=True) > top_p + MARGIN).all()):
@@ -105,19 +105,19 @@ def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
 
 
 def _reach(share: Tensor, slack: Tensor) -> Tensor:
-    """How far a sum of probabilities can move when each score moves by NOISE: its derivative is share * (1 - share)."""
+    """How far a sum of probabilities can move if each score moves by NOISE: its derivative is share * (1 - share)."""
     return slack * share * (1.0 - share) + 1e-12
 
 
 LONG: Final = 4
-"""Letters from which a word counts as long: `the` and `of` may come again at once, `program` may not."""
+"""Letters from which a word is long: `the` and `of` may be repeated at once, `program` may not."""
 RECENT: Final = 4
-"""How many long words back are looked at; with more, text turns to lists of odd words."""
+"""How many long words are remembered; with more, text turns into lists of odd words."""
 _SPACES: Final = b" \n\t"
 
 
 def refused_bytes(drawn: bytes) -> set[int]:
-    """Return the bytes that may not come next after the bytes drawn so far; none within a word."""
+    """The bytes that must not come next after the bytes drawn so far; none within a word."""
     if not drawn or drawn[-1] not in _SPACES:
         return set()
     words = drawn.split()

@@ -1,0 +1,397 @@
+"""`openai:URL` against a faulty server: results, retries, streams, availability, priorities, start, TLS."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from certificates import certificates
+from endpoint_stand_in import MODEL, StandIn, serving
+from eventually import eventually
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.openai_endpoint.availability import PRIORITY_OWNER, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.backend import Endpoint, EndpointAway
+from gpu_pool.backends.openai_endpoint.requests import HandBack
+from gpu_pool.backends.openai_endpoint.settings import read_address
+from gpu_pool.config import Access
+from integration.endpoint_fixtures import Reader, answers, chat, codes, items, loaded, outputs, stand_in
+from scheduler.errors import StartError
+from scheduler.payload import Task, read_vector
+from scheduler.tracing import Context
+
+__all__ = ["stand_in"]
+
+
+async def test_batch_of_all_tasks(stand_in: StandIn) -> None:
+    """Texts with equal parameters share one call and its tokens; chats and embeddings use their routes."""
+    vector = Item("four", task=Task.EMBED)
+    (results,) = await answers(stand_in, [chat("hi"), *items("abc", "de", max_tokens=4), vector])
+
+    assert isinstance(results, list)
+    assert results[:3] == [
+        ItemResult("ih", 6, "", 3, "stop"),
+        ItemResult("cba", 8, "", 4, "length"),
+        ItemResult("ed", 6, "", 3, "length"),
+    ]
+    assert read_vector(results[3].output) == [4.0, 1.0]
+    assert stand_in.asked("completions") == [{"model": MODEL, "max_tokens": 4, "prompt": ["abc", "de"]}]
+
+
+async def test_sampled_calls_have_a_traceparent(stand_in: StandIn) -> None:
+    """That of the first sampled item of the call; none without sampled items."""
+    one, other = Context("a" * 32, "b" * 16), Context("c" * 32, "d" * 16)
+    plain, *traced = items("ab", "cd", "ef")
+    traced = [replace(item, trace=trace) for item, trace in zip(traced, (one, other), strict=True)]
+
+    await answers(stand_in, [plain], [plain, *traced], [replace(chat("hi"), trace=other, listener=Reader())])
+
+    assert stand_in.traceparents[-3:] == ["", one.traceparent(), other.traceparent()]
+
+
+@pytest.mark.parametrize(("bad", "code"), [("unfit", "invalid_request"), ("crash", "poison_request")])
+async def test_bad_text_fails_alone(stand_in: StandIn, bad: str, code: str) -> None:
+    """Its error does not quote the server; lists are still sent."""
+    first, second = await answers(stand_in, items("ab", bad, "ef"), items("gh", "ij"))
+
+    assert codes(first) == ["", code, ""]
+    assert "secret" not in outputs(first)[1]
+    assert outputs(second) == ["hg", "ji"]
+    assert stand_in.asked("completions")[-1]["prompt"] == ["gh", "ij"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "access", "seconds"),
+    [
+        ("junk", "invalid_output", Access(), 0.6),
+        ("count", "invalid_output", Access(), 0.6),
+        ("stall", "gpu_timeout", Access(), 0.6),
+        ("stall", "gpu_timeout", Access(first_byte_ms=100), 30),
+        ("stall", "gpu_timeout", Access(total_ms=100), 30),
+    ],
+)
+async def test_unusable_response(stand_in: StandIn, fault: str, code: str, access: Access, seconds: float) -> None:
+    """The item fails within the batch's time, or within the configured timeout."""
+    stand_in.fault = lambda route, body: fault
+    began = time.monotonic()
+
+    (results,) = await answers(stand_in, [chat("ab", seconds=seconds)], access=access)
+
+    assert codes(results) == [code]
+    assert time.monotonic() - began < min(seconds, 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [("429", False), ("503", False), ("401", False), ("500", True), ("half", True), ("reset", True)],
+)
+async def test_batch_without_any_answer_is_handed_back(stand_in: StandIn, fault: str, counted: bool) -> None:
+    """It counts as an attempt if the server may have run it; the reason does not quote the server."""
+    stand_in.fault = lambda route, body: fault if body else ""
+
+    (found,) = await answers(stand_in, items("ab", "cd"))
+
+    assert isinstance(found, HandBack)
+    assert found.counted is counted
+    assert "secret" not in found.reason
+
+
+async def test_reset_connection_is_retried_once(stand_in: StandIn) -> None:
+    """When no byte of a response was received."""
+    faults = iter(["reset"])
+    stand_in.fault = lambda route, body: next(faults, "") if body else ""
+
+    assert outputs((await answers(stand_in, items("ab")))[0]) == ["ba"]
+    assert len(stand_in.asked("completions")) == 2
+
+
+async def test_rejected_items_of_a_partly_answered_batch_are_retried(stand_in: StandIn) -> None:
+    """After the server's Retry-After; an item without enough time left fails with no_capacity."""
+    faults = iter(["429", "", "429"])
+    stand_in.fault = lambda route, body: next(faults, "") if body else ""
+    (retried,) = await answers(stand_in, [chat("ab"), chat("cd"), chat("ef")])
+    calls = len(stand_in.asked("chat/completions"))
+
+    stand_in.fault = lambda route, body: "429" if "ab" in str(body) else ""
+    stand_in.retry_after = "30"
+    (expired,) = await answers(stand_in, [chat("ab", seconds=1), chat("cd", seconds=1)])
+
+    assert (outputs(retried), calls) == (["ba", "dc", "fe"], 5)
+    assert codes(expired) == ["no_capacity", ""]
+
+
+@pytest.mark.parametrize("never_streams", [False, True])
+async def test_streams(stand_in: StandIn, never_streams: bool) -> None:
+    """Chunks reach the listener with tokens and reason at the end; a server without streams sends one chunk."""
+    stand_in.never_streams = never_streams
+    readers = Reader(), Reader()
+    text = Item("abc", {}, Task.COMPLETE, readers[1], time.monotonic() + 10)
+
+    (results,) = await answers(stand_in, [chat("hello", readers[0]), text])
+
+    assert results == [ItemResult("olleh", 12, "", 6, "stop"), ItemResult("cba", 8, "", 4, "stop")]
+    assert [reader.text for reader in readers] == ["olleh", "cba"]
+
+
+async def test_stream_options_are_omitted_once_rejected(stand_in: StandIn) -> None:
+    """Older servers do not know the option."""
+    stand_in.usage_option = False
+
+    first, second = await answers(stand_in, [chat("ab", Reader())], [chat("cd", Reader())])
+
+    assert (outputs(first), outputs(second)) == (["ba"], ["dc"])
+    assert ["stream_options" in body for body in stand_in.asked("chat/completions")] == [True, False, False]
+
+
+@pytest.mark.parametrize(("fault", "code"), [("cut", "worker_lost"), ("silent", "gpu_timeout")])
+async def test_broken_stream_is_not_retried(stand_in: StandIn, fault: str, code: str) -> None:
+    """The client has received a part of it."""
+    reader = Reader()
+    stand_in.fault = lambda route, body: fault
+
+    (results,) = await answers(stand_in, [chat("hello", reader, seconds=1)])
+
+    assert (codes(results), reader.text) == ([code], "ol")
+    assert len(stand_in.asked("chat/completions")) == 1
+
+
+@pytest.mark.parametrize("fault", ["endless", "silent"])
+async def test_call_ends_when_its_reader_leaves(stand_in: StandIn, fault: str) -> None:
+    """Whether the server sends or not; the text so far is the result."""
+    stand_in.fault = lambda route, body: fault
+
+    (results,) = await answers(stand_in, [chat("x" * 5000, Reader(leaves_after=2), seconds=60)])
+
+    assert codes(results) == [""]
+    assert 2 <= len(outputs(results)[0]) < 10
+    await eventually(lambda: stand_in.aborted_streams == 1, "the server sees the end of the connection")
+
+
+async def test_calls_are_limited(stand_in: StandIn) -> None:
+    """At most max_calls at a time."""
+    stand_in.slow_s = 0.05
+
+    (results,) = await answers(stand_in, [chat(f"{n}") for n in range(10)], access=Access(max_calls=3))
+
+    assert outputs(results) == [f"{n}" for n in range(10)]
+    assert stand_in.max_concurrent == 3
+
+
+async def test_missing_routes_and_forbidden_texts_are_client_errors(stand_in: StandIn) -> None:
+    """A 403 is the client's error if a probe shows that the key is accepted; the endpoint stays open."""
+    stand_in.absent = frozenset({"chat/completions"})
+    stand_in.fault = lambda route, body: "403" if "ab" in str(body) else ""
+
+    first, second = await answers(stand_in, [chat("hi"), *items("ab")], items("cd"))
+
+    assert (codes(first), outputs(first)[0]) == (["invalid_request"] * 2, "This model has no chat.")
+    assert codes(second) == [""]
+
+
+async def test_busy_server_is_left_alone_for_its_retry_after(stand_in: StandIn) -> None:
+    """No call is made meanwhile; then the endpoint opens by itself."""
+    stand_in.retry_after = "0.3"
+    faults = iter(["429"])
+    stand_in.fault = lambda route, body: next(faults, "") if body else ""
+
+    async with loaded(stand_in) as (endpoint, reports):
+        began = time.monotonic()
+        assert isinstance(await endpoint.answer(items("ab"), lambda: None), HandBack)
+        assert isinstance(await endpoint.answer(items("ab"), lambda: None), HandBack)
+        assert len(stand_in.asked("completions")) == 1
+        await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
+        assert 0.3 <= time.monotonic() - began < 3
+        assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
+
+
+async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None:
+    """After three lost batches, also where each contains an item that is rejected without a call; then only probes."""
+    server = StandIn()
+    with ExitStack() as up:
+        up.enter_context(serving(server))
+        async with loaded(server, Access(connect_ms=200)) as (endpoint, reports):
+            up.close()
+            for _ in range(3):
+                assert reports == []
+                found = await endpoint.answer([*items("ab"), *items("cd", logit_bias=1)], lambda: None)
+                assert isinstance(found, HandBack)
+                assert not found.counted
+            assert reports == ["The endpoint cannot be reached: ClientConnectorError."]
+            before = server.model_list_calls
+            with serving(server):
+                await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
+                assert server.model_list_calls > before
+                assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
+
+
+@pytest.mark.parametrize("change", [{"api_key": "another"}, {"absent": frozenset({"completions"})}])
+async def test_rejected_key_or_missing_route_closes_the_endpoint(stand_in: StandIn, change: dict[str, object]) -> None:
+    """At once and uncounted, until a probe succeeds."""
+    healthy = {name: getattr(stand_in, name) for name in change}
+    async with loaded(stand_in) as (endpoint, reports):
+        vars(stand_in).update(change)
+        found = await endpoint.answer(items("ab"), lambda: None)
+        assert isinstance(found, HandBack)
+        assert (found.counted, len(reports)) == (False, 1)
+        vars(stand_in).update(healthy)
+        await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
+        assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
+
+
+async def test_replaced_model_is_reported(stand_in: StandIn) -> None:
+    """A chosen model stays while the server lists it, in any order; another one is loaded by a new process."""
+    stand_in.models = ["a", "b"]
+    async with loaded(stand_in) as (endpoint, reports):
+        replaced: list[str] = []
+        endpoint.replaced = lambda: replaced.append(endpoint.model)
+        stand_in.models = ["b", "a"]
+        assert (await endpoint.probe(), endpoint.model, replaced) == ("", "a", [])
+        stand_in.fault = lambda route, body: "404" if body else ""
+        stand_in.models = []
+        assert isinstance(await endpoint.answer(items("ab"), lambda: None), HandBack)
+        assert reports == ["The endpoint answers 404."]
+        stand_in.models = ["b"]
+        await eventually(lambda: replaced == ["b"], "another model is found")
+
+
+async def test_probe_ends_with_its_batch(stand_in: StandIn) -> None:
+    """A hanging probe must not outlast the batch: the watchdog would kill the process and all its batches."""
+    async with loaded(stand_in) as (endpoint, reports):
+        stand_in.fault = lambda route, body: "403" if body else "silence"
+        steps: list[float] = []
+        began = time.monotonic()
+
+        found = await endpoint.answer(items("ab", seconds=0.6), lambda: steps.append(time.monotonic()))
+
+        assert isinstance(found, HandBack)
+        assert (found.counted, reports) == (False, ["The endpoint answers 403."])
+        assert time.monotonic() - began < 0.6
+        assert steps[-1] - began > 0.4
+
+
+async def test_failing_probe_is_repeated() -> None:
+    """An exception in a probe does not leave the endpoint closed."""
+    results = iter([ValueError("a bug"), ""])
+    reports: list[bool] = []
+
+    async def probe() -> str:
+        if isinstance(result := next(results), Exception):
+            raise result
+        return result
+
+    availability = EndpointAvailability(probe)
+    availability.report = lambda wanted, why, brief: reports.append(wanted)
+    availability.broken("away")
+    await eventually(lambda: reports == [False, True], "the endpoint is open")
+    await availability.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "accepts"), [(PRIORITY_OWNER, True), (PRIORITY_OWNER, False), ("organization-owner", True)]
+)
+async def test_priorities_are_sent_to_vllm_that_accepts_them(stand_in: StandIn, owner: str, accepts: bool) -> None:
+    """A vLLM is probed with one token; then texts of two tiers are two calls. Other servers are neither probed nor sent any."""
+    stand_in.owner, stand_in.takes_priority = owner, accepts
+    batch = [replace(item, priority=n) for item, n in zip(items("ab", "cd", "ef"), (1, 3, 1), strict=True)]
+
+    (results,) = await answers(stand_in, [*batch, replace(chat("gh"), priority=3)])
+
+    assert outputs(results) == ["ba", "dc", "fe", "hg"]
+    sent = [(str(body["prompt"]), body.get("priority")) for body in stand_in.asked("completions")]
+    probe, calls = (sent[:1], sent[1:]) if owner == PRIORITY_OWNER else ([], sent)
+    used = owner == PRIORITY_OWNER and accepts
+    assert [priority for _, priority in probe] == ([1] if owner == PRIORITY_OWNER else [])
+    assert sorted(calls) == ([("['ab', 'ef']", 1), ("cd", 3)] if used else [("['ab', 'cd', 'ef']", None)])
+    assert [body.get("priority") for body in stand_in.asked("chat/completions")] == [3 if used else None]
+
+
+async def test_priority_that_is_rejected_later_costs_no_request(stand_in: StandIn) -> None:
+    """A server restarted without priorities gets the call once more without, streams too; other rejections are final."""
+    stand_in.owner, stand_in.takes_priority = PRIORITY_OWNER, True
+    reader = Reader()
+    texts = [replace(item, priority=1, parameters={"seed": n}) for n, item in enumerate(items("ab", "cd"))]
+    async with loaded(stand_in) as (endpoint, _):
+        before = len(stand_in.calls)
+        assert codes(await endpoint.answer([replace(items("unfit")[0], priority=3)], lambda: None)) == [
+            "invalid_request"
+        ]
+        assert len(stand_in.calls) - before == 1
+        stand_in.takes_priority = False
+        first = await endpoint.answer([*texts, replace(chat("gh", reader), priority=1)], lambda: None)
+        before = len(stand_in.calls)
+        second = await endpoint.answer(texts[:1], lambda: None)
+
+    assert (outputs(first), outputs(second), reader.text) == (["ba", "dc", "hg"], ["ba"], "hg")
+    assert ["priority" in body for _, body in stand_in.calls[before:]] == [False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment", "fault"),
+    [
+        ({"models": ["a", "b"]}, "#c", "has no model 'c'; it has a, b"),
+        ({"absent": {"completions", "chat/completions", "embeddings"}}, "", "has neither /completions nor"),
+        ({"api_key": "right"}, "", "TIERLANE_ENDPOINT_API_KEY"),
+    ],
+)
+async def test_start_error(stand_in: StandIn, changes: dict[str, object], fragment: str, fault: str) -> None:
+    """Only another setting helps."""
+    vars(stand_in).update(changes)
+    with pytest.raises(StartError, match=fault):
+        async with loaded(stand_in, fragment=fragment):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment", "model"),
+    [
+        ({"models": ["a", "b"]}, "", "a"),
+        ({"models": ["a", "b"]}, "#b", "b"),
+        ({"models": []}, "#b", "b"),
+        ({"absent": {"models"}}, "", "default"),  # /health is enough.
+        ({"fault": lambda route, body: "" if body else "500"}, "#named", "named"),
+        ({"api_key": "right"}, "", MODEL),
+    ],
+)
+async def test_model_is_the_named_or_the_first(
+    stand_in: StandIn, changes: dict[str, object], fragment: str, model: str
+) -> None:
+    """Servers that list no model, or cannot list, still serve."""
+    vars(stand_in).update(changes)
+    async with loaded(stand_in, Access("right"), fragment, within_s=0.1) as (endpoint, _):
+        assert endpoint.model == model
+        assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
+
+
+async def test_loading_server_is_waited_for(stand_in: StandIn) -> None:
+    """Up to a limit, after which the supervisor retries."""
+    stand_in.fault = lambda route, body: "503" if stand_in.model_list_calls < 3 else ""
+    assert outputs((await answers(stand_in, items("ab")))[0]) == ["ba"]
+
+    stand_in.fault = lambda route, body: "503"
+    with pytest.raises(EndpointAway, match="503"):
+        async with loaded(stand_in, within_s=0.1):
+            pass
+
+
+async def test_tls_verifies_both_sides(tmp_path: Path) -> None:
+    """With an own CA and a client certificate; without either the key is never sent; unusable files are a StartError."""
+    made = certificates(tmp_path)
+    files = {"ca_file": str(made.authority.cert), "cert_file": str(made.client.cert), "key_file": str(made.client.key)}
+    with serving(StandIn(api_key="sk-1"), made.demanding()) as server:
+        async with loaded(server, Access("sk-1", **files)) as (endpoint, _):
+            assert outputs(await endpoint.answer(items("hello"), lambda: None)) == ["olleh"]
+        calls = server.model_list_calls
+        for access, fault in ((Access("sk-1", files["ca_file"]), "The endpoint"), (Access("sk-1"), "Certificate")):
+            with pytest.raises(EndpointAway, match=fault):
+                async with loaded(server, access, within_s=0.0):
+                    pass
+        assert server.model_list_calls == calls
+
+    for change, setting in (
+        ({"ca_file": "absent.pem"}, "CA_FILE"),
+        ({"cert_file": "absent.pem"}, "CERT_FILE"),
+        ({"key_file": ""}, "CERT_FILE"),
+    ):
+        with pytest.raises(StartError, match=f"^TIERLANE_ENDPOINT_{setting}: "):
+            Endpoint(read_address("openai:https://127.0.0.1:1/v1"), Access(**files | change))

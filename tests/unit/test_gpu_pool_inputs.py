@@ -1,0 +1,160 @@
+"""Inputs of a batch in the model process: decoding, deadlines, and the stream listeners."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.model_process.inputs import (
+    AGAIN,
+    PIECES_EVERY_S,
+    Listeners,
+    deadlines,
+    read_items,
+    run_readable,
+    stream_deadlines,
+)
+from gpu_pool.model_process.messages import Piece, Pieces, Run
+from scheduler.payload import Payload, Task, encode_payload
+
+BODY = encode_payload(Payload("m", "hello", {}))
+STREAM = encode_payload(Payload("m", "hello", {}, stream="g1 0123456789abcdef"))
+
+
+class Listener:
+    """A listener that accepts no text; `late` when its time is over."""
+
+    def __init__(self, *, late: bool = False) -> None:
+        self.late = self.gone = late
+
+    def say(self, offset: int, text: str) -> None:
+        raise AssertionError
+
+
+def test_item_has_all_stored_fields() -> None:
+    """A body that cannot be decoded is None at its position."""
+    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).on_its_way("", 3)
+
+    item, unreadable = read_items([encode_payload(stored), b"junk"], lambda *_: Listener(), [5.0, 6.0])
+
+    assert unreadable is None
+    assert item == Item("hello", {"seed": 1}, Task.CHAT, None, 5.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "expected"), [([500, 5000], [100.5, 100.95]), ([], [100.95, 100.95]), ([0, -20], [100.0, 99.98])]
+)
+def test_deadline_is_the_item_s_or_the_batch_s(left_ms: list[int], expected: list[float]) -> None:
+    """Whichever comes first, at clock 100, with 95 % of a budget of 1 s."""
+    assert deadlines(Run(1, 1000, [BODY, BODY], left_ms), 100.0) == pytest.approx(expected)
+
+
+def test_stream_deadline_does_not_depend_on_the_batch_budget() -> None:
+    """A stream is limited by its own time; other items by the batch budget; without deadlines there is no limit."""
+    run, items = Run(1, 3000, [STREAM, b"junk", BODY], [9000, 9000, 9000]), list[Item]()
+    listened: list[float] = []
+
+    def model(found: Sequence[Item]) -> list[ItemResult]:
+        items.extend(found)
+        return [ItemResult("x")] * len(found)
+
+    def listen(_place: int, _stream: str, until: float) -> Listener:
+        listened.append(until)
+        return Listener()
+
+    results = run_readable(run.bodies, model, listen, deadlines(run, 100.0), stream_deadlines(run, 100.0))
+    run_readable([BODY], model, listen)
+
+    assert [result.error_code for result in results] == ["", "invalid_request", ""]
+    assert [item.until for item in items] == pytest.approx([108.9, 102.85, math.inf])
+    assert listened == pytest.approx([108.9])
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "tokens"),
+    [
+        (ItemResult("sent", 7), "deadline_exceeded", 7),
+        (ItemResult("x" * 27, 0), "deadline_exceeded", 8),  # (5 + 27) / 4
+        (ItemResult("", 7), "deadline_exceeded", 0),
+        (ItemResult("", 0, "poison_request"), "poison_request", 0),
+    ],
+)
+def test_late_stream_is_charged_for_what_was_sent(result: ItemResult, code: str, tokens: int) -> None:
+    """The stream fails; delivered tokens are charged, and nothing is charged if nothing was delivered."""
+    (late,) = run_readable([STREAM], lambda _: [result], lambda *_: Listener(late=True))
+
+    assert (late.error_code, late.tokens_used) == (code, tokens)
+
+
+class Steps:
+    """Listeners with a settable clock, and the frames that they sent."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sent: list[Pieces] = []
+        self.listeners = Listeners(self.sent.append, lambda: self.now)
+        self.listeners.begin(7)
+
+    def step(self, seconds: float) -> None:
+        self.now += seconds
+        self.listeners.flush()
+
+
+def test_dropped_and_late_listeners() -> None:
+    """A client that left is gone, not late, and gets no pieces; a drop that names another batch is ignored."""
+    steps = Steps()
+    stays, leaves = steps.listeners.listen(0, "g n", 101.0), steps.listeners.listen(1, "g n", 101.0)
+    steps.listeners.drop(6, [0])
+    steps.listeners.drop(7, [1, 5])
+    assert (stays.gone, leaves.gone) == (False, True)
+    leaves.say(0, "x")
+    steps.step(1)
+
+    assert (stays.gone, stays.late) == (True, True)
+    assert (leaves.gone, leaves.late, steps.sent) == (True, False, [])
+
+
+def test_first_piece_is_sent_at_once_and_later_ones_together() -> None:
+    """After the first piece of an item there is at most one frame in PIECES_EVERY_S."""
+    steps = Steps()
+    a, b = steps.listeners.listen(0, "g n1"), steps.listeners.listen(3, "g n2")
+
+    a.say(0, "x")
+    b.say(0, "y")
+    steps.step(0)
+    a.say(1, "1")
+    steps.step(PIECES_EVERY_S / 4)
+    a.say(2, "2")
+    steps.step(PIECES_EVERY_S)
+    steps.step(PIECES_EVERY_S)
+
+    assert steps.sent == [
+        Pieces(7, [Piece(0, "g n1", 0, "x"), Piece(3, "g n2", 0, "y")]),
+        Pieces(7, [Piece(0, "g n1", 0, "x12")]),
+    ]
+
+
+def test_recent_pieces_are_repeated() -> None:
+    """The next message makes up for a lost one; text older than AGAIN pieces is not repeated."""
+    steps = Steps()
+    listener = steps.listeners.listen(0, "g n")
+    for place in range(AGAIN + 2):
+        listener.say(place, str(place))
+        steps.step(2 * PIECES_EVERY_S)
+
+    last = steps.sent[-1].pieces[0]
+    assert (last.offset, last.text) == (1, "".join(map(str, range(1, AGAIN + 2))))
+
+
+def test_item_that_runs_again_starts_at_zero() -> None:
+    """Its first piece is sent at once; text of the first run is not repeated."""
+    steps = Steps()
+    listener = steps.listeners.listen(0, "g n")
+    listener.say(0, "x")
+    steps.step(0)
+    listener.say(1, "lost")
+    listener.say(0, "x")
+    steps.step(0)
+
+    assert steps.sent[1:] == [Pieces(7, [Piece(0, "g n", 0, "x")])]

@@ -1,0 +1,328 @@
+"""`openai:URL` without I/O: addresses, request bodies, responses, streams, errors, and the policy of a batch."""
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, Pauses
+from gpu_pool.backends.openai_endpoint.errors import (
+    Broken,
+    Busy,
+    CallResult,
+    Lost,
+    Unreached,
+    read_refusal,
+    retry_after_s,
+)
+from gpu_pool.backends.openai_endpoint.messages import (
+    EventLines,
+    StreamedCompletion,
+    StreamFault,
+    group_calls,
+    read_answer,
+    rejected_early,
+)
+from gpu_pool.backends.openai_endpoint.requests import TOO_SLOW, HandBack, batch_result
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
+from gpu_pool.config import VARIABLE, Access, take_access
+from scheduler.errors import StartError
+from scheduler.payload import PromptMessage, Task, encode_messages
+
+CHAT = Item(
+    encode_messages([PromptMessage("developer", "Be brief."), PromptMessage("user", "Hi")]), {"seed": 1}, Task.CHAT
+)
+
+
+class Listener:
+    """A listener that accepts no text."""
+
+    gone = late = False
+
+    def say(self, offset: int, text: str) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("spec", "url"),
+    [
+        ("openai:http://h:8000", EndpointUrl("http://h:8000/v1", "http://h:8000", "")),
+        ("openai:https://h/#org/m-7b", EndpointUrl("https://h/v1", "https://h", "org/m-7b")),
+        ("openai:http://[::1]:80/x", EndpointUrl("http://[::1]:80/x", "http://[::1]:80/x", "")),
+    ],
+)
+def test_address(spec: str, url: EndpointUrl) -> None:
+    """A base URL as OpenAI clients use it, and a model after #."""
+    assert read_address(spec) == url
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ("openai:ftp://h/v1", "must begin with http"),
+        ("openai:http://", "names no host"),
+        ("openai:http://h:port/v1", "Port could not be cast"),
+        ("openai:http://h:0/v1", "must not be 0"),
+        ("openai:http://h/v1?key=hunter2", "must not have a query"),
+        ("openai:http://h/v1?key=hunter2@x", "must not have a query"),
+        ("openai:http://me:hunter2@h/v1", "TIERLANE_ENDPOINT_API_KEY"),
+    ],
+)
+def test_invalid_address(spec: str, fault: str) -> None:
+    """The error never contains a password or key."""
+    with pytest.raises(StartError, match=r"^Backend ") as caught:
+        read_address(spec)
+    assert fault in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_access_is_removed_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes of the model do not get the key, and its repr does not show it."""
+    access = Access("sk-secret", connect_ms=7)
+    assert list(access.environment()) == [VARIABLE]
+    monkeypatch.setenv(VARIABLE, access.environment()[VARIABLE])
+
+    assert (take_access(), take_access()) == (access, Access())
+    assert "sk-secret" not in repr(access)
+
+
+def test_items_with_equal_parameters_share_a_call() -> None:
+    """Conversations and streams have a call each; without list support every item has."""
+    items = [
+        Item("a", {"seed": 1, "top_p": 0.5}),
+        Item("b", {"seed": 2}),
+        CHAT,
+        Item("c", {"top_p": 0.5, "seed": 1}),
+        Item("d", task=Task.EMBED),
+        Item("e", {"seed": 2}, listener=Listener()),
+        Item("f", task=Task.EMBED),
+        CHAT,
+    ]
+
+    assert group_calls(items, range(8), lists=True) == [[0, 3], [1], [2], [4, 6], [5], [7]]
+    assert group_calls(items, [0, 3, 4], lists=False) == [[0], [3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (Item("a", {"model": "other"}), "parameters.model is not known to this model."),
+        (Item("a", {"stream": True, "n": 2}), "parameters.n is not known to this model."),
+        (Item("no conversation", task=Task.CHAT), "The stored request cannot be read."),
+        (CHAT, None),
+    ],
+)
+def test_items_that_must_not_be_sent(item: Item, sentence: str | None) -> None:
+    """Clients may set sampling parameters only."""
+    result = rejected_early(item)
+
+    assert (result and (result.output, result.error_code)) == (sentence and (sentence, "invalid_request"))
+
+
+def read(document: Any, *items: Item) -> list[ItemResult]:
+    return read_answer(json.dumps(document).encode(), items)
+
+
+def test_responses_are_ordered_by_index() -> None:
+    """Tokens are divided by length; a finish reason other than `length` is `stop`; an invalid vector fails alone."""
+    choices = [
+        {"index": 1, "text": "yyy", "finish_reason": "eos_token"},
+        {"index": 0, "text": "x", "finish_reason": "length"},
+    ]
+    usage = {"prompt_tokens": 4, "completion_tokens": 6}
+    rows = [{"index": 0, "embedding": [1, 0.5]}, {"index": 1, "embedding": []}]
+
+    texts = read({"choices": choices, "usage": usage, "more": 1}, Item("a"), Item("b"))
+    good, bad = read({"data": rows, "usage": None}, Item("a", task=Task.EMBED), Item("b", task=Task.EMBED))
+
+    assert texts == [ItemResult("x", 4, "", 2, "length"), ItemResult("yyy", 6, "", 4, "stop")]
+    assert struct.unpack("<2f", base64.b64decode(good.output)) == (1.0, 0.5)
+    assert bad.error_code == "invalid_output"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "It works!",
+        {"choices": [{"index": 0, "text": "x"}]},
+        {"choices": [{"index": 0, "text": "x"}, {"index": 0, "text": "y"}]},
+        {"choices": [{"index": 0, "text": "x"}, {"index": 2, "text": "y"}]},
+        {"choices": [{"index": 0, "text": "x"}, {"index": 1, "text": 7}]},
+        {"choices": [{"index": 0, "text": "x"}, {"index": 1, "text": "\ud800"}]},
+    ],
+)
+def test_malformed_responses_are_invalid_output(document: Any) -> None:
+    """Junk, wrong counts and wrong indexes fail the call."""
+    with pytest.raises(InvalidOutput):
+        read(document, Item("a"), Item("b"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_are_parsed_from_parts_of_any_size(size: int) -> None:
+    """Comments and other fields are ignored; an event that does not end is limited in size."""
+    raw = ': ping\r\n\r\nevent: x\r\ndata: {"ä": 1}\r\n\r\ndata:two\ndata: lines\n\n\n\ndata: [DONE]\n\ndata: rest'.encode()
+    lines = EventLines()
+
+    events = [event for start in range(0, len(raw), size) for event in lines.feed(raw[start : start + size])]
+
+    assert events == ['{"ä": 1}'.encode(), b"two\nlines", b"[DONE]"]
+    with pytest.raises(InvalidOutput):
+        lines.feed(b"x" * (5 << 20))
+
+
+def test_streamed_completion() -> None:
+    """Text and chat chunks are joined; a finish reason is enough for the end; errors of the server are not quoted."""
+    stream = StreamedCompletion()
+    assert stream.add(b'{"choices": [{"delta": {"role": "assistant", "content": null}}]}') == ""
+    assert stream.add(b'{"choices": [{"delta": {"content": "ab"}}]}') == "ab"
+    assert (stream.add(b'{"choices": [{"text": "c", "finish_reason": "length"}]}'), stream.length) == ("c", 3)
+    assert (stream.over, stream.ended) == (True, False)
+    stream.add(b'{"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}')
+    stream.add(b"[DONE]")
+    assert (stream.ended, stream.result()) == (True, ItemResult("abc", 5, "", 3, "length"))
+
+    with pytest.raises(StreamFault, match=r"^(?!.*sk-secret)"):
+        StreamedCompletion().add(b'{"error": {"message": "sk-secret"}}')
+    with pytest.raises(InvalidOutput, match="cannot be read"):
+        StreamedCompletion().add(b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait_s"),
+    [
+        ({"Retry-After": "2"}, 2.0),
+        ({"Retry-After": "0"}, 0.05),
+        ({"Retry-After": "inf"}, 30.0),
+        ({"Retry-After": "-1"}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"retry-after-ms": "250", "Retry-After": "1"}, 0.25),
+        ({"Retry-After": "Thu, 01 Jan 1970 00:16:45 GMT"}, 5.0),
+    ],
+)
+def test_retry_after(headers: dict[str, str], wait_s: float | None) -> None:
+    """Seconds, milliseconds or a date, limited to 0.05..30 s; now is second 1000."""
+    assert retry_after_s(headers, 1000.0) == wait_s
+
+
+def error_of(status: int, error: Any = "", sent: tuple[str, ...] = ()) -> Any:
+    return read_refusal(status, {}, json.dumps(error).encode(), sent, 0.0)
+
+
+def test_status_codes() -> None:
+    """Busy, misconfigured endpoint, server failure, or error of the client."""
+    assert [error_of(status) for status in (429, 503)] == [Busy(None), Busy(None)]
+    assert all(isinstance(error_of(status), Broken) for status in (301, 401, 403, 404, 405))
+    assert (error_of(401).key, error_of(403).key) == (True, False)
+    assert [error_of(status).by_input for status in (408, 500, 502, 504)] == [False, True, False, False]
+    codes = [error_of(status).error_code for status in (400, 413, 418, 422)]
+    assert codes == ["invalid_request", "request_too_large", "invalid_request", "invalid_request"]
+
+
+GENERIC = "The model does not accept this request."
+
+
+@pytest.mark.parametrize(
+    ("error", "sent", "sentence"),
+    [
+        ({"error": {"message": "m", "param": "top_p"}}, (), "parameters.top_p is not accepted by the model."),
+        ({"detail": [{"loc": ["body", "seed"], "msg": "m"}]}, (), "parameters.seed is not accepted by the model."),
+        ({"error": "`stop` must hold 4"}, ("stop",), "parameters.stop is not accepted by the model."),
+        ({"error": {"message": "do stop saying sk-1"}}, (), GENERIC),
+        (
+            {"message": "This model's maximum context length is 4096 tokens"},
+            ("max_tokens",),
+            "The input and max_tokens together exceed the model's context.",
+        ),
+        ({"error": {"message": "sk-secret in /srv/x", "param": "prompt"}}, (), GENERIC),
+        ("<html>", (), GENERIC),
+        ({"error": None, "detail": 7}, (), GENERIC),
+    ],
+)
+def test_client_errors_do_not_quote_the_server(error: Any, sent: tuple[str, ...], sentence: str) -> None:
+    """The server's own text may contain secrets."""
+    assert error_of(400, error, sent).output == sentence
+
+
+GOOD, NO = ItemResult("good", 2), ItemResult("no", 0, "invalid_request")
+AWAY, LOST, CRASH = Unreached("away"), Lost("lost"), Lost("crash", by_input=True)
+
+
+@pytest.mark.parametrize(
+    ("call_results", "streamed", "expected"),
+    [
+        ([Busy(1.0), Busy(None)], False, HandBack("The endpoint accepts no more requests for now.", counted=False)),
+        ([AWAY], False, HandBack("away", counted=False)),
+        ([NO, AWAY], False, HandBack("away", counted=False)),
+        ([LOST], False, HandBack("lost", counted=True)),
+        ([AWAY, CRASH], False, HandBack("away", counted=True)),
+        ([NO, NO], False, ["invalid_request"] * 2),
+        ([], False, []),
+        ([GOOD, Busy(1.0), AWAY, Broken("x")], False, ["", "no_capacity", "no_capacity", "no_capacity"]),
+        ([GOOD, LOST, CRASH], False, ["", "worker_lost", "poison_request"]),
+        ([TOO_SLOW, Busy(None)], False, ["gpu_timeout", "no_capacity"]),
+        ([NO, CRASH], True, ["invalid_request", "worker_lost"]),
+    ],
+)
+def test_batch_is_handed_back_only_without_answers(
+    call_results: list[CallResult], streamed: bool, expected: HandBack | list[str]
+) -> None:
+    """An attempt is counted if something may have run; a text is poison only where others succeeded."""
+    found = batch_result(call_results, streamed=streamed)
+
+    assert (found if isinstance(found, HandBack) else [result.error_code for result in found]) == expected
+
+
+def test_pauses_grow_until_a_batch_succeeds() -> None:
+    """The wait that the server names is used as it is; three lost batches in a row close the endpoint."""
+    pauses = Pauses()
+    waits = [pauses.busy_s(requested) for requested in (None, None, 7.0, None, None, None, None, None)]
+    assert waits == [0.25, 0.5, 7.0, 1.0, 2.0, 4.0, 8.0, 8.0]
+    assert [pauses.probe_s() for _ in range(6)] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0]
+    assert [pauses.failed() for _ in range(3)] == [False, False, True]
+    pauses.worked()
+    assert (pauses.failed(), pauses.busy_s(None), pauses.probe_s()) == (False, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "brief"),
+    [
+        ([1.6], [False]),
+        ([30.0, 0.25], [False, False]),
+        ([0.25, 0.5, 1.0], [True, True, False]),
+        ([1.0, None, 1.0, 0.5, 0.05], [True, True, True, False]),
+    ],
+)
+def test_brief_pauses(waits_s: list[float | None], brief: list[bool]) -> None:
+    """At most 1.5 s in all since the last answer (None), in one pause or several."""
+    pauses, found = Pauses(), list[bool]()
+    for wait_s in waits_s:
+        if wait_s is None:
+            pauses.worked()
+        else:
+            found.append(pauses.brief(wait_s))
+
+    assert found == brief
+
+
+@pytest.mark.parametrize(
+    ("failures", "takes_lists"),
+    [
+        ([(True, True)], False),
+        ([(True, False)] * 5, True),
+        ([(False, True)] * 3, False),
+        ([(False, True), (False, True), None, (False, True)], True),
+    ],
+)
+def test_lists_are_no_longer_sent_where_they_fail(failures: list[tuple[bool, bool] | None], takes_lists: bool) -> None:
+    """(list rejected, each text alone succeeded); None is a list that succeeded."""
+    capabilities = EndpointCapabilities()
+    for failure in failures:
+        if failure is None:
+            capabilities.list_succeeded()
+        else:
+            capabilities.list_failed(refused=failure[0], singles_succeeded=failure[1])
+
+    assert capabilities.takes_lists is takes_lists
