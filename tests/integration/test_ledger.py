@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from importlib.resources import files
 from itertools import count
 from typing import Any
+from uuid import uuid4
 from zlib import crc32
 
 import asyncpg
@@ -20,8 +21,11 @@ from ledger.audit.quota_restore import quota_spent
 from ledger.catalog.api_key import mint, verify
 from ledger.catalog.loader import load
 from ledger.catalog.quotas import window_number, window_start
+from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
+from pool import Pool
 from scheduler.errors import RequestError
 from scheduler.protocol.limits import QuotaSpent
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -348,3 +352,16 @@ async def test_windows_equal_those_of_redis(client: Redis) -> None:
         assert (period, now, window_number(period, now)) == (period, now, number)
         if ends < 200 * 365 * 86_400_000:
             assert window_start(period, number + 1).timestamp() * 1000 == ends
+
+
+async def test_a_job_ends_once(db: Connection, acme: str, client: Redis) -> None:
+    """A second end changes neither the result nor the callback; an end for another customer changes nothing."""
+    job = Pool(client, Keys()).submission(customer_id=acme, api_key_id="k" * 12, body=b"x")
+    await insert_jobs(db, [NewJob(job, 60.0, "https://hooks.example.com/")], "default")
+
+    assert await end_jobs(db, [JobEnd(job.id, "", "other", customer_id=str(uuid4()))], 600.0) == set()
+    assert await end_jobs(db, [JobEnd(job.id, "", "first", customer_id=acme)], 600.0) == {job.id}
+    before = await db.fetchrow("SELECT * FROM jobs WHERE id = $1", job.id)
+    assert await end_jobs(db, [JobEnd(job.id, "worker_lost", "second", customer_id=acme)], 600.0) == set()
+    assert await db.fetchrow("SELECT * FROM jobs WHERE id = $1", job.id) == before
+    assert (before["status"], before["output"]) == ("completed", b"first")

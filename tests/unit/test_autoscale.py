@@ -242,3 +242,12 @@ def test_load_curves_are_followed_without_flapping(
         later.at_s - early.at_s >= SHORT.cooldown_s or later.direction == early.direction == "up"
         for early, later in itertools.pairwise(found)
     )
+
+
+def test_a_step_down_keeps_the_workers_that_were_needed_a_moment_ago() -> None:
+    """A demand that varies between 1 and 9 workers, at a low use: the step down from 10 stops at 9."""
+    policy = Autoscaler(RULES)
+    for now in range(901):
+        advice = policy.update(sample(10, used=0.2, demand=720.0 if now % 5 == 0 else 80.0), float(now))
+
+    assert advice.recommended == 9
