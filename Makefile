@@ -62,7 +62,7 @@ browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which 
 REDIS_FLOOR ?= redis-server
 floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, which must be installed
 	$(BIN)/python -m pytest --redis-server $(REDIS_FLOOR) tests/contract tests/integration/test_redis_acl.py \
-		tests/integration/test_redis_acl_refusals.py tests/integration/test_redis_line.py $(ARGS)
+		tests/integration/test_redis_pipeline.py $(ARGS)
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)

@@ -74,7 +74,7 @@ class Simulation:
         self._arrivals = ArrivalRate()
         self._unseen = 0
         self._look_at: float | None = None
-        self._wish = WakeCondition(1)
+        self._condition = WakeCondition(1)
         self.waits: list[float] = []
         self.sizes: list[int] = []
         self.busy_s = 0.0
@@ -98,12 +98,12 @@ class Simulation:
     def _arrived(self, now: float) -> None:
         self._queue.append(now)
         self._unseen += 1
-        if self._wish.depth and len(self._queue) >= self._wish.depth:
+        if self._condition.depth and len(self._queue) >= self._condition.depth:
             self._turn(now)
 
     def _ended(self, now: float) -> None:
         heapq.heappop(self._ends)
-        if self._wish.ready >= (0 if self._ends else -1) or self._wish.depth == 1:
+        if self._condition.ready >= (0 if self._ends else -1) or self._condition.depth == 1:
             self._turn(now)
 
     def _turn(self, now: float) -> None:
@@ -114,7 +114,7 @@ class Simulation:
             if not decision.picks:
                 break
             self._start(now, sum(count for _, count in decision.picks))
-        self._wish = decision.wish
+        self._condition = decision.condition
         if decision.wait_ms is not None:
             self._look_at = now + max(1e-6, decision.wait_ms / 1000)
 

@@ -3,17 +3,17 @@
 A batch of n takes s(n) = base + n x item milliseconds. The rate with full batches of B is then B / s(B). While only
 smaller batches of n were measured it lies between n / s(n) (batching gains nothing) and B / s(n) (batching costs
 nothing), and only more load can show where: limits that are built on too low an estimate would keep that load away for
-ever. So the estimate is corrected by what the queue shows:
+ever. So the estimate is corrected by the state of the queue:
 
 * requests are rejected and nothing is backlogged: the estimate is too low, and the correction grows;
 * requests are backlogged although all GPUs are busy: the served rate is the capacity, and the correction follows it.
 
-Limits fall at once and rise slowly, so that a flapping GPU does not make them flap. Retry-After for want of capacity
-follows from how fast the queue moves.
+Limits fall at once and rise slowly, so that a flapping GPU does not make them flap. Retry-After for missing capacity
+is derived from the drain rate of the queue.
 
 Sources: BBR (Cardwell et al. 2016: the delivered rate at the bottleneck is the capacity, found by probing upwards),
 Vegas and Gradient2 of Netflix' concurrency-limits (a limit that is not used is not raised), DAGOR (WeChat, SoCC 2018:
-overload is seen by the queueing delay).
+overload is detected by the queueing delay).
 """
 
 import math
@@ -23,40 +23,40 @@ from statistics import median
 from typing import NamedTuple
 
 PROBES = ((7.0, 2.0), (5.0, 1.3), (3.0, 1.1), (0.0, 1.0))
-"""Growth of the correction a second by the seconds since the last backlog. Soon after one the estimate is off by little, and
-a fast probe would only make the limits swing; the longer none comes back, the further off it is."""
+"""Growth of the correction per second, by the seconds since the last backlog. Shortly after a backlog the estimate is nearly
+right, and a fast probe would make the limits oscillate; the longer no backlog returns, the larger its error may be."""
 PROBE_UNMEASURED = 2.0
-"""The same while only small batches were measured."""
+"""The growth while only small batches were measured."""
 BACKLOG_S = 3.0
 """Seconds that a backlog must last before the served rate counts as the capacity,"""
 BACKLOG_RUNS = 4.5
-"""and runs of a batch: a served rate is that of the last three, of which none may have begun before the backlog."""
+"""and runs of a batch: the served rate is that of the last three runs, which must have started after the backlog began."""
 MEASURED_FROM = 0.5
 """The confidence from which an estimate counts as measured: batches of half the full size."""
 TOLERANCE = 0.9
-"""A served rate from this part of the estimate on confirms it: gaps between batches cost a few percent."""
+"""A served rate of at least this share of the estimate confirms it: gaps between batches cost a few percent."""
 STEADY = 0.1
-"""Of the reported rates: moved by more, they are others than those that the served rate belongs to."""
+"""If the reported rates change by more than this, an older served rate does not apply to them."""
 LEAST_CORRECTION = 0.02
 LONGEST_STEP_S = 1.0
 GUESS_ERROR = 10.0
-"""A guess may be so many times too low: nobody is refused for a wait that is only guessed to be long."""
+"""A prior may be too low by this factor, so that no request is rejected for a predicted wait that may be wrong."""
 
 
 class CapacityEvidence(StrEnum):
     """What a capacity is derived from."""
 
-    FIXED = "fixed"  # the row of the model says so (`rps_per_gpu_fixed`)
+    FIXED = "fixed"  # by the row of the model (`rps_per_gpu_fixed`)
     MEASURED = "measured"  # batches of at least half the full size were measured
-    PROBING = "probing"  # only smaller batches were: an extrapolation, probed upwards
-    PRIOR = "prior"  # nothing was measured: `rps_per_gpu` of the model's row; no limit is built on it
+    PROBING = "probing"  # only smaller batches were measured: an extrapolation, probed upwards
+    PRIOR = "prior"  # nothing was measured: `rps_per_gpu` of the model's row; it sets no limit
 
 
 class GpuRate(NamedTuple):
-    """What one healthy GPU reports. A batch of n takes `base_ms` + n x `item_ms`, measured up to `seen_batch` (0: never).
+    """The report of one healthy GPU. A batch of n takes `base_ms` + n x `item_ms`, measured up to `seen_batch` (0: never).
 
-    `concurrency` batches run at a time. `served_rps`: requests/s over its last completed runs (0: not known). `fresh_batch`:
-    the largest that ran lately.
+    `concurrency` batches run at a time. `served_rps`: requests/s of its last completed runs (0: unknown). `fresh_batch`:
+    the largest recent batch.
     """
 
     base_ms: float = 0.0
@@ -67,23 +67,23 @@ class GpuRate(NamedTuple):
     fresh_batch: float = 0.0
 
     def run_ms(self, size: float) -> float:
-        """Milliseconds that a batch of `size` takes."""
+        """The time of a batch of `size`, in ms."""
         return max(self.base_ms + size * self.item_ms, 0.001)
 
     def full_rps(self, batch: int) -> float:
-        """Requests/s with full batches of `batch`, by the fit; 0 while nothing was measured."""
+        """Requests/s with full batches of `batch`, by the fit; 0 if nothing was measured."""
         return self.concurrency * 1000 * batch / self.run_ms(batch) if self.seen_batch > 0 else 0.0
 
     def most_rps(self, batch: int) -> float:
-        """The same if batches larger than those that run now took no longer: more is impossible."""
+        """The upper bound: if batches larger than the current ones took no longer."""
         ran = min(self.fresh_batch or self.seen_batch, batch)
         return self.concurrency * 1000 * batch / self.run_ms(ran) if self.seen_batch > 0 else 0.0
 
 
 class PoolRate(NamedTuple):
-    """The rates of a pool's healthy GPUs together, requests/s. `confidence` 0..1: how near to full the measured batches were.
+    """The rates of all healthy GPUs of a pool, requests/s. `confidence` 0..1: the size of the measured batches relative to full.
 
-    A GPU that was never measured counts as the median of those that were.
+    A GPU without measurements counts as the median of the others.
     """
 
     full_rps: float
@@ -92,20 +92,20 @@ class PoolRate(NamedTuple):
 
     @classmethod
     def of(cls, gpus: Sequence[GpuRate], batch: int) -> "PoolRate":
-        """The sum over `gpus` with full batches of `batch`; zeros where nothing was measured."""
-        seen = [gpu for gpu in gpus if gpu.seen_batch > 0]
-        if not seen or batch <= 0:
+        """The sum over `gpus` with full batches of `batch`; zeros if nothing was measured."""
+        measured = [gpu for gpu in gpus if gpu.seen_batch > 0]
+        if not measured or batch <= 0:
             return cls(0.0, 0.0, 0.0)
-        full, most = [gpu.full_rps(batch) for gpu in seen], [gpu.most_rps(batch) for gpu in seen]
-        missing = len(gpus) - len(seen)
-        confidence = sum(min(1.0, gpu.seen_batch / batch) for gpu in seen) / len(gpus)
+        full, most = [gpu.full_rps(batch) for gpu in measured], [gpu.most_rps(batch) for gpu in measured]
+        missing = len(gpus) - len(measured)
+        confidence = sum(min(1.0, gpu.seen_batch / batch) for gpu in measured) / len(gpus)
         return cls(sum(full) + missing * median(full), sum(most) + missing * median(most), confidence)
 
 
 class PoolLoad(NamedTuple):
-    """What the queues of a pool show. `backlogged`: requests wait for longer than runs explain although every GPU has work.
+    """The state of a pool's queues. `backlogged`: requests wait longer than runs explain although every GPU has work.
 
-    `limiting`: somebody is refused for capacity, or would be. `run_ms`: how long a batch takes now, 0 where not known.
+    `limiting`: requests are rejected for missing capacity, or would be. `run_ms`: the current time of a batch, 0 if unknown.
     """
 
     backlogged: bool
@@ -122,28 +122,28 @@ class Capacity(NamedTuple):
 
     @property
     def binding(self) -> bool:
-        """Whether limits may follow from it: a guess only serves to predict waits."""
+        """Whether it sets limits; a prior is used for predicted waits only."""
         return self.evidence is not CapacityEvidence.PRIOR
 
     @property
     def wait_rps(self) -> float:
-        """The rate by which waits are predicted."""
+        """The rate for predicted waits."""
         return self.rps if self.binding else GUESS_ERROR * self.rps
 
 
 class CapacityEstimator:
-    """The corrected estimate of one pool. Times are monotonic seconds; every gateway comes to the same from the same looks."""
+    """The corrected estimate of one pool. Times are monotonic seconds; gateways derive the same from the same observations."""
 
     def __init__(self) -> None:
         self.correction = 1.0
-        """Times the rates that the GPUs report."""
+        """The factor on the reported rates."""
         self._looked_at: float | None = None
         self._backlog_from: float | None = None
-        self._backlog_rps = 0.0  # The rates that were reported when the backlog began.
+        self._backlog_rps = 0.0  # The reported rates when the backlog began.
         self._confirmed_at = -math.inf
 
     def look(self, gpus: Sequence[GpuRate], batch: int, prior_rps: float, load: PoolLoad, now: float) -> Capacity:
-        """The capacity of `gpus`, all healthy; `prior_rps` (requests/s of one GPU) counts while nothing was measured."""
+        """Update with an observation of all healthy GPUs; `prior_rps` (requests/s of one GPU) counts while nothing was measured."""
         elapsed_s = min(LONGEST_STEP_S, max(0.0, now - self._looked_at)) if self._looked_at is not None else 0.0
         self._looked_at = now
         pool = PoolRate.of(gpus, batch)
@@ -163,17 +163,17 @@ class CapacityEstimator:
         return Capacity(pool.full_rps * self.correction, evidence, pool.confidence)
 
     def resume(self, correction: float) -> None:
-        """Begin with the correction of another gateway, which has watched for longer."""
+        """Start with the correction of a gateway that has more observations."""
         self.correction = correction
 
     def _lasts_s(self, full_rps: float, now: float) -> float:
-        """Seconds since the backlog began; anew where the reported rates move, since the served rate lags behind them."""
+        """Seconds since the backlog began; restarted when the reported rates change, because the served rate lags behind them."""
         if self._backlog_from is None or abs(full_rps - self._backlog_rps) > STEADY * self._backlog_rps:
             self._backlog_from, self._backlog_rps = now, full_rps
         return now - self._backlog_from
 
     def _follow(self, served: float) -> None:
-        """All GPUs are busy and more waits: what they serve is what they can do. What was probed on top was too much."""
+        """All GPUs are busy and requests are queued, so the served rate is the capacity, and a higher correction was wrong."""
         if self.correction > 1:
             self.correction = max(1.0, served)
         if 0 < served < TOLERANCE * self.correction or served > self.correction:
@@ -186,23 +186,23 @@ class CapacityEstimator:
 
 
 LEAST_MS = 100
-"""A few milliseconds tell a client to try again at once, and their jitter spreads nobody."""
+"""Shorter times would make clients retry at once, without a spread by jitter."""
 MOST_MS = 30_000
-"""A line that long has moved on before; a client that is told more gives up."""
+"""Longer predictions are unreliable, and clients give up."""
 
 
 def retry_after_ms(waiting: int, drain_rps: float, fallback_ms: float) -> int:
-    """Milliseconds until `waiting` requests are served at the measured `drain_rps` answers/s, 100 to 30,000.
+    """Milliseconds until `waiting` requests are served at the measured `drain_rps` responses/s, 100 to 30,000.
 
-    `fallback_ms`, within the same bounds, where nothing was answered lately, so that no rate is measured.
+    `fallback_ms`, within the same bounds, if no rate was measured recently.
     """
     wait_ms = waiting / drain_rps * 1000 if drain_rps > 0 else fallback_ms
-    # In this order, max also turns what is not a number into the least.
+    # In this order, max also turns NaN into the minimum.
     return round(min(max(LEAST_MS, wait_ms), MOST_MS))
 
 
 RELAX_PER_SECOND = 0.25
-"""How much of the full limit comes back each second: from nothing to everything in four seconds."""
+"""How much of the full limit is restored per second: from 0 to 1 in four seconds."""
 
 
 def relax(previous: float, target: float, elapsed_s: float) -> float:

@@ -1,8 +1,8 @@
-"""The one place that writes rate-limit headers: IETF draft 11 and the form that OpenAI's clients read.
+"""Rate-limit headers: IETF draft 11, and the headers that OpenAI's clients read.
 
-A token bucket of `size` units refilled at `rate` a second is announced as a quota of `size` in the time that a full
-refill takes; "reset" is the time until the bucket is full again, not the time until one more request fits. What does not
-change from one response to the next is built once for each set of limits.
+A token bucket of `size` units refilled at `rate` per second is announced as a quota of `size` in the time of a full refill;
+"reset" is the time until the bucket is full again, not until the next request fits. The constant parts are built once for
+each set of limits.
 """
 
 import math
@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 from ratelimit.limits import CONCURRENCY, Bucket, EffectiveLimits, RemainingLimits
 
-MOST = 10**15 - 1  # An integer of a structured field has 15 digits: with one more, clients may drop the whole field.
-# Months and years are the calendar's: the longest is announced, so that no client that paces by it is rejected early.
+MOST = (
+    10**15 - 1
+)  # An integer of a structured field has at most 15 digits: with more, clients may ignore the whole field.
+# Months and years differ in length: the longest is announced, so that no client that paces by it is rejected early.
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
 
 
 class _Fixed(NamedTuple):
-    """What is the same on all responses under one set of limits; `lines` are whole header lines."""
+    """The constant parts of all responses with one set of limits; `lines` are complete header lines."""
 
     buckets: tuple[tuple[str, int], ...]  # Name and size.
     quotas: tuple[str, ...]
@@ -25,13 +27,13 @@ class _Fixed(NamedTuple):
 
 
 def rate_headers(limits: EffectiveLimits, left: RemainingLimits) -> list[tuple[str, str]]:
-    """The headers for `limits`, with what is left cut to whole units within 0 and the limit."""
+    """The headers for `limits`; remaining units are whole numbers from 0 to the limit."""
     pairs = (line.partition(": ") for line in rate_lines(limits, left).splitlines())
     return [(name, value) for name, _, value in pairs]
 
 
 def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
-    """The same as header lines, each with its end, as they are sent."""
+    """The same as header lines with line ends."""
     fixed = _fixed(limits)
     levels, in_use, quotas_left = left
     lines, fields = fixed.lines, []
@@ -73,13 +75,13 @@ def _window_s(bucket: Bucket) -> int:
 
 
 def quota_name(period: str) -> str:
-    """What a quota's policy is called: `1day` is day, `2month` is 2months."""
+    """The name of a quota's policy: `1day` is day, `2month` is 2months."""
     every, unit = _parts(period)
     return unit if every == 1 else f"{every}{unit}s"
 
 
 def quota_window_s(period: str) -> int:
-    """The length of its window, at most, in seconds."""
+    """The maximum length of its window, in seconds."""
     every, unit = _parts(period)
     return every * _UNIT_S.get(unit, 1)
 
@@ -92,7 +94,7 @@ def _parts(period: str) -> tuple[int, str]:
 
 def _within(value: float, limit: int) -> int:
     whole = int(value)
-    return limit if whole > limit else whole if whole > 0 else 0  # noqa: FURB136  # a fifth of what min and max take
+    return limit if whole > limit else whole if whole > 0 else 0  # noqa: FURB136  # five times faster than min and max
 
 
 def _seconds(milliseconds: int) -> int:
@@ -101,7 +103,7 @@ def _seconds(milliseconds: int) -> int:
 
 @lru_cache(maxsize=4096)
 def go_duration(milliseconds: int) -> str:
-    """A duration as Go prints it and OpenAI sends it: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    """A duration in Go's format, as OpenAI sends it: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds > 0 else "0s"
     minutes, rest_ms = divmod(milliseconds, 60_000)

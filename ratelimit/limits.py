@@ -1,11 +1,11 @@
-"""The limits of a customer: the one list that admission, refunds, headers, `explain`, `/v1/me`, direct mode and docs walk.
+"""The limits of a customer: the one list that admission, refunds, headers, `explain`, `/v1/me`, direct mode and docs use.
 
-Three mechanisms exist: token buckets (BUCKETS, one entry for each thing that is counted), concurrency, and quotas (rows
-of the table `quotas`). A new limit on something that a request costs is a new entry in BUCKETS; CONTRIBUTING.md, "A
-limit", lists the files. Pure: no I/O, no clock.
+There are three mechanisms: token buckets (BUCKETS, one entry for each counted unit), concurrency, and quotas (rows of the
+table `quotas`). A new limit on a unit that a request costs is a new entry in BUCKETS; CONTRIBUTING.md, "A limit", lists
+the files. Pure: no I/O, no clock.
 
-Rates are reduced with the capacity. Concurrency and quotas are not: concurrency falls by itself when fewer requests are
-admitted, and quotas are what was sold.
+Rates are reduced with the capacity. Concurrency and quotas are not: concurrency falls when fewer requests are admitted,
+and quotas are part of a contract.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ MOST_RATE = 1_000_000
 MOST_COUNT = 10_000_000
 
 FRESH = 0.25
-"""The part of a bucket that counts as available where its level is not known, as in ratelimit/lua/bucket.lua."""
+"""The share of a bucket that is available if its level is unknown, as in ratelimit/lua/bucket.lua."""
 
 _LEAST_KEY_RATE = 1e-6
 
 Values = tuple[float | None, ...]
-"""One value for each of LIMIT_COLUMNS, of a tier, a customer or an identity; None where there is no such limit."""
+"""One value for each of LIMIT_COLUMNS, of a tier, a customer or an identity; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +48,8 @@ class BucketKind:
     """A token bucket of each customer, over all of its keys, in units that a request costs.
 
     `rate` units are added in `period_s` seconds, up to `size` (without a column for it: up to `rate`). `cost` is the field of
-    a `Submission` with the units that one request costs; "" means one. `settled`: when the request ends, its cost becomes
-    the tokens that it used. `outcome` is the member of `Admission` that rejects. `unit` is the `qu` parameter of
+    a `Submission` with the units that one request costs; "" means 1. `settled`: when the request ends, its cost becomes
+    the used tokens. `outcome` is the member of `Admission` that rejects. `unit` is the `qu` parameter of
     RateLimit-Policy. `fields` are the level and the rate in the customer's hash in Redis (`rl:customer:<id>`). `meaning` is
     its row in docs/limits.md.
     """
@@ -67,11 +67,11 @@ class BucketKind:
     advice: str = ""
 
     def units(self, request: object) -> int:
-        """What a request costs: a `Submission`, or anything else with the field."""
+        """The cost of a request: a `Submission`, or another object with the field."""
         return getattr(request, self.cost) if self.cost else 1
 
     def words(self, rate: float, size: float) -> str:
-        """The limit as users read it: `2 requests/s (burst 10)` or `60000 tokens per minute`."""
+        """The limit for users: `2 requests/s (burst 10)` or `60000 tokens per minute`."""
         if self.size is not None:
             return f"{number(rate)} {self.name.replace('-', ' ')}/s (burst {int(size)})"
         return f"{int(rate)} {self.name.replace('-', ' ')} per {_PERIODS[self.period_s]}"
@@ -118,10 +118,10 @@ BUCKETS = (
         cost="tokens",
         settled=True,
         unit="tokens",
-        advice="Ask for fewer tokens (max_tokens counts in advance), or raise its tokens_per_minute.",
+        advice="Request fewer tokens (max_tokens counts in advance), or raise its tokens_per_minute.",
     ),
 )
-"""In the order in which admission checks them; the first counts requests, and every customer has it."""
+"""In the order in which admission checks them. The first one counts requests; every customer has it."""
 
 MAX_CONCURRENCY = LimitColumn(
     "max_concurrency",
@@ -142,14 +142,14 @@ LIMIT_COLUMNS = (
 
 _AT = {column.name: index for index, column in enumerate(LIMIT_COLUMNS)}
 OWN_OUTCOMES = frozenset({"key_limit", CONCURRENCY, "quota", *(kind.outcome for kind in BUCKETS)})
-"""Outcomes of admission that reject by what the customer may do, whatever other customers do."""
+"""Outcomes of admission for the limits of the customer, which do not depend on other customers."""
 
 REDUCED_OUTCOMES = OWN_OUTCOMES - {CONCURRENCY, "quota"}
-"""Those by a limit that is reduced with the capacity."""
+"""Those of limits that are reduced with the capacity."""
 
 
 def values(**columns: float | None) -> Values:
-    """The values of the columns named, None for the others. Raises KeyError for a name that is no limit."""
+    """The values of the named columns, None for the others. Raises KeyError for an unknown name."""
     found: list[float | None] = [None] * len(LIMIT_COLUMNS)
     for name, value in columns.items():
         found[_AT[name]] = value
@@ -157,12 +157,12 @@ def values(**columns: float | None) -> Values:
 
 
 def value_of(limits: Values, column: LimitColumn | str) -> float | None:
-    """One of them by its column."""
+    """One value by its column."""
     return limits[_AT[column if isinstance(column, str) else column.name]]
 
 
 class Bucket(NamedTuple):
-    """A token bucket as it is now: `rate` units in the kind's period, at most `size` units."""
+    """A token bucket: `rate` units in the kind's period, at most `size` units."""
 
     kind: BucketKind
     rate: float
@@ -175,7 +175,7 @@ class Bucket(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As users read it."""
+        """The limit for users."""
         return self.kind.words(self.rate, self.size)
 
 
@@ -183,10 +183,10 @@ NO_BUCKET = Bucket(REQUEST_BUCKET, 0.0, 0.0)
 
 
 class EffectiveLimits(NamedTuple):
-    """The limits in force for one identity. Hashable, so that what depends on it can be cached.
+    """The current limits of one identity. Hashable, so that derived values can be cached.
 
-    `buckets` are those that the customer has, in the order of BUCKETS; `key` is the key's own bucket of requests, None
-    where it has none. `max_concurrency` is 0 without a limit. `quotas` are period and amount, such as ("1day", 10000).
+    `buckets`: those of the customer, in the order of BUCKETS; `key`: the key's own bucket of requests, or None.
+    `max_concurrency` is 0 without a limit. `quotas`: period and amount, such as ("1day", 10000).
     """
 
     buckets: tuple[Bucket, ...]
@@ -196,23 +196,23 @@ class EffectiveLimits(NamedTuple):
 
     @property
     def key_requests(self) -> Bucket:
-        """What one key can have: of its customer's and its own bucket of requests the smaller rate and size."""
+        """The requests of one key: the smaller rate and size of its customer's and its own bucket."""
         bucket, own = self.buckets[0], self.key
         return bucket if own is None else Bucket(bucket.kind, min(bucket.rate, own.rate), min(bucket.size, own.size))
 
     def bucket_of(self, outcome: str) -> Bucket | None:
-        """The bucket whose lack `outcome` of admission reports, None where it reports something else."""
+        """The bucket that rejects with this outcome of admission, or None."""
         if outcome == "key_limit":
             return self.key
         return next((bucket for bucket in self.buckets if bucket.kind.outcome == outcome), None)
 
 
 NO_LIMITS = EffectiveLimits(())
-"""For a request that was admitted before, and is not checked again."""
+"""For a request that was admitted before and is not checked again."""
 
 
 class Level(NamedTuple):
-    """What is left in a bucket (below 0: a debt), and ms until it is full."""
+    """The remaining units of a bucket (negative: a debt), and ms until it is full."""
 
     left: float
     reset_ms: int
@@ -221,8 +221,8 @@ class Level(NamedTuple):
 class RemainingLimits(NamedTuple):
     """What is left of `EffectiveLimits`.
 
-    `buckets` are in their order; of requests it is the key's own bucket where that holds less. `in_use` requests are under
-    way. `quotas` are what is left and ms until the window ends, in their order; empty where not known.
+    `buckets` in the same order; for requests it is the key's own bucket if that has less. `in_use`: requests in progress.
+    `quotas`: remaining requests and ms until the window ends, in the same order; empty if unknown.
     """
 
     buckets: Sequence[Level] = ()
@@ -244,13 +244,13 @@ class LimitedIdentity(Protocol):
 
 
 def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
-    """The identity's limits at `factor` (0..1) of its base; 1 gives the base limits themselves.
+    """The identity's limits at `factor` (0..1) of its base limits.
 
-    A bucket holds at least one unit, so that a reduced limit never becomes none.
+    A bucket holds at least one unit, so that a reduced limit is never 0.
     """
     key = None
     if identity.key_rate > 0:
-        rate = max(_LEAST_KEY_RATE, identity.key_rate * factor)  # 0 would be read as no limit.
+        rate = max(_LEAST_KEY_RATE, identity.key_rate * factor)  # 0 means no limit.
         key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
     buckets = tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, identity.limits, factor)) is not None])
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
@@ -277,15 +277,15 @@ _Packed = tuple[Any, ...]
 
 
 def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -> list[_Packed]:
-    """The kinds as Lua reads them: {outcome, level field, rate field, period in s, position of the cost, settled} of each.
+    """The kinds as Lua reads them: {outcome, level field, rate field, period in s, index of the cost, settled} each.
 
-    `costs` are the positions, in a packed submission, of the fields that `BucketKind.cost` names; 0 stands for one a request.
+    `costs`: the indexes, in a packed submission, of the fields that `BucketKind.cost` names; 0 means one unit per request.
     """
     return [(k.outcome, *k.fields, k.period_s, costs[k.cost] if k.cost else 0, k.settled) for k in kinds]
 
 
 def packed_limits(limits: EffectiveLimits) -> _Packed:
-    """The limits of a customer as Lua reads them: {{number of the kind, rate, size}...}, concurrency, quotas."""
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas."""
     return [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets], limits.max_concurrency, limits.quotas
 
 

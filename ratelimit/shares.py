@@ -1,4 +1,4 @@
-"""Shares: who may use how much of the capacity. Guaranteed shares first, the rest by priority, what is unused is lent."""
+"""Shares of the capacity: guaranteed shares first, the rest by priority; unused shares are lent."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TierShare(NamedTuple):
-    """A tier's claim: `priority` 1 is served first; `guaranteed_share` 0..1 of the capacity holds under contention."""
+    """`priority` 1 is served first; `guaranteed_share` 0..1 of the capacity is guaranteed under contention."""
 
     name: str
     priority: int
@@ -14,40 +14,39 @@ class TierShare(NamedTuple):
 
 
 def allocate(capacity: float, tiers: Sequence[TierShare], demand: Mapping[str, float]) -> dict[str, float]:
-    """What each tier gets of what it asks for, in the unit of `capacity`, which is finite.
+    """The allocation of each tier, in the unit of `capacity`, which is finite.
 
-    A tier gets its guarantee as far as it asks for it; then tiers get what they still ask for, in order of priority: so
-    a share that is not used is lent to who asks. No tier gets more than it asks for, and together they get no more than
-    the capacity; what nobody asks for is in nobody's part. `demand` may be infinite; a tier that is not in it asks for
-    nothing. Where guarantees add up to more than the whole, the higher tier's holds.
+    A tier gets its guarantee, up to its demand; the rest is allocated to the remaining demand by priority, so that an
+    unused share is lent. No tier gets more than its demand, and the sum is at most the capacity. `demand` may be
+    infinite; a missing tier has none. If guarantees exceed 100 %, that of the higher tier holds.
     """
     by_priority = sorted(tiers, key=lambda tier: tier.priority)
-    # In this order, max also turns a rate that is not a number into 0.
-    asked = {tier.name: max(0.0, demand.get(tier.name, 0.0)) for tier in by_priority}
+    # In this order, max also turns NaN into 0.
+    wanted = {tier.name: max(0.0, demand.get(tier.name, 0.0)) for tier in by_priority}
     left = capacity = max(0.0, capacity)
     granted: dict[str, float] = {}
     for tier in by_priority:
-        granted[tier.name] = min(asked[tier.name], tier.guaranteed_share * capacity, left)
+        granted[tier.name] = min(wanted[tier.name], tier.guaranteed_share * capacity, left)
         left -= granted[tier.name]
-    for name, wanted in asked.items():
-        more = wanted - granted[name]
-        # Who gets all gets exactly what it asked for: a rounding error would look like a lowered limit.
-        granted[name] = wanted if more <= left else min(wanted, granted[name] + left)
+    for name, rate in wanted.items():
+        more = rate - granted[name]
+        # A satisfied demand is exact: a rounding error would look like a reduced limit.
+        granted[name] = rate if more <= left else min(rate, granted[name] + left)
         left = max(0.0, left - more)
     return granted
 
 
 def ceilings(capacity: float, tiers: Sequence[TierShare], demand: Mapping[str, float]) -> dict[str, float]:
-    """What each tier would get if it asked for everything, while the others ask for what they ask for now.
+    """The allocation of each tier if its demand were infinite, with the current demand of the others.
 
-    This bounds a tier, and not its allocation: an idle tier's allocation is 0, and it must be able to begin at once.
-    Never less than the allocation; together they may be more than the capacity until the next look.
+    It limits a tier instead of its allocation: an idle tier has an allocation of 0, and must be able to start at once.
+    Never below the allocation; the sum may exceed the capacity until the next observation.
     """
     return {tier.name: allocate(capacity, tiers, {**demand, tier.name: math.inf})[tier.name] for tier in tiers}
 
 
 def factor(allocated: float, demand: float) -> float:
-    """The part of its base limits that each customer of a tier keeps: 1 while the tier gets all it asks for."""
+    """The factor on the base limits of a tier's customers: 1 if its demand is satisfied."""
     if demand <= 0 or allocated >= demand:
         return 1.0
     return max(0.0, allocated / demand)

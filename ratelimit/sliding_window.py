@@ -1,13 +1,13 @@
-"""The `limits` library on our clock: a sliding window in two counters, of which a changed limit hands out nothing. No I/O.
+"""Sliding windows of two counters, with the `limits` library; a changed limit keeps its usage. No I/O.
 
-Three things of the library's own memory storage do not fit here, and are overridden:
+Three properties of the library's memory storage are overridden:
 
-* it reads the wall clock, which an admin may set; here the time is handed in, and each limit's windows begin when it is
-  first asked, so that the windows of all limits do not turn at once,
-* it starts a thread whenever the last one has ended, some sixty a second under load; here old counters go when their
-  limit is asked next, and whole limits when there are too many,
-* amount and length are part of what it counts under, so that a changed limit begins with nothing spent; here a limit
-  counts under its name alone, and `meet` keeps what is left of it.
+* It reads the wall clock, which an admin may set. Here the time is a parameter, and the windows of a limit begin with its
+  first use, so that the windows of all limits do not end at once.
+* It starts a thread whenever the last one has ended, about sixty per second under load. Here old counters are removed when
+  their limit is used next, and the oldest limits when there are too many.
+* Amount and length are part of its key, so that a changed limit starts unused. Here the key is the name only, and `meet`
+  keeps the usage.
 """
 
 import math
@@ -18,7 +18,7 @@ from limits.storage import MemoryStorage
 
 
 class LocalLimit(RateLimitItemPerSecond):
-    """`amount` units in a window of `length_us`, of which no more than `steady` become free again in so long."""
+    """`amount` units in a window of `length_us`, of which at most `steady` are released per window."""
 
     __slots__ = ("steady",)
 
@@ -27,29 +27,29 @@ class LocalLimit(RateLimitItemPerSecond):
         self.steady = amount if steady is None else steady
 
     def key_for(self, *identifiers: bytes | str | float) -> str:
-        """The name and nothing else, so that a limit that changes goes on where it was."""
+        """The name only, so that a changed limit keeps its counters."""
         return str(identifiers[0])
 
     def get_expiry(self) -> int:
-        """Microseconds, as `SlidingWindows` counts them."""
+        """The length in microseconds."""
         return self.multiples
 
 
 class WindowLevel(NamedTuple):
-    """How far a window is used: units of the one before, which count less and less, and of this one."""
+    """The usage: units of the previous window, whose weight decreases, and of the current one."""
 
     previous: int
     current: int
-    left_us: int  # Of this window.
+    left_us: int  # Left in the current window.
     length_us: int
 
     @property
     def used(self) -> float:
-        """Units that count now."""
+        """The used units."""
         return self.previous * self.left_us / self.length_us + self.current
 
     def until_us(self, units: float) -> float:
-        """Microseconds until no more than so many units are used, if no others are added."""
+        """Microseconds until at most `units` are used, if none are added."""
         if self.used <= units:
             return 0.0
         if self.current <= units:
@@ -58,23 +58,23 @@ class WindowLevel(NamedTuple):
 
 
 class _WindowState:
-    """What is known of one limit: what it was last, when its windows began, and the names of its two counters."""
+    """The state of one limit: its last value, the start of its windows, and the keys of its two counters."""
 
     __slots__ = ("began_us", "current", "ends_us", "limit", "previous")
 
     def __init__(self, began_us: int) -> None:
         self.began_us = began_us
-        self.ends_us = 0  # Of this window, by the time that the library is told.
+        self.ends_us = 0  # End of the current window, in the library's time.
         self.previous = self.current = ""
         self.limit: LocalLimit | None = None
 
 
 class SlidingWindows(MemoryStorage):
-    """Two counters a limit, for so many limits at most; `now_us` is set by the caller, and never goes back."""
+    """Two counters per limit, for at most `max_limits` limits; the caller sets `now_us`, which never goes back."""
 
     def __init__(self, max_limits: int) -> None:
         super().__init__()
-        self.timer.cancel()  # The one thread that the library starts without being asked; none follows.
+        self.timer.cancel()  # The library's thread; no other one is started.
         self.timer.join()
         self.now_us = 0
         self._max_limits = max_limits
@@ -84,9 +84,9 @@ class SlidingWindows(MemoryStorage):
         return len(self._kept)
 
     def meet(self, name: str, limit: LocalLimit, first: int) -> None:
-        """Hold this limit from now on. A new one has `first` units left; one that changed has what was left, as a bucket.
+        """Set the limit. A new one has `first` units left; a changed one keeps its usage.
 
-        What is used then becomes free at the rate of the new limit, and no faster.
+        Used units are released at the rate of the new limit.
         """
         kept = self._kept.get(name)
         if kept is not None and kept.limit is not None:
@@ -96,28 +96,28 @@ class SlidingWindows(MemoryStorage):
             self._drop(self._kept.pop(name))
         used = max(0, limit.amount - first)
         before = min(limit.steady, used)
-        kept, _ = self._present(name, limit.get_expiry())
+        kept, _ = self._current(name, limit.get_expiry())
         self.storage[kept.previous], self.storage[kept.current] = before, used - before
         kept.limit = limit
 
     def level(self, name: str, limit: LocalLimit) -> WindowLevel:
-        """How far it is used now."""
+        """The current usage."""
         length_us = limit.get_expiry()
-        kept, at = self._present(name, length_us)
+        kept, at = self._current(name, length_us)
         spent = self.storage.get
         return WindowLevel(spent(kept.previous, 0), spent(kept.current, 0), kept.ends_us - at, length_us)
 
     def get(self, key: str) -> int:
-        """A counter; none goes by the wall clock."""
+        """A counter, without expiry by the wall clock."""
         return self.storage.get(key, 0)
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Units of the window before and microseconds that they still count; units of this one and the same of them."""
-        kept, at = self._present(key, expiry)
+        """Units of the previous window and the microseconds for which they count; the same of the current one."""
+        kept, at = self._current(key, expiry)
         return self._get_sliding_window_info(kept.previous, kept.current, expiry, at)
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Spend, if there is so much left."""
+        """Use `amount` units if they are left."""
         previous, previous_us, current, _ = self.get_sliding_window(key, expiry)
         if math.floor(previous * previous_us / expiry + current) + amount > limit:
             return False
@@ -125,21 +125,21 @@ class SlidingWindows(MemoryStorage):
         return True
 
     def reset(self) -> int | None:
-        """Forget everything."""
+        """Remove all limits."""
         self._kept.clear()
         return super().reset()
 
-    def _present(self, name: str, length_us: int) -> tuple[_WindowState, int]:
-        """A limit in its present window, and the time that the library is told."""
+    def _current(self, name: str, length_us: int) -> tuple[_WindowState, int]:
+        """The state of a limit in its current window, and the library's time."""
         kept = self._kept.get(name) or self._begin(name)
-        # The library takes the window before number 0 for number 0, so we begin with 1.
+        # The library treats the window before number 0 as number 0, so the first one is 1.
         at = self.now_us - kept.began_us + length_us
         if at >= kept.ends_us:
             self._turn(name, kept, at, length_us)
         return kept, at
 
     def _turn(self, name: str, kept: _WindowState, at: int, length_us: int) -> None:
-        """Another window: its limit goes to the end of those that are dropped first."""
+        """Start the next window, and move the limit to the end of the eviction order."""
         previous, current = self.sliding_window_keys(name, length_us, at)
         self._drop(kept, but=previous)
         kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us

@@ -9,7 +9,7 @@ A cooldown separates steps, so that the effect of a step is observed before the 
 again at once after a step up, since it does not depend on the present number. So the direction changes at most once per
 cooldown.
 
-Workers that died stay in the advice, because they are to be replaced; workers that somebody else removed or added do not.
+Lost workers stay in the advice, because they are replaced; workers that an operator removed or added are accepted.
 """
 
 import math
@@ -27,7 +27,7 @@ class HeldFor:
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def update(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
+    def update(self, holds: bool, now_s: float) -> None:  # noqa: FBT001
         """Record whether the condition holds now."""
         if not holds:
             self._since_s = None
@@ -42,20 +42,20 @@ class HeldFor:
 class Extremes:
     """The lowest and the highest value of the last `span_s` seconds."""
 
-    __slots__ = ("_began_s", "_seen", "_span_s")
+    __slots__ = ("_began_s", "_span_s", "_values")
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._seen: deque[tuple[float, int]] = deque()
+        self._values: deque[tuple[float, int]] = deque()
         self._began_s: float | None = None
 
     def update(self, figure: int, now_s: float) -> None:
         """Record a value; drop values that are older than the span."""
         if self._began_s is None:
             self._began_s = now_s
-        self._seen.append((now_s, figure))
-        while now_s - self._seen[0][0] > self._span_s:
-            self._seen.popleft()
+        self._values.append((now_s, figure))
+        while now_s - self._values[0][0] > self._span_s:
+            self._values.popleft()
 
     def whole(self, now_s: float) -> bool:
         """Whether values were recorded for the whole span."""
@@ -63,13 +63,13 @@ class Extremes:
 
     @property
     def lowest(self) -> int:
-        """0 before the first look."""
-        return min((figure for _, figure in self._seen), default=0)
+        """0 before the first observation."""
+        return min((figure for _, figure in self._values), default=0)
 
     @property
     def highest(self) -> int:
-        """0 before the first look."""
-        return max((figure for _, figure in self._seen), default=0)
+        """0 before the first observation."""
+        return max((figure for _, figure in self._values), default=0)
 
 
 Direction = Literal["up", "down"]
@@ -154,13 +154,13 @@ class ScaleSignals:
     busy: HeldFor = field(default_factory=HeldFor)
     calm: HeldFor = field(default_factory=HeldFor)
 
-    def update(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
+    def update(self, sample: Sample, rules: ScaleRules, now_s: float) -> None:
         """Record one observation."""
-        there = seen.healthy > 0
-        self.deep.update(seen.depth >= rules.deep, now_s)
-        self.long.update(seen.depth >= rules.long, now_s)
-        self.busy.update(there and seen.utilization > rules.busy, now_s)
-        self.calm.update(there and seen.utilization < rules.calm, now_s)
+        there = sample.healthy > 0
+        self.deep.update(sample.depth >= rules.deep, now_s)
+        self.long.update(sample.depth >= rules.long, now_s)
+        self.busy.update(there and sample.utilization > rules.busy, now_s)
+        self.calm.update(there and sample.utilization < rules.calm, now_s)
 
 
 class Autoscaler:
@@ -173,40 +173,40 @@ class Autoscaler:
         self._known = 0
         self._healthy = 0
         self._reached = True
-        self._looked_s = -math.inf
+        self._updated_s = -math.inf
         self._forget()
 
     def _forget(self) -> None:
         self._signs = ScaleSignals()
         self._needs, self._knowns = Extremes(self._rules.need_s), Extremes(self._rules.settle_s)
 
-    def update(self, seen: Sample, now_s: float) -> Advice:
+    def update(self, sample: Sample, now_s: float) -> Advice:
         """Record an observation. Returns the new advice."""
-        rules, self._healthy = self._rules, seen.healthy
-        if seen.known == 0:  # Redis lost its data, or no worker was started yet: not a reason for a step.
+        rules, self._healthy = self._rules, sample.healthy
+        if sample.known == 0:  # Redis lost its data, or no worker was started yet: not a reason for a step.
             return self._advice("no worker is known")
-        if now_s - self._looked_s > rules.gap_s:
+        if now_s - self._updated_s > rules.gap_s:
             self._forget()
-        self._looked_s = now_s
-        need = needed(seen, rules)
-        self._signs.update(seen, rules, now_s)
+        self._updated_s = now_s
+        need = needed(sample, rules)
+        self._signs.update(sample, rules, now_s)
         self._needs.update(need.workers, now_s)
-        self._knowns.update(seen.known, now_s)
-        target = self._followed(seen, now_s)
-        wanted, reason = self._wanted(seen, need, target, now_s)
-        return self._step(seen, target, wanted, reason, now_s)
+        self._knowns.update(sample.known, now_s)
+        target = self._followed(sample, now_s)
+        wanted, reason = self._wanted(sample, need, target, now_s)
+        return self._step(sample, target, wanted, reason, now_s)
 
-    def hold(self, why: str) -> Advice | None:
+    def hold(self, reason: str) -> Advice | None:
         """The last advice, because no observation was possible. None if there was none."""
-        return None if self._target is None else self._advice(f"{why}: the last advice is kept")
+        return None if self._target is None else self._advice(f"{reason}: the last advice is kept")
 
-    def _followed(self, seen: Sample, now_s: float) -> int:
+    def _followed(self, sample: Sample, now_s: float) -> int:
         """The target, adjusted to workers that others added or removed: they are not undone."""
         known = self._knowns.highest
-        target = self._target if self._target is not None else seen.healthy
+        target = self._target if self._target is not None else sample.healthy
         going = self._last is not None and self._last.direction == "down" and not self._cool(now_s)
-        if seen.healthy > target and not going:
-            target = seen.healthy
+        if sample.healthy > target and not going:
+            target = sample.healthy
         elif self._knowns.whole(now_s) and known < self._known and target <= self._known:
             target = min(target, known)
         if self._knowns.whole(now_s) or known > self._known:
@@ -216,44 +216,44 @@ class Autoscaler:
     def _cool(self, now_s: float) -> bool:
         return self._last is None or now_s - self._last.at_s >= self._rules.cooldown_s
 
-    def _wanted(self, seen: Sample, need: Need, target: int, now_s: float) -> tuple[int, str]:
+    def _wanted(self, sample: Sample, need: Need, target: int, now_s: float) -> tuple[int, str]:
         """The wanted number of workers, regardless of the bounds, and the reason."""
         rules, cool = self._rules, self._cool(now_s)
         sustained = self._needs.lowest if self._needs.whole(now_s) else 0
         raised = self._last is not None and self._last.direction == "up"
-        wanted, reason = target, _quiet(seen, need, target)
+        wanted, reason = target, _quiet(sample, need, target)
         if sustained > target and (cool or raised):
             wanted, reason = sustained, f"{need.reason}: {sustained} or more for {rules.need_s:g} s"
-        if cool and (sign := self._sign(seen, now_s)) is not None and sign.workers > wanted:
+        if cool and (sign := self._sign(sample, now_s)) is not None and sign.workers > wanted:
             return sign
         if cool and wanted == target and self._signs.calm.lasted_s(now_s) >= rules.calm_s:
-            return self._less(seen, target)
+            return self._less(sample, target)
         return wanted, reason
 
-    def _sign(self, seen: Sample, now_s: float) -> Need | None:
+    def _sign(self, sample: Sample, now_s: float) -> Need | None:
         """A step up for a sign, which does not say how many workers are needed."""
         rules, signs = self._rules, self._signs
         if signs.deep.lasted_s(now_s) >= rules.deep_s:
-            return Need(seen.healthy + rules.deep_step, _waits(seen, rules.deep, rules.deep_s, rules.deep_step))
+            return Need(sample.healthy + rules.deep_step, _waits(sample, rules.deep, rules.deep_s, rules.deep_step))
         if signs.long.lasted_s(now_s) >= rules.long_s:
-            return Need(seen.healthy + 1, _waits(seen, rules.long, rules.long_s, 1))
+            return Need(sample.healthy + 1, _waits(sample, rules.long, rules.long_s, 1))
         if signs.busy.lasted_s(now_s) >= rules.busy_s:
-            share = f"{seen.utilization:.0%} used, over {rules.busy:.0%} for {rules.busy_s:g} s"
-            return Need(seen.healthy + 1, f"{share}: 1 more")
+            share = f"{sample.utilization:.0%} used, over {rules.busy:.0%} for {rules.busy_s:g} s"
+            return Need(sample.healthy + 1, f"{share}: 1 more")
         return None
 
-    def _less(self, seen: Sample, target: int) -> tuple[int, str]:
+    def _less(self, sample: Sample, target: int) -> tuple[int, str]:
         """A step down from the healthy workers, not below the recent need."""
         rules = self._rules
-        step = max(1, int(seen.healthy * rules.down_share))
-        wanted = min(target, max(seen.healthy - step, self._needs.highest, rules.least))
-        share = f"{seen.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
+        step = max(1, int(sample.healthy * rules.down_share))
+        wanted = min(target, max(sample.healthy - step, self._needs.highest, rules.least))
+        share = f"{sample.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
         return (
             wanted,
             f"{share}: {target - wanted} fewer" if wanted < target else f"{share}, but fewer are not sufficient",
         )
 
-    def _step(self, seen: Sample, target: int, wanted: int, reason: str, now_s: float) -> Advice:
+    def _step(self, sample: Sample, target: int, wanted: int, reason: str, now_s: float) -> Advice:
         least, most = self._rules.least, self._rules.most
         after = min(max(wanted, least), most)
         if after != wanted:
@@ -263,7 +263,7 @@ class Autoscaler:
         if after != target and not first:
             self._last = ScaleStep("up" if after > target else "down", target, after, reason, now_s)
             self._reached = False
-        self._reached = self._reached or seen.healthy == after
+        self._reached = self._reached or sample.healthy == after
         return self._advice(reason)
 
     def _advice(self, reason: str) -> Advice:
@@ -273,25 +273,25 @@ class Autoscaler:
         return Advice(self._healthy, recommended, why, self._last)
 
 
-def needed(seen: Sample, rules: ScaleRules) -> Need:
+def needed(sample: Sample, rules: ScaleRules) -> Need:
     """The workers that the demand or the backlog requires, whichever is more; 0 if the rate of a worker is not known."""
-    rate = seen.worker_rps
+    rate = sample.worker_rps
     if rate <= 0:
         return Need(0, "the rate of a worker is not known")
-    given = rate * seen.target_utilization
-    by_demand = math.ceil(round(seen.demand_rps / given, 6)) if given > 0 else 0
-    by_backlog = math.ceil(round(seen.depth / (rate * rules.target_wait_s), 6))
+    given = rate * sample.target_utilization
+    by_demand = math.ceil(round(sample.demand_rps / given, 6)) if given > 0 else 0
+    by_backlog = math.ceil(round(sample.depth / (rate * rules.target_wait_s), 6))
     if by_backlog > by_demand:
-        wait = f"{seen.depth} queued, to be finished in {rules.target_wait_s:g} s at {rate:.0f}/s per worker"
+        wait = f"{sample.depth} queued, to be finished in {rules.target_wait_s:g} s at {rate:.0f}/s per worker"
         return Need(by_backlog, f"{wait}, require {by_backlog}")
-    return Need(by_demand, f"a demand of {seen.demand_rps:.0f}/s requires {by_demand} at {given:.0f}/s per worker")
+    return Need(by_demand, f"a demand of {sample.demand_rps:.0f}/s requires {by_demand} at {given:.0f}/s per worker")
 
 
-def _waits(seen: Sample, limit: int, for_s: float, step: int) -> str:
-    return f"{seen.depth} queued, {limit} or more for {for_s:g} s: {step} more"
+def _waits(sample: Sample, limit: int, for_s: float, step: int) -> str:
+    return f"{sample.depth} queued, {limit} or more for {for_s:g} s: {step} more"
 
 
-def _quiet(seen: Sample, need: Need, target: int) -> str:
-    if seen.healthy < target:
-        return f"{target - seen.healthy} of {target} workers are not healthy and are being replaced"
-    return f"no change needed: {need.reason}, {seen.utilization:.0%} used, {seen.depth} queued"
+def _quiet(sample: Sample, need: Need, target: int) -> str:
+    if sample.healthy < target:
+        return f"{target - sample.healthy} of {target} workers are not healthy and are being replaced"
+    return f"no change needed: {need.reason}, {sample.utilization:.0%} used, {sample.depth} queued"

@@ -43,7 +43,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
         """A copy with another input."""
         return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority)
 
-    def on_its_way(self, address: str, priority: int) -> "Payload":
+    def with_target(self, address: str, priority: int) -> "Payload":
         """A copy with the target of increments ("" for none) and the priority of the tier."""
         return Payload(self.model, self.input, self.parameters, self.task, address, priority)
 

@@ -1,4 +1,4 @@
-"""A fake at the seam of Admissions and Endings, for unit tests of what asks them."""
+"""A fake of Admissions and Terminations, for unit tests of their callers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ ACCEPTED = Verdict(Admission.ACCEPTED, remaining(5.0, 100), depth=1)
 
 
 class FakeRedis:
-    """Answers admissions and cancels as told; `gate` holds the next calls until it is set, the first `failures` fail."""
+    """Returns a fixed verdict; `gate` delays calls until it is set, and the first `failures` calls fail."""
 
     def __init__(self, failures: int = 0, verdict: Verdict = ACCEPTED) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures = failures
         self.verdict = verdict
-        self.meanwhile: Callable[[], None] = lambda: None  # Happens during each admission.
+        self.meanwhile: Callable[[], None] = lambda: None  # Called during each admission.
         self.admitted: list[list[str]] = []
         self.total_ms: list[int] = []
         self.cancelled: list[list[tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]]] = []
-        self.told: list[str] = []  # Whose clients were told that code.
+        self.told: list[str] = []  # Requests whose clients received the code.
         self.redis_ms: list[int] = []
         self.customer_limits: dict[str, Reply] = {}
 
@@ -45,11 +45,13 @@ class FakeRedis:
         return [self.verdict for _ in submissions]
 
     async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]:
-        asked = [Cancellation(*each) for each in requests]
-        self.cancelled.append([(each.id, each.code, True) if each.running else (each.id, each.code) for each in asked])
+        cancellations = [Cancellation(*each) for each in requests]
+        self.cancelled.append(
+            [(each.id, each.code, True) if each.running else (each.id, each.code) for each in cancellations]
+        )
         await self._answer()
-        self.told += [each.id for each in asked if each.told]
-        return [self.customer_limits.get(each.id) for each in asked]
+        self.told += [each.id for each in cancellations if each.delivered]
+        return [self.customer_limits.get(each.id) for each in cancellations]
 
     async def _answer(self) -> None:
         await self.gate.wait()

@@ -1,4 +1,4 @@
-"""A pool in a test's hands: the protocol's verbs with short names, and what a full look at Redis says."""
+"""One pool for tests: the calls of the protocol with short names, and the state in Redis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ WIDE = [TierLimit(name, 1e6, 1e6, 1000, TIERS[: i + 1]) for i, name in enumerate
 
 
 class Pool:
-    """One pool, with limits wide open unless a test gives its own."""
+    """One pool, without effective limits unless a test sets them."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000) -> None:
         self.client = client
@@ -85,31 +85,31 @@ class Pool:
         return [s.id for s in submissions]
 
     async def overdue(self, ids: Sequence[str], field: str = "qdl") -> list[str]:
-        """As if these had waited past their queue age (`qdl`) or their deadline (`dl`)."""
+        """Move these past their queue timeout (`qdl`) or their deadline (`dl`)."""
         for request_id in ids:
             await self.timed(request_id, **{field: 1})
         return list(ids)
 
     async def times(self, request_id: str) -> dict[str, int]:
-        """When it came, its deadline, and until when it may wait, as its row says."""
+        """The times in its row: acceptance, deadline, queue deadline."""
         env = await self.client.hget(self.keys.request(request_id), "env")
         return dict(zip(("at", "dl", "qdl"), map(int, env.split()[:3]), strict=True))
 
     async def timed(self, request_id: str, **ms: int) -> None:
-        """As if these were its times."""
+        """Change times in its row."""
         times = await self.times(request_id) | ms
         env = await self.client.hget(self.keys.request(request_id), "env")
         columns = b"".join(b"%013d " % max(1, times[name]) for name in ("at", "dl", "qdl"))
         await self.client.hset(self.keys.request(request_id), "env", columns + env[len(columns) :])
 
     async def attempts(self, request_id: str) -> int:
-        """How often a worker took it."""
+        """The number of its attempts."""
         detail = await self.results.request_detail(request_id)
         assert detail is not None
         return detail.attempts
 
     async def aged(self, ids: Sequence[str], ms: int) -> None:
-        """As if these had been accepted so long ago."""
+        """Make these older by `ms`."""
         for request_id in ids:
             await self.timed(request_id, at=(await self.times(request_id))["at"] - ms)
 
@@ -134,7 +134,7 @@ class Pool:
         return claimed
 
     async def running(self, count: int, tier: str = "free", token: str = "token") -> ClaimedBatch:
-        """A claimed batch of `count` fresh requests."""
+        """A claimed batch of `count` new requests."""
         await self.queue(count, tier)
         await self.form([(tier, count)])
         return await self.claim_next("w1", token)
@@ -153,27 +153,27 @@ class Pool:
         return found
 
     async def audit(self) -> tuple[list[AcceptedRecord], list[EndedRecord]]:
-        """The beginnings and the ends that the outbox holds, oldest first."""
+        """The accepted and ended records in the outbox, oldest first."""
         records = await self.records()
         return [r for r in records if isinstance(r, AcceptedRecord)], [r for r in records if isinstance(r, EndedRecord)]
 
     async def letters(self) -> list[DeadLetterRecord]:
-        """The dead letters that the outbox holds, oldest first."""
+        """The dead letters in the outbox, oldest first."""
         return [r for r in await self.records() if isinstance(r, DeadLetterRecord)]
 
     async def records(self) -> list[Record]:
-        """Everything that the outbox holds, oldest first."""
+        """All records in the outbox, oldest first."""
         entries = await self.client.lrange(self.keys.outbox, 0, -1)
         return [record for entry in reversed(entries) for record in decode_entry(entry)[0]]
 
     async def reaped(self) -> None:
-        """As if every lease had run out just now, and the reaper had passed in time."""
+        """Expire all leases, and run the reaper in time."""
         await self.expire_leases()
         await self.client.delete(self.keys.reaped_at)
         await self.terminations.reap(0)
 
     async def expire_leases(self) -> None:
-        """As if every lease had run out just now."""
+        """Expire all leases."""
         for batch_id in await self.client.zrange(self.keys.leases, 0, -1):
             await self.client.zadd(self.keys.leases, {batch_id: 1})
 

@@ -1,4 +1,4 @@
--- For wrk: POST one small input, with the keys named in KEYS in turns; at the end one line of JSON for the suite.
+-- For wrk: POST one small input with each API key in KEYS in turn; prints the results as one line of JSON.
 local requests, turn = {}, 0
 local body = '{"input":"the quick brown fox jumps"}'
 

@@ -196,7 +196,7 @@ def build_submission(
         idempotency=value,
         fingerprint=fingerprint,
         tokens=_charged(token_estimate(payload, input_bytes), limits),
-        body=encode_payload(payload.on_its_way(address, identity.priority)),
+        body=encode_payload(payload.with_target(address, identity.priority)),
     )
 
 

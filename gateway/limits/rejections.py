@@ -30,7 +30,7 @@ from ratelimit.limits import (
 )
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
-from scheduler.protocol.limits import MAX_A_BEAT, RejectionRecord
+from scheduler.protocol.limits import MAX_PER_HEARTBEAT, RejectionRecord
 from scheduler.states import Admission
 
 OWN_LIMITS = frozenset(map(Admission, OWN_OUTCOMES))
@@ -155,7 +155,7 @@ _Group = tuple[str, str, str]  # Customer, code and outcome.
 class RejectionLog:
     """The buffer. Each call is O(1): it happens while requests are rejected by the thousand."""
 
-    def __init__(self, most: int = MAX_A_BEAT, same: int = SAME_A_BEAT) -> None:
+    def __init__(self, most: int = MAX_PER_HEARTBEAT, same: int = SAME_A_BEAT) -> None:
         self._most = most
         self._same = same
         self._kept: dict[_Group, list[RejectionRecord]] = {}

@@ -77,7 +77,7 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
-BLOCK_S = 5.0  # Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `let_go` end it sooner.
+BLOCK_S = 5.0  # Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `unblock` end it sooner.
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
@@ -251,7 +251,7 @@ class Worker:
     async def _end_pop(self, pump: "asyncio.Task[None]", until: float) -> None:
         while not pump.done() and (left_s := until - time.monotonic()) > 0:
             with suppress(RedisUnavailable):
-                await self._ready.let_go()
+                await self._ready.unblock()
             await asyncio.wait([pump], timeout=min(END_POP_S, left_s))
 
     async def _shut_down(self) -> None:

@@ -28,7 +28,7 @@ CUSTOMERS_PER_STATEMENT = 2000
 """Few enough not to block the event loop for long."""
 
 CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
-"""Failures caused by the client. All others are refunded: see scheduler/lua/includes/repaying.lua."""
+"""Failures caused by the client. All others are refunded: see scheduler/lua/includes/refund.lua."""
 
 
 async def quota_spent(

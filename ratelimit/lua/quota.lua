@@ -1,9 +1,10 @@
--- quota: fixed windows in UTC by Redis TIME (needs prelude). A day is a UTC day; months and years are the calendar's.
+-- quota: fixed windows in UTC by Redis TIME (needs prelude). A day is a UTC day; months and years are calendar months and years.
 local SECONDS = {second = 1, minute = 60, hour = 3600, day = 86400}
 local windows = {}
 
--- month_of(days): months since January 1970, of a day counted from 1970-01-01. days_of(months): the first day of one.
--- Both from Howard Hinnant, "chrono-compatible low-level date algorithms": years begin in March, so that leap days end them.
+-- month_of(days): the month, counted from January 1970, of a day counted from 1970-01-01. days_of(months): the first day of a
+-- month. Both from Howard Hinnant, "chrono-compatible low-level date algorithms": years start in March, so that a leap day is
+-- the last day of its year.
 local function month_of(days)
   local z = days + 719468
   local era = math.floor(z / 146097)
@@ -21,21 +22,20 @@ local function days_of(months)
   return era * 146097 + yoe * 365 + math.floor(yoe / 4) - math.floor(yoe / 100) + math.floor((153 * month + 2) / 5) - 719468
 end
 
--- window_at(period, ms) -> the number of the window that this moment lies in, and the ms at which it ends. `period` is
--- such as 1day or 3month.
+-- window_at(period, ms) -> the number of the window that contains this time, and its end in ms. `period`: such as 1day or 3month.
 local function window_at(period, ms)
-  local every, unit = string.match(period, '^(%d+)(%a+)$')
+  local count, unit = string.match(period, '^(%d+)(%a+)$')
   local length = SECONDS[unit]
   if length then
-    local number = math.floor(ms / (length * every * 1000))
-    return number, (number + 1) * length * every * 1000
+    local number = math.floor(ms / (length * count * 1000))
+    return number, (number + 1) * length * count * 1000
   end
-  local months = unit == 'year' and 12 * every or tonumber(every)
+  local months = unit == 'year' and 12 * count or tonumber(count)
   local number = math.floor(month_of(math.floor(ms / 86400000)) / months)
   return number, days_of((number + 1) * months) * 86400000
 end
 
--- window(period): that of this moment.
+-- window(period): the current window.
 local function window(period)
   local w = windows[period]
   if not w then

@@ -142,10 +142,10 @@ class Dispatcher:
                 queues, formed = await self._form_all(decisions, policy, names)
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
-            elif self._is_current(decision.wish):
+            elif self._is_current(decision.condition):
                 return MAX_SLEEP_S if decision.wait_ms is None else decision.wait_ms / 1000
             else:
-                queues = await self._set_wake_condition(decision.wish, names)
+                queues = await self._set_wake_condition(decision.condition, names)
 
     async def _read_queues(self, policy: BatchPolicy, names: list[str]) -> Queues:
         """Read the queues. If the wake condition was a depth, also form a batch in the same call if the depth is reached."""
@@ -187,19 +187,19 @@ class Dispatcher:
         await self._set_wake_condition(WakeCondition(0, decision.ready_limit - 1), names)
         return REFUSED_PAUSE_S
 
-    def _is_current(self, wish: WakeCondition) -> bool:
-        """Whether the stored wake condition is close enough to `wish`, and valid for long enough."""
+    def _is_current(self, condition: WakeCondition) -> bool:
+        """Whether the stored wake condition is close enough to `condition`, and valid for long enough."""
         if self._wake_condition is None or self._clock_s() - self._wake_condition[1] > WAKE_VALID_MS / 2000:
             return False
         stored = self._wake_condition[0]
         # An unnecessary wake-up once no batch runs costs less than sending a new condition.
-        similar = stored.ready == wish.ready or (stored.ready, wish.ready) == (-1, -2)
-        return similar and abs(stored.depth - wish.depth) <= SIMILAR_DEPTH * min(stored.depth, wish.depth)
+        similar = stored.ready == condition.ready or (stored.ready, condition.ready) == (-1, -2)
+        return similar and abs(stored.depth - condition.depth) <= SIMILAR_DEPTH * min(stored.depth, condition.depth)
 
-    async def _set_wake_condition(self, wish: WakeCondition, names: list[str]) -> Queues:
+    async def _set_wake_condition(self, condition: WakeCondition, names: list[str]) -> Queues:
         """Store the wake condition. Returns the queues: requests that arrived meanwhile push no token any more."""
-        queues = await self._batches.look(names, self._id, wish, WAKE_VALID_MS)
-        self._wake_condition = wish, self._clock_s()
+        queues = await self._batches.look(names, self._id, condition, WAKE_VALID_MS)
+        self._wake_condition = condition, self._clock_s()
         return queues
 
     def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:

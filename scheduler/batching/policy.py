@@ -104,7 +104,7 @@ NEVER = WakeCondition(0)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `wish` (None: only then).
+    """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `condition` (None: only then).
 
     `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
     `since_ms`: time since the batch was due.
@@ -112,7 +112,7 @@ class Decision:
 
     picks: Sequence[tuple[str, int]]
     wait_ms: float | None
-    wish: WakeCondition
+    condition: WakeCondition
     ready_limit: int
     credit: Mapping[str, float]
     since_ms: float = math.inf

@@ -5,9 +5,9 @@
 -- Returns 1, or 0 if the oldest entry is another one.
 -- include: prelude
 local own = P .. 'outbox:' .. ARGV[2]
-local oldest = redis.call('LINDEX', own, -1)
+local oldest = call('LINDEX', own, -1)
 if not oldest or redis.sha1hex(oldest) ~= ARGV[4] then return 0 end
-for i = 6, #ARGV do redis.call('LPUSH', P .. 'outbox_bad', ARGV[i]) end
-redis.call('LTRIM', P .. 'outbox_bad', 0, tonumber(ARGV[5]) - 1)
-redis.call('RPOP', own, tonumber(ARGV[3]))
+for i = 6, #ARGV do call('LPUSH', P .. 'outbox_bad', ARGV[i]) end
+call('LTRIM', P .. 'outbox_bad', 0, tonumber(ARGV[5]) - 1)
+call('RPOP', own, tonumber(ARGV[3]))
 return 1

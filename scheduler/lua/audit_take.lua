@@ -8,27 +8,27 @@
 --   7 ms for which these do not count as audit lag.
 -- Returns how many of the held entries are there, all or 0, then the entries after them, oldest first.
 -- include: prelude
-local own, mark = P .. 'outbox:' .. ARGV[2], P .. 'audit_held:' .. ARGV[2]
-local room, bytes, held = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local own, held_key = P .. 'outbox:' .. ARGV[2], P .. 'audit_held:' .. ARGV[2]
+local entries_left, bytes_left, held = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local newest = held > 0 and call('LINDEX', own, -held)
 if held > 0 and not (newest and redis.sha1hex(newest) == ARGV[6]) then return {0} end
-if held > 0 then call('SET', mark, held, 'PX', ARGV[7]) else call('DEL', mark) end
-local out = {held}
+if held > 0 then call('SET', held_key, held, 'PX', ARGV[7]) else call('DEL', held_key) end
+local result = {held}
 
-local function add(entry) out[#out + 1], room, bytes = entry, room - 1, bytes - #entry end
+local function add(entry) result[#result + 1], entries_left, bytes_left = entry, entries_left - 1, bytes_left - #entry end
 
--- Taken before by a call whose reply was lost. In several calls, since they may be large.
-local last = held
+-- Entries that an earlier call took, whose reply was lost. Read in chunks, because they may be large.
+local position = held
 repeat
-  local some = call('LRANGE', own, -last - 16, -last - 1)
-  for i = #some, 1, -1 do
-    if room > 0 and bytes > 0 then add(some[i]) end
+  local chunk = call('LRANGE', own, -position - 16, -position - 1)
+  for i = #chunk, 1, -1 do
+    if entries_left > 0 and bytes_left > 0 then add(chunk[i]) end
   end
-  last = last + 16
-until #some < 16 or room <= 0 or bytes <= 0
+  position = position + 16
+until #chunk < 16 or entries_left <= 0 or bytes_left <= 0
 
 local function move(list)
-  while room > 0 and bytes > 0 do
+  while entries_left > 0 and bytes_left > 0 do
     local entry = call('LMOVE', list, own, 'RIGHT', 'LEFT')
     if not entry then return end
     add(entry)
@@ -41,5 +41,5 @@ for _, other in ipairs(call('SMEMBERS', P .. 'auditors')) do
   if other ~= ARGV[2] and call('EXISTS', list) == 0 then call('SREM', P .. 'auditors', other) end
 end
 move(P .. 'outbox')
-if held > 0 or #out > 1 then call('SADD', P .. 'auditors', ARGV[2]) end
-return out
+if held > 0 or #result > 1 then call('SADD', P .. 'auditors', ARGV[2]) end
+return result

@@ -3,11 +3,11 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {request id...}, 3 bytes after which the reply ends.
 -- Returns the bodies of the first of them, at least one, in order; '' for a request that has ended meanwhile.
 -- include: prelude
-local out, room = {}, tonumber(ARGV[3])
+local bodies, bytes_left = {}, tonumber(ARGV[3])
 for i, id in ipairs(cmsgpack.unpack(ARGV[2])) do
-  if room <= 0 then break end
+  if bytes_left <= 0 then break end
   local body = redis.pcall('HGET', P .. 'request:' .. id, 'body')
-  out[i] = type(body) == 'string' and body or ''
-  room = room - #out[i]
+  bodies[i] = type(body) == 'string' and body or ''
+  bytes_left = bytes_left - #bodies[i]
 end
-return out
+return bodies

@@ -6,17 +6,17 @@
 --   scheduler reports for health.
 -- Returns {healthy, known, epoch}.
 -- include: prelude, protocol, epoch, wake, workers
-if other_protocol() then return other_protocol() end
-note_protocol()
+if protocol_error() then return protocol_error() end
+store_protocol()
 local healthy, known = count_workers(tonumber(ARGV[2]))
 local epoch = begin_epoch()
 if ARGV[5] ~= '' and ARGV[5] ~= epoch then healthy = math.max(healthy, tonumber(ARGV[4])) end
-local before = redis.call('GET', P .. 'healthy_gpu_count')
-redis.call('SET', P .. 'healthy_gpu_count', healthy, 'PX', tonumber(ARGV[3]))
-if tonumber(before) ~= healthy then wake() end
+local old_count = call('GET', P .. 'healthy_gpu_count')
+call('SET', P .. 'healthy_gpu_count', healthy, 'PX', tonumber(ARGV[3]))
+if tonumber(old_count) ~= healthy then wake() end
 if #ARGV > 6 then
-  for i = 7, #ARGV do redis.call('ZADD', P .. 'notices', now + ARGV[6], ARGV[i]) end
-  redis.call('ZREMRANGEBYSCORE', P .. 'notices', '-inf', now)
-  redis.call('PEXPIRE', P .. 'notices', tonumber(ARGV[6]))
+  for i = 7, #ARGV do call('ZADD', P .. 'notices', now + ARGV[6], ARGV[i]) end
+  call('ZREMRANGEBYSCORE', P .. 'notices', '-inf', now)
+  call('PEXPIRE', P .. 'notices', tonumber(ARGV[6]))
 end
 return {healthy, known, epoch}

@@ -5,8 +5,8 @@
 -- Returns nil if the batch cannot be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the requests to run.
 --   Others (no time left, or their gateway is lost) end here, and a batch that becomes empty is closed. The last `absent`
 --   requests have no body: `bodies` returns them.
--- include: prelude, protocol, wake, row, repaying, ending, owners, batch, retry_budget, same, followers
-if other_protocol() then return other_protocol() end
+-- include: prelude, protocol, wake, row, refund, finalize, owners, batch, retry_budget, coalescing_keys, followers
+if protocol_error() then return protocol_error() end
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no wake token because this id was in batch_queue
@@ -15,36 +15,36 @@ end
 call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
 batch.worker = ARGV[3]
 lease(batch, tonumber(ARGV[5]))
-local room = tonumber(ARGV[7])
+local bytes_left = tonumber(ARGV[7])
 local out, absent, gone_ms, attempt = {}, 0, tonumber(ARGV[6]), packed[batch.losses + 1]
 
--- bin_head[n]: the header of n bytes; a body may contain any bytes, and Lua's msgpack has no bin type.
-local bin_head = setmetatable({}, {__index = function(known, n)
-  known[n] = n < 65536 and struct.pack('>BI2', 0xc5, n) or struct.pack('>BI4', 0xc6, n)
-  return known[n]
+-- bin_header[n]: the header of n bytes; a body may contain any bytes, and Lua's msgpack has no bin type.
+local bin_header = setmetatable({}, {__index = function(memo, n)
+  memo[n] = n < 65536 and struct.pack('>BI2', 0xc5, n) or struct.pack('>BI4', 0xc6, n)
+  return memo[n]
 end})
 
 each_member(batch, function(id, row, list)
-  local left, body, code = row[DEADLINE] - now, room > 0 and row[WHO] or '', nil
-  if left <= 0 or now - row[AT] >= gone_ms then -- otherwise its owner need not be read
+  local ms_left, body, code = row[DEADLINE] - now, bytes_left > 0 and row[WHO] or '', nil
+  if ms_left <= 0 or now - row[AT] >= gone_ms then -- otherwise its owner need not be read
     row[WHO] = call('HGET', P .. 'request:' .. id, 'who')
-    if not party(row) then
-      set_aside(id, row)
+    if not account_of(row) then
+      quarantine(id, row)
       call('LREM', list, 1, id)
       return
     end
-    code = left <= 0 and 'deadline_exceeded' or abandoned(row, gone_ms) and 'gateway_lost'
+    code = ms_left <= 0 and 'deadline_exceeded' or abandoned(row, gone_ms) and 'gateway_lost'
   end
   if not code then
-    out[#out + 1] = '\148' .. text_head[#id] .. id .. packed[left] .. attempt .. bin_head[#body] .. body
-    if room <= 0 then absent = absent + 1 end
-    room = room - #body
-    return room <= 0 and 'state' or nil -- when the reply is full, bodies are not read any more
+    out[#out + 1] = '\148' .. str_header[#id] .. id .. packed[ms_left] .. attempt .. bin_header[#body] .. body
+    if bytes_left <= 0 then absent = absent + 1 end
+    bytes_left = bytes_left - #body
+    return bytes_left <= 0 and 'state' or nil -- when the reply is full, bodies are not read any more
   end
-  close(id, row, 'failed', code, batch, NO_RUN)
+  finalize(id, row, 'failed', code, batch, NO_RUN)
   call('LREM', list, 1, id)
 end, 'body')
 flush()
-if #out == 0 then drop_batch(batch) end
-wake_free()
-return '\146' .. packed[absent] .. array(out)
+if #out == 0 then delete_batch(batch) end
+wake_for_worker()
+return '\146' .. packed[absent] .. pack_array(out)

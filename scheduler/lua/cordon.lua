@@ -4,17 +4,17 @@
 -- Returns how many were added or removed. The member '' marks that the list was stored: without it, worker_beat cannot
 --   distinguish a worker that is not cordoned from a lost list.
 -- include: prelude
-local key, wanted, changed = P .. 'cordoned', {['']= true}, 0
-for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do wanted[id] = true end
-for _, id in ipairs(redis.call('SMEMBERS', key)) do
-  if wanted[id] then wanted[id] = nil
+local key, cordoned, changed = P .. 'cordoned', {['']= true}, 0
+for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do cordoned[id] = true end
+for _, id in ipairs(call('SMEMBERS', key)) do
+  if cordoned[id] then cordoned[id] = nil
   else
-    redis.call('SREM', key, id)
+    call('SREM', key, id)
     changed = changed + 1
   end
 end
-for id in pairs(wanted) do
-  redis.call('SADD', key, id)
+for id in pairs(cordoned) do
+  call('SADD', key, id)
   if id ~= '' then changed = changed + 1 end
 end
 return changed

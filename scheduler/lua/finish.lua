@@ -6,34 +6,35 @@
 --   another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.
--- include: prelude, wake, row, repaying, ending, batch, retry_budget, same, followers
+-- include: prelude, wake, row, refund, finalize, batch, retry_budget, coalescing_keys, followers
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end
-local place, from, stale = {}, 1, #outcomes / SIZE
+local offset_of, tail_start, stale = {}, 1, #outcomes / SIZE
 for o = 0, #outcomes - SIZE, SIZE do
-  place[outcomes[o + 1]] = o
-  local after = from + outcomes[o + 6]
-  outcomes[o + 6], from = string.sub(ARGV[5], from, after - 1), after
+  offset_of[outcomes[o + 1]] = o
+  local tail_end = tail_start + outcomes[o + 6]
+  outcomes[o + 6], tail_start = string.sub(ARGV[5], tail_start, tail_end - 1), tail_end
 end
 each_member(batch, function(id, row)
-  local o = place[id]
+  local o = offset_of[id]
   if not o and ARGV[6] == '1' then return end
   if not o then
-    close(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker sent no outcome for it, which is a bug
+    finalize(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker sent no outcome for it, which is a bug
     return
   end
   local code = outcomes[o + 2]
   local run = {outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6]}
-  if code == 'poison_request' then bury(id, row, code, batch, run)
-  else close(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
+  if code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
+  else finalize(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1
 end)
 if ARGV[6] == '1' then
   flush()
-  return {stale, owing and 1 or 0}
+  return {stale, followers_left and 1 or 0}
 end
 flush() -- first: if an index is broken, the replies are sent, and the batch can be dropped later
-drop_batch(batch)
-if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- otherwise this worker claims the next batch, and the claim wakes
-return {stale, owing and 1 or 0}
+delete_batch(batch)
+-- Otherwise this worker claims the next batch, and the claim wakes.
+if call('LLEN', P .. 'batch_queue') == 0 then wake_for_worker() end
+return {stale, followers_left and 1 or 0}

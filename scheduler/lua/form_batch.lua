@@ -7,20 +7,20 @@
 --   11 minimum number of queued requests for all of them to leave, if they fit the first pick and a worker is idle, else
 --   none leaves; 0: no condition.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
--- include: prelude, protocol, row, repaying, ending, owners, queues, grouping, batch, retry_budget, same, followers
-if other_protocol() then return other_protocol() end
-local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
-local size, used = 0, {}
+-- include: prelude, protocol, row, refund, finalize, owners, queues, batch_selection, batch, retry_budget, coalescing_keys, followers
+if protocol_error() then return protocol_error() end
+local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
+local size, tiers_used = 0, {}
 
 -- add_to_batch(tier, ids): adds ids to the batch, oldest first, as if each had been moved by RPOPLPUSH.
 local function add_to_batch(tier, ids)
   if #ids == 0 then return end
-  for _, member in ipairs(ids) do
-    call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id)
+  for _, request_id in ipairs(ids) do
+    call('HSET', P .. 'request:' .. request_id, 'state', 'processing', 'batch', id)
   end
   local list = P .. 'inflight:' .. tier .. ':' .. id
   call('LPUSH', list, unpack(ids))
-  used[#used + 1], size = tier, size + #ids
+  tiers_used[#tiers_used + 1], size = tier, size + #ids
 end
 
 -- all_may_leave(picks, fewest): whether at least so many requests are queued, fit one batch, and a worker is idle.
@@ -33,12 +33,12 @@ end
 
 local picks, fewest = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11])
 if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
-  local chosen = budget > 0 and grouped(picks, budget, tonumber(ARGV[10])) or oldest(picks)
-  for i, pick in ipairs(picks) do add_to_batch(pick[1], chosen[i]) end
+  local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks)
+  for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end
 if size > 0 then
-  call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
-  keep({id = id, tiers = used, last = latest, fresh = true}, keep_ms)
+  call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
+  keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   call('RPUSH', P .. 'batch_queue', id) -- the tail: retried batches are at the head
 end

@@ -5,25 +5,25 @@
 -- Returns {epoch in microseconds, used share of maxmemory, maxmemory-policy}. If the epoch changed, Redis may have lost data
 -- (see epoch); a share near 1 means that admission will soon be rejected. The share is 0 without a memory limit.
 -- include: prelude, protocol, epoch
-if other_protocol() then return other_protocol() end
-note_protocol()
+if protocol_error() then return protocol_error() end
+store_protocol()
 local key = P .. 'gateway:' .. ARGV[2]
-redis.call('HSET', key, 'stats', ARGV[3], 'last_heartbeat', now)
-redis.call('PEXPIRE', key, tonumber(ARGV[4]))
-redis.call('ZADD', P .. 'gateways', now, ARGV[2])
-redis.call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now - tonumber(ARGV[4]))
-local memory = redis.call('INFO', 'memory')
+call('HSET', key, 'stats', ARGV[3], 'last_heartbeat', now)
+call('PEXPIRE', key, tonumber(ARGV[4]))
+call('ZADD', P .. 'gateways', now, ARGV[2])
+call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now - tonumber(ARGV[4]))
+local memory = call('INFO', 'memory')
 local used, limit = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
 local share = tonumber(limit or 0) > 0 and used / limit or 0
 
 -- The list outlives the gateway, so a separate index names it. It is not written when memory is short.
 if #ARGV > 6 and share < 0.9 then
-  local refusals, lists, keep_ms = P .. 'refusals:' .. ARGV[2], P .. 'refusal_lists', tonumber(ARGV[6])
-  redis.call('LPUSH', refusals, unpack(ARGV, 7))
-  redis.call('LTRIM', refusals, 0, tonumber(ARGV[5]) - 1)
-  redis.call('PEXPIRE', refusals, keep_ms)
-  redis.call('ZADD', lists, now, ARGV[2])
-  redis.call('ZREMRANGEBYSCORE', lists, '-inf', now - keep_ms)
-  redis.call('PEXPIRE', lists, keep_ms)
+  local rejections, lists, keep_ms = P .. 'refusals:' .. ARGV[2], P .. 'refusal_lists', tonumber(ARGV[6])
+  call('LPUSH', rejections, unpack(ARGV, 7))
+  call('LTRIM', rejections, 0, tonumber(ARGV[5]) - 1)
+  call('PEXPIRE', rejections, keep_ms)
+  call('ZADD', lists, now, ARGV[2])
+  call('ZREMRANGEBYSCORE', lists, '-inf', now - keep_ms)
+  call('PEXPIRE', lists, keep_ms)
 end
 return {begin_epoch(), string.format('%.4f', share), string.match(memory, 'maxmemory_policy:([%w-]+)') or ''}

@@ -4,10 +4,10 @@
 --   (0: none), 5 ready batches at which a worker wakes it (-1: when no batch runs, -2: never), 6 ms that this is valid.
 -- Returns the packed queues after the condition is stored: the requests in them push no wake token any more.
 -- include: prelude, protocol, queues
-if other_protocol() then return other_protocol() end
+if protocol_error() then return protocol_error() end
 if ARGV[3] then
-  redis.call('HSET', P .. 'wake_at', ARGV[3], ARGV[4] .. ' ' .. (now + ARGV[6]) .. ' ' .. ARGV[5])
-  redis.call('PEXPIRE', P .. 'wake_at', ARGV[6])
-  redis.call('DEL', P .. 'wake') -- its requests are in the reply
+  call('HSET', P .. 'wake_at', ARGV[3], ARGV[4] .. ' ' .. (now + ARGV[6]) .. ' ' .. ARGV[5])
+  call('PEXPIRE', P .. 'wake_at', ARGV[6])
+  call('DEL', P .. 'wake') -- its requests are in the reply
 end
 return cmsgpack.pack(queues(cmsgpack.unpack(ARGV[2])))

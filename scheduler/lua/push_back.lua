@@ -4,6 +4,6 @@
 -- Returns 1, or 0 if the batch is gone, claimed, or was already pushed again by the reaper.
 -- include: prelude
 local queue, id = P .. 'batch_queue', ARGV[2]
-if redis.call('HGET', P .. 'batch:' .. id, 'state') ~= 'formed' or redis.call('LPOS', queue, id) then return 0 end
-redis.call('LPUSH', queue, id)
+if call('HGET', P .. 'batch:' .. id, 'state') ~= 'formed' or call('LPOS', queue, id) then return 0 end
+call('LPUSH', queue, id)
 return 1

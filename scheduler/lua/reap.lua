@@ -5,56 +5,56 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 minimum ms left for a retry, 5 lease ms, 6 ms between passes,
 --   7 ms that a batch is kept, 8 '1' if a gateway calls it in place of schedulers, '0' if a scheduler does.
 -- Returns {renewed, pushed again, retried, unknown batches}.
--- include: prelude, protocol, wake, row, repaying, ending, batch, retry_budget, retry, same, followers
-if other_protocol() then return other_protocol() end
-local rule = {seen = false, budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
+-- include: prelude, protocol, wake, row, refund, finalize, batch, retry_budget, retry, coalescing_keys, followers
+if protocol_error() then return protocol_error() end
+local rule = {reported = false, max_losses = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
   keep_ms = tonumber(ARGV[7])}
 local renewed, pushed, retried, unknown = 0, 0, 0, 0
 -- A pass that is late by half a lease: Redis or the schedulers were suspended, and workers may have failed to renew.
-local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
-local stood_still = now - last > tonumber(ARGV[6]) + rule.lease_ms / 2
-redis.call('SET', P .. 'reaped_at', now, 'PX', 60000)
-if stood_still then redis.call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways send heartbeats every 250 ms
+local last_pass = tonumber(call('GET', P .. 'reaped_at') or now)
+local was_suspended = now - last_pass > tonumber(ARGV[6]) + rule.lease_ms / 2
+call('SET', P .. 'reaped_at', now, 'PX', 60000)
+if was_suspended then call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways send heartbeats every 250 ms
 -- The last pass of a scheduler, -1 if unknown. A gateway's pass must not count, or the gateway would stop at once.
 -- By pcall, because a Redis user with older ACL rules has no access to this key.
 if ARGV[8] == '0' then redis.pcall('SET', P .. 'scheduled_at', now, 'PX', 60000)
-elseif redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) == 0 then redis.call('SET', P .. 'scheduled_at', -1, 'PX', 60000) end
+elseif redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) == 0 then call('SET', P .. 'scheduled_at', -1, 'PX', 60000) end
 
--- still_wanted(batch): ends overdue requests; returns false, and drops the batch, if none is left.
-local function still_wanted(batch)
+-- end_overdue(batch) -> whether requests are left: ends overdue requests, and deletes the batch if none is left.
+local function end_overdue(batch)
   local left = 0
   each_member(batch, function(id, row, list)
     if now < tonumber(row[DEADLINE]) then left = left + 1 return end
-    close(id, row, 'failed', 'deadline_exceeded', batch, NO_RUN)
-    redis.call('LREM', list, 1, id)
+    finalize(id, row, 'failed', 'deadline_exceeded', batch, NO_RUN)
+    call('LREM', list, 1, id)
   end)
-  if left == 0 then drop_batch(batch) end
+  if left == 0 then delete_batch(batch) end
   return left > 0
 end
 
 -- A lease beyond the maximum was written before TIME was set back: shorten it, or a lost worker would be noticed late.
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '(' .. now + rule.lease_ms, '+inf', 'LIMIT', 0, ARGV[2])) do
-  redis.call('ZADD', P .. 'leases', now + rule.lease_ms, id)
+for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '(' .. now + rule.lease_ms, '+inf', 'LIMIT', 0, ARGV[2])) do
+  call('ZADD', P .. 'leases', now + rule.lease_ms, id)
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[2])) do
+for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local batch = load_batch(id)
   if not batch then
-    redis.call('ZREM', P .. 'leases', id)
+    call('ZREM', P .. 'leases', id)
     unknown = unknown + 1
-  elseif batch.state == 'running' and stood_still then
+  elseif batch.state == 'running' and was_suspended then
     lease(batch, rule.lease_ms)
     keep(batch, rule.keep_ms)
     renewed = renewed + 1
   elseif batch.state == 'running' then
     retry(batch, 'worker_lost', rule)
     retried = retried + 1
-  elseif still_wanted(batch) then
+  elseif end_overdue(batch) then
     lease(batch, rule.lease_ms)
     keep(batch, rule.keep_ms)
-    if redis.call('LPOS', P .. 'batch_queue', id) then renewed = renewed + 1
+    if call('LPOS', P .. 'batch_queue', id) then renewed = renewed + 1
     else
-      redis.call('LPUSH', P .. 'batch_queue', id)
+      call('LPUSH', P .. 'batch_queue', id)
       pushed = pushed + 1
     end
   end

@@ -3,14 +3,14 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 'leases' or 'queue:<tier>', 3 packed ids: of batches, or of requests, the newest first,
 --   4 lease ms, 5 ms: only requests accepted until then, since later ones are in the new queue.
 -- Returns how many. A batch gets a full lease: the worker that runs it renews it, and the reaper processes the others.
--- include: prelude, row, repaying, ending, batch, retry_budget, same, followers
+-- include: prelude, row, refund, finalize, batch, retry_budget, coalescing_keys, followers
 local ids, tier, count = cmsgpack.unpack(ARGV[3]), string.match(ARGV[2], '^queue:(.*)$'), 0
 for _, id in ipairs(ids) do
   if not tier then
     if call('EXISTS', P .. 'batch:' .. id) == 1 then count = count + call('ZADD', P .. 'leases', 'NX', now + ARGV[4], id) end
   else
-    local row = read(id)
-    if row[STATE] == 'queued' and row[AT] <= tonumber(ARGV[5]) and party(row).tier == tier then
+    local row = read_row(id)
+    if row[STATE] == 'queued' and row[AT] <= tonumber(ARGV[5]) and account_of(row).tier == tier then
       call('RPUSH', P .. ARGV[2], id)
       count = count + 1
     end

@@ -4,7 +4,7 @@
 --   owner knows of (0: do not return ids).
 -- Returns 1, or 0 if the token no longer owns the batch: its work must be dropped. If there are fewer requests than the owner
 --   knows of: the ids that are left.
--- include: prelude, row, repaying, ending, batch
+-- include: prelude, row, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return 0 end
 lease(batch, tonumber(ARGV[4]))

@@ -10,19 +10,19 @@ local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_ba
   same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list'}
 for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do types['queue:' .. tier] = 'list' end
 
-local found = {}
-local function check(name, wanted)
-  local is = call('TYPE', P .. name).ok
-  if is == wanted or is == 'none' then return end
-  local aside = P .. 'bad:' .. name .. ':' .. string.format('%.0f', now)
-  call('RENAME', P .. name, aside)
-  call('PEXPIRE', aside, tonumber(ARGV[3]))
+local renamed = {}
+local function check(name, expected)
+  local actual = call('TYPE', P .. name).ok
+  if actual == expected or actual == 'none' then return end
+  local bad_key = P .. 'bad:' .. name .. ':' .. string.format('%.0f', now)
+  call('RENAME', P .. name, bad_key)
+  call('PEXPIRE', bad_key, tonumber(ARGV[3]))
   call('SADD', P .. 'repairs', name)
   call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
-  found[#found + 1] = name
+  renamed[#renamed + 1] = name
   -- A new epoch makes gateways resubmit pending requests and send recent audit records, as after a loss of data.
   if name == 'outbox' then call('DEL', P .. 'epoch') end
 end
 check('repairs', 'set') -- first, because the others are recorded in it
-for name, wanted in pairs(types) do check(name, wanted) end
-return {found, call('SMEMBERS', P .. 'repairs'), now}
+for name, expected in pairs(types) do check(name, expected) end
+return {renamed, call('SMEMBERS', P .. 'repairs'), now}

@@ -5,12 +5,12 @@
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
 --   because Redis has lost the list of cordons. A scheduler is woken if the status changed.
 -- include: prelude, protocol, wake
-if other_protocol() then return other_protocol() end
+if protocol_error() then return protocol_error() end
 local key = P .. 'gpu:' .. ARGV[2]
 
-local function standing()
-  local told = call('SMISMEMBER', P .. 'cordoned', '', ARGV[2])
-  return told[1] == 0 and 2 or told[2]
+local function cordon_state()
+  local members = call('SMISMEMBER', P .. 'cordoned', '', ARGV[2])
+  return members[1] == 0 and 2 or members[2]
 end
 
 if not ARGV[3] then
@@ -19,11 +19,11 @@ if not ARGV[3] then
     return -1
   end
   call('ZADD', P .. 'gpus', 'XX', now, ARGV[2])
-  return standing()
+  return cordon_state()
 end
-local before = call('HGET', key, 'status')
+local old_status = call('HGET', key, 'status')
 call('HSET', key, 'status', ARGV[3], 'utilization', ARGV[4], 'in_flight', ARGV[5], 'last_heartbeat', now, 'beat', ARGV[6])
 call('PEXPIRE', key, tonumber(ARGV[7]))
 call('ZADD', P .. 'gpus', now, ARGV[2])
-if before ~= ARGV[3] then wake() end
-return standing()
+if old_status ~= ARGV[3] then wake() end
+return cordon_state()

@@ -1,6 +1,6 @@
-"""`admit` and `adopt`: submissions enter, and a gateway restores what Redis may have lost.
+"""`admit` and `adopt`: admission of requests, and recovery of results that Redis may have lost.
 
-A call has many submissions, each admitted whole or not at all.
+A call has many submissions, each of which is admitted completely or not at all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission
 
 MAX_SUBMISSIONS = 256
-"""A call: keeps the script under a millisecond or two, and Lua's unpack within its stack."""
+"""Per call: keeps the script under two milliseconds, and Lua's unpack within its stack."""
 
 KEEP_MS = 30_000
-"""How long a request is kept past its deadline: the result is the truth that pub/sub may have lost."""
+"""How long a request is kept after its deadline, because pub/sub may lose the message with its reply."""
 
 
 PASS_MS = 100
@@ -29,9 +29,9 @@ DAY_MS = 86_400_000
 
 
 class ReplayLimits(NamedTuple):
-    """How long the answers of requests with an Idempotency-Key are kept in Redis, and how many for one customer and pool.
+    """How long replies of requests with an Idempotency-Key are stored in Redis, and how many per customer and pool.
 
-    The oldest leave first; `size` is in bytes of Redis' memory.
+    The oldest are evicted first; `size` is in bytes of Redis memory.
     """
 
     keep_ms: int = DAY_MS
@@ -40,10 +40,10 @@ class ReplayLimits(NamedTuple):
 
 
 class Submission(msgspec.Struct, kw_only=True, gc=False):
-    """One request for admission, with the limits of its customer as they are in force now. Times are ms left.
+    """One request for admission, with the current limits of its customer. Times are ms left.
 
-    Not frozen, because `total_ms` shrinks while it waits for the call. `tokens` is what the request is charged until it is
-    known what it used. `body` is sent apart, since Lua's msgpack has no bin.
+    Not frozen, because `total_ms` decreases while it waits for the call. `tokens`: the charge until the used tokens are
+    known. `body` is sent separately, because Lua's msgpack has no bin type.
     """
 
     id: str
@@ -57,21 +57,21 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     queue_ms: int
     limits: EffectiveLimits
     trace_id: str = ""
-    idempotency: str = ""  # What names the client's Idempotency-Key, unique over customers; "": none was sent.
-    fingerprint: str = ""  # Of the body, so that a key that is used for another body is noticed.
+    idempotency: str = ""  # The client's Idempotency-Key, unique over all customers; "": none was sent.
+    fingerprint: str = ""  # Of the body, to detect a key that is used for another body.
     tokens: int = 0
-    together: int = 0  # So many from this one on enter together or not at all; 0 and 1: this one by itself.
-    again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
-    same: str = ""  # What names all requests whose answer must be this one's as well; "": it shares with none.
-    keep_answer_ms: int = 0  # How long its answer may be told those who ask the same later;
-    model_version: str = ""  # kept only if it is of this version.
+    together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
+    again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
+    same: str = ""  # The coalescing key: requests with the same one get the same result; "": none.
+    keep_answer_ms: int = 0  # How long its result may be cached for later equal requests,
+    model_version: str = ""  # if it is of this version.
     body: bytes
 
 
 class TierLimit(msgspec.Struct, array_like=True, frozen=True):
-    """What a tier may take now. `ahead` names this tier and every tier above it; -1 switches a shed rule off.
+    """The current limits of a tier. `ahead` names this tier and every tier above it; -1 disables a shed rule.
 
-    `share` is the tier's guaranteed share, 0..1. A `shadow` tier's limits are judged and told, but let everybody in.
+    `share`: the guaranteed share, 0..1. The limits of a `shadow` tier are evaluated and reported, but reject no request.
     """
 
     name: str
@@ -86,9 +86,9 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """The result of one submission: `left` is what is left of its limits after it, itself included.
+    """The result of one submission; `left`: the remaining limits after it.
 
-    A retry can succeed after `retry_after_ms` (0 where accepted); `depth` requests wait in the tier. `shadowed` is the
+    A retry can succeed after `retry_after_ms` (0 if accepted); `depth` requests are queued in the tier. `shadowed`: the
     rejection that a tier in shadow would have returned, "" for none.
     """
 
@@ -96,15 +96,15 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     left: RemainingLimits = RemainingLimits()
     retry_after_ms: int = 0
     depth: int = 0
-    stored_id: str = ""  # The request that has its idempotency key, where the outcome is REPLAYED or IN_PROGRESS.
+    stored_id: str = ""  # The request of its Idempotency-Key, if the outcome is REPLAYED or IN_PROGRESS.
     shadowed: str = ""
-    reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
+    reply: bytes = b""  # The reply if it has ended already, with a cached result.
 
 
 REPLAYS = ReplayLimits()
 _encode = msgspec.msgpack.Encoder().encode
 FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
-"""A packed submission, as scheduler/lua/includes/asking.lua reads it."""
+"""A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
 
 COSTS = {name: position for position, name in enumerate(FLAT, 1)}
 KINDS = _encode(packed_kinds(COSTS))
@@ -112,10 +112,10 @@ _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
 
 class Admissions:
-    """The admit script on behalf of one gateway.
+    """The script `admit` for one gateway.
 
-    `keep_ms`: how long a request is kept past its deadline. `pass_ms`: between two passes of a scheduler, so that a missing
-    one is noticed: depth sheds no tier then.
+    `keep_ms`: how long a request is kept after its deadline. `pass_ms`: the interval of scheduler passes; while no scheduler
+    runs, no tier is shed by depth.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Admissions:
     ) -> list[Verdict]:
         """Verdicts in the order of the submissions. Idempotent by id, so it may be sent again after RedisUnavailable.
 
-        `redis_ms`: Redis TIME now, at the latest, in ms; 0 where it is not known. A Redis that stood still takes up calls
-        that everybody has given up: by this it knows how late they are. `run_ms`: what a run takes, so that none is let in
-        whose wait would leave no time for it.
-        Raises ValueError for too many submissions or for a tier that is not among `tiers`.
+        `redis_ms`: the latest Redis TIME, in ms, at which the call is sent; 0 if unknown. Redis may process a buffered call
+        after a suspension, and deadlines count from this time. `run_ms`: the time of a run; a request whose wait would
+        leave less is rejected.
+        Raises ValueError for too many submissions or for a tier that is not in `tiers`.
         """
         if len(submissions) > MAX_SUBMISSIONS:
             raise ValueError(f"{len(submissions)} submissions in one call; at most {MAX_SUBMISSIONS}")
@@ -156,14 +156,14 @@ class Admissions:
         if not submissions:
             return []
         repeats = len({s.id for s in submissions}) < len(submissions)
-        groups, asked, bodies = _packed(submissions)
+        groups, fields, bodies = _packed(submissions)
         try:
             packed = await self._script(
                 self._gateway_id,
                 capacity_rps,
                 _encode(tiers),
                 groups,
-                asked,
+                fields,
                 self._keep_ms,
                 redis_ms,
                 run_ms,
@@ -179,7 +179,7 @@ class Admissions:
 
 
 def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
-    """The same in order, in pieces that one call may carry. None of them may have to enter together with others."""
+    """The submissions in order, in parts of at most one call. None may belong to a group that is admitted together."""
     start, size = 0, 0
     for end, submission in enumerate(submissions):
         length = len(submission.body)
@@ -192,10 +192,10 @@ def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]
 
 
 def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
-    """Groups, submissions and bodies as admit.lua reads them; what submissions have in common is told once."""
+    """Groups, submissions and bodies as admit.lua reads them; a group has what its submissions have in common."""
     numbers: dict[tuple[str, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
-    asked: list[Any] = []
+    fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
         key = (s.tier, s.customer_id, s.api_key_id, s.model)
@@ -206,8 +206,8 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
         rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
         body = s.body
         bodies.append(body)
-        asked += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
-    return _encode(groups), _encode(asked), b"".join(bodies)
+        fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
+    return _encode(groups), _encode(fields), b"".join(bodies)
 
 
 def _rare(s: Submission) -> tuple[Any, ...]:
@@ -224,27 +224,26 @@ def _group(s: Submission) -> tuple[Any, ...]:
 
 
 MAX_PAIRS = 256
-"""A call, so that it never holds the server."""
+"""Per call, so that it does not block Redis."""
 
 
 class Adoption:
-    """The adopt script on one pool."""
+    """The script `adopt` of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("adopt", client, keys)
 
     async def adopt(self, pairs: Sequence[tuple[AcceptedRecord, EndedRecord | None]]) -> int:
-        """Tell again how these requests began and ended; returns how many of them were still open in Redis.
+        """Send the records of these requests again. Returns how many of them were still open in Redis.
 
-        Those end as told, and no worker's late result changes that; a beginning without an end ends nothing. The
-        records go to the outbox whatever Redis knows: the auditor folds what it has already, in whatever order it
-        comes, so telling twice does no harm.
+        Those end with the given result, and later results of workers are stale; an accepted record alone ends nothing.
+        All records go to the outbox: the auditor merges duplicates in any order, so a repeated call is harmless.
         Raises ValueError for more than MAX_PAIRS, and RedisUnavailable.
         """
         if len(pairs) > MAX_PAIRS:
             raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
         if not pairs:
             return 0
-        told = _encode([(end.id, end.state, end.error_code, end.delivered) for _, end in pairs if end])
+        results = _encode([(end.id, end.state, end.error_code, end.delivered) for _, end in pairs if end])
         records = encode_records([record for pair in pairs for record in pair if record])
-        return int(await self._script(told, records))
+        return int(await self._script(results, records))

@@ -120,16 +120,16 @@ class Batches:
         self._followers = Followers(client, keys)
 
     async def look(
-        self, tiers: Sequence[str], sleeper: str = "", wish: WakeCondition | None = None, hold_ms: int = 0
+        self, tiers: Sequence[str], sleeper: str = "", condition: WakeCondition | None = None, hold_ms: int = 0
     ) -> Queues:
         """Read the queues of these tiers, and the numbers of batches.
 
-        With `wish`, the dispatcher `sleeper` is woken on that condition for `hold_ms`. Requests in the returned queues do not
+        With `condition`, the dispatcher `sleeper` is woken on that condition for `hold_ms`. Requests in the returned queues do not
         wake it any more. Each dispatcher has its own condition.
         """
-        if wish is None:
+        if condition is None:
             return _queues.decode(await self._look(_encode(tiers)))
-        return _queues.decode(await self._look(_encode(tiers), sleeper, wish.depth, wish.ready, hold_ms))
+        return _queues.decode(await self._look(_encode(tiers), sleeper, condition.depth, condition.ready, hold_ms))
 
     async def form(
         self,
@@ -281,7 +281,7 @@ class ReadyBatches:
         found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
         return str(found[1].decode()) if found else None
 
-    async def let_go(self) -> None:
+    async def unblock(self) -> None:
         """Unblock a waiting `pop` at the server; it returns what it has, or None. Raises RedisUnavailable."""
         client_id = pipelined(self._client).client_id
         if client_id is not None:

@@ -32,14 +32,14 @@ _encode = msgspec.msgpack.Encoder().encode
 class Cancellation(NamedTuple):
     """A request to cancel, and its error code.
 
-    `running`: with CANCELLED, end it even while it runs; its worker then stops. `told`: the client already got this code as
+    `running`: with CANCELLED, end it even while it runs; its worker then stops. `delivered`: the client already got this code as
     response, which overrides another end. `used`: delivered tokens of its stream.
     """
 
     id: str
     code: ErrorCode
     running: bool = False
-    told: bool = False
+    delivered: bool = False
     used: int = 0
 
 

@@ -1,9 +1,9 @@
-"""Limits as people look them up: recent rejections, what is left, and quotas restored after a loss of Redis.
+"""Recent rejections, remaining limits, and quotas restored after a loss of Redis.
 
-The audit has accepted requests only, and a rejection may not write to Redis in `admit`. So each gateway sends what it
-rejected with its heartbeat: one list a gateway, bounded in number and in time. A gateway's id is new with every start
-and the lists outlive it, so `refusal_lists` is their index. Looking up what is left (`GET /v1/me`, `tierlane explain`)
-spends nothing.
+The audit has accepted requests only, and a rejection must not write to Redis in `admit`. So each gateway sends its
+rejections with its heartbeat: one list per gateway, bounded in number and in time. A gateway has a new id after every
+start and the lists outlive it, so `refusal_lists` is their index. Reading the remaining limits (`GET /v1/me`,
+`tierlane explain`) charges nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -19,14 +19,14 @@ from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
 from scheduler.request_id import created_ms
 
-MAX_A_BEAT = 256
-"""Refusals that one beat may carry."""
+MAX_PER_HEARTBEAT = 256
+"""Rejections per heartbeat."""
 
-KEPT_A_GATEWAY = 20_000
-"""Refusals in one gateway's list, about 200 bytes each; a customer that is refused all the time fills it in 10 minutes."""
+MAX_PER_GATEWAY = 20_000
+"""Rejections in one gateway's list, about 200 bytes each; one customer that is always rejected fills it in 10 minutes."""
 
 KEEP_MS = 600_000
-"""How long a gateway's list stands after its newest entry."""
+"""How long a gateway's list is kept after its newest entry."""
 
 _LISTS_READ = 64
 _PAGE = 500
@@ -34,17 +34,17 @@ _PAGES_FOR_RECENT = 10
 
 
 class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One request that was not let in, with the limits that were in force for it then.
+    """One rejected request, with its limits at that time.
 
-    `outcome` is what admission said, "" where it was not asked. Rates are requests/s; 0 in a limit means that there is no
-    such limit. Inputs are not in it.
+    `outcome`: of admission, "" if it was not called. Rates are requests/s; 0 in a limit means that there is none. It does
+    not contain the input.
     """
 
     id: str
     customer_id: str
     key_id: str
     tier: str
-    code: str  # What the client was told: an ErrorCode.
+    code: str  # The ErrorCode that the client received.
     outcome: str = ""
     factor: float = 1.0
     rate: float = 0.0
@@ -53,61 +53,61 @@ class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     max_concurrency: int = 0
     key_rate: float = 0.0
     key_burst: float = 0.0
-    quota: str = ""  # The period of the quota that refused it, such as 1day.
+    quota: str = ""  # The period of the quota that rejected it, such as 1day.
     quota_amount: int = 0
-    remaining: float = 0.0  # Requests that were left.
+    remaining: float = 0.0  # Remaining requests.
     tokens_left: float = 0.0
     in_use: int = 0
-    depth: int = 0  # Requests that waited in its tier.
+    depth: int = 0  # Queued requests of its tier.
     retry_after_ms: int = 0
-    more: int = 0  # So many more of its customer were refused for the same reason within the beat, and are not kept.
-    limit: str = ""  # The bucket that rejected it, in words, such as "60000 tokens per minute".
-    left: float = 0.0  # Units that were left in it.
+    more: int = 0  # Further rejections of the customer for the same reason in this heartbeat, which are not stored.
+    limit: str = ""  # The bucket that rejected it, such as "60000 tokens per minute".
+    left: float = 0.0  # Remaining units in it.
 
     @property
     def at_ms(self) -> int:
-        """When it came, ms since the epoch by its gateway's clock: the id carries it."""
+        """Its time in ms since the epoch, by its gateway's clock; part of the id."""
         return created_ms(self.id)
 
 
-_refusal = msgspec.msgpack.Decoder(RejectionRecord)
+_rejection = msgspec.msgpack.Decoder(RejectionRecord)
 
 
-async def find_refusal(client: Redis, keys: Keys, request_id: str) -> RejectionRecord | None:
-    """The refusal of a request; None where none is kept. Reads every kept one at the worst. Raises RedisUnavailable."""
+async def find_rejection(client: Redis, keys: Keys, request_id: str) -> RejectionRecord | None:
+    """The rejection of a request, or None. Reads all stored ones in the worst case. Raises RedisUnavailable."""
     wanted = request_id.encode()
     for name in await _lists(client, keys):
-        async for packed in _entries(client, name, KEPT_A_GATEWAY):
-            # Most entries are told from the wanted one by their bytes, which costs less than decoding.
+        async for packed in _entries(client, name, MAX_PER_GATEWAY):
+            # Most other entries are excluded by their bytes, which is faster than decoding.
             if wanted in packed and (found := _readable(packed)) and found.id == request_id:
                 return found
     return None
 
 
-async def recent_refusals(client: Redis, keys: Keys, customer_id: str, limit: int) -> list[RejectionRecord]:
-    """The newest refusals of a customer, newest first, among the newest 5,000 of each gateway. Raises RedisUnavailable."""
+async def recent_rejections(client: Redis, keys: Keys, customer_id: str, limit: int) -> list[RejectionRecord]:
+    """The newest rejections of a customer, newest first, among the newest 5,000 of each gateway. Raises RedisUnavailable."""
     wanted = customer_id.encode()
-    found: dict[str, RejectionRecord] = {}  # By id: a beat whose outcome was not known may have been written twice.
+    found: dict[str, RejectionRecord] = {}  # By id: a heartbeat with an unknown outcome may have been written twice.
     for name in await _lists(client, keys):
         here = 0
         async for packed in _entries(client, name, _PAGE * _PAGES_FOR_RECENT):
-            if wanted in packed and (refusal := _readable(packed)) and refusal.customer_id == customer_id:
-                found[refusal.id] = refusal
+            if wanted in packed and (rejection := _readable(packed)) and rejection.customer_id == customer_id:
+                found[rejection.id] = rejection
                 here += 1
                 if here >= limit:
                     break
-    return sorted(found.values(), key=lambda refusal: refusal.id, reverse=True)[:limit]
+    return sorted(found.values(), key=lambda rejection: rejection.id, reverse=True)[:limit]
 
 
 async def _lists(client: Redis, keys: Keys) -> list[str]:
-    """The lists that may stand, the one with the newest entry first."""
+    """The keys of the lists, the one with the newest entry first."""
     async with bounded():
         gateways: list[Any] = await client.zrange(keys.refusal_lists, 0, _LISTS_READ - 1, desc=True)
     return [keys.refusals(gateway.decode()) for gateway in gateways]
 
 
 async def _entries(client: Redis, name: str, most: int) -> AsyncIterator[bytes]:
-    """The entries of a list, newest first, a page a call: a long reply would hold up everybody else."""
+    """The entries of a list, newest first, in pages, because a long reply would delay other calls."""
     for start in range(0, most, _PAGE):
         async with bounded():
             page: list[Any] = await client.lrange(name, start, start + _PAGE - 1)
@@ -119,7 +119,7 @@ async def _entries(client: Redis, name: str, most: int) -> AsyncIterator[bytes]:
 
 def _readable(packed: bytes) -> RejectionRecord | None:
     try:
-        return _refusal.decode(packed)
+        return _rejection.decode(packed)
     except msgspec.MsgspecError:  # Written by a newer version.
         return None
 
@@ -129,13 +129,13 @@ _left = msgspec.msgpack.Decoder(RemainingLimits)
 
 
 class LimitState:
-    """The limit_state script on one pool."""
+    """The script `limit_state` of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("limit_state", client, keys)
 
     async def read(self, customer_id: str, limits: EffectiveLimits, key_id: str = "") -> RemainingLimits:
-        """What is left of `limits`; `key_id` is needed where the key has its own. Raises RedisUnavailable."""
+        """What is left of `limits`; `key_id` is needed if the key has a limit of its own. Raises RedisUnavailable."""
         rate, burst = (limits.key.rate, limits.key.size) if limits.key else (0.0, 0.0)
         packed = await self._script(customer_id, _encode(packed_limits(limits)), key_id, rate, burst, KINDS)
         return _left.decode(packed)
@@ -145,7 +145,7 @@ CHUNK = 1000
 
 
 class QuotaSpent(NamedTuple):
-    """How many requests count against one quota of one customer, in the window that began at `began_ms` (UTC)."""
+    """The requests that count against one quota of one customer, in the window that began at `began_ms` (UTC)."""
 
     customer_id: str
     period: str  # Such as 1day.
@@ -154,7 +154,7 @@ class QuotaSpent(NamedTuple):
 
 
 class QuotaRestore:
-    """The quota_restore script on one pool. Both methods raise RedisUnavailable."""
+    """The script `quota_restore` of one pool. Both methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
@@ -162,23 +162,23 @@ class QuotaRestore:
         self._script = Script("quota_restore", client, keys)
 
     async def wanted(self) -> bool:
-        """Whether this Redis has a beginning since which nobody has told it."""
-        epoch, told = await self._look()
-        return epoch is not None and epoch != told
+        """Whether quotas were not restored since the current epoch began."""
+        epoch, restored = await self._epochs()
+        return epoch is not None and epoch != restored
 
     async def tell(self, spent: Sequence[QuotaSpent]) -> int:
-        """Raise what stands lower; how many did. One that is emptied meanwhile still wants to be told."""
-        epoch, _ = await self._look()
+        """Raise lower counts. Returns how many were raised. If Redis is lost meanwhile, a restore is still wanted."""
+        epoch, _ = await self._epochs()
         raised = 0
         for start in range(0, max(1, len(spent)), CHUNK):
             is_last = start + CHUNK >= len(spent)
             raised += await self._tell_some(spent[start : start + CHUNK], epoch or b"" if is_last else b"")
         return raised
 
-    async def _look(self) -> Sequence[Any]:
-        """In bytes, None where it is not known: when this Redis began, and of which beginning it was told."""
+    async def _epochs(self) -> Sequence[Any]:
+        """The current epoch, and the epoch for which quotas were restored; None if unknown."""
         async with bounded():
             return await self._client.mget(*self._names)
 
-    async def _tell_some(self, chunk: Sequence[QuotaSpent], told: bytes) -> int:
-        return int(await self._script(_encode(chunk), told))
+    async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
+        return int(await self._script(_encode(chunk), restored_epoch))

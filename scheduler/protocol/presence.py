@@ -23,7 +23,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
-from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, RejectionRecord
+from scheduler.protocol.limits import MAX_PER_GATEWAY, MAX_PER_HEARTBEAT, RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView
 from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
@@ -120,11 +120,11 @@ def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
 class _HeartbeatReply:
     """Receives the reply to one heartbeat, in place of a future."""
 
-    __slots__ = ("_stands", "_wrong", "pending")
+    __slots__ = ("_on_cordon", "_on_failure", "pending")
 
-    def __init__(self, wrong: Callable[[], None], stands: Callable[[CordonStatus], None]) -> None:
-        self._wrong = wrong
-        self._stands = stands
+    def __init__(self, on_failure: Callable[[], None], on_cordon: Callable[[CordonStatus], None]) -> None:
+        self._on_failure = on_failure
+        self._on_cordon = on_cordon
         self.pending = False
 
     def done(self) -> bool:
@@ -135,36 +135,36 @@ class _HeartbeatReply:
         """The reply arrived."""
         self.pending = False
         if reply == _UNKNOWN:
-            self._wrong()
+            self._on_failure()
         else:
-            self._stands(reply)
+            self._on_cordon(reply)
 
     def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - an awaited call reports the error
         """The call failed, or Redis does not have the script."""
         self.pending = False
-        self._wrong()
+        self._on_failure()
 
 
 class AsyncHeartbeat:
-    """Heartbeats of one worker without waiting. `wrong` is called after a failure: then an awaited heartbeat must follow.
+    """Heartbeats of one worker without waiting. `on_failure` is called after a failure: then an awaited heartbeat must follow.
 
-    `clock`: monotonic seconds. `stands` receives the worker's cordon.
+    `clock`: monotonic seconds. `on_cordon` receives the worker's cordon.
     """
 
     def __init__(
         self,
         client: Redis,
         keys: Keys,
-        wrong: Callable[[], None],
+        on_failure: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        stands: Callable[[CordonStatus], None] = lambda _: None,
+        on_cordon: Callable[[CordonStatus], None] = lambda _: None,
     ) -> None:
         self._pipelined = pipelined(client)
         self._script = Script("worker_beat", client, keys)
-        self._wrong = wrong
+        self._on_failure = on_failure
         self._clock = clock
-        self._stands = stands
-        self._reply = _HeartbeatReply(wrong, stands)
+        self._on_cordon = on_cordon
+        self._reply = _HeartbeatReply(on_failure, on_cordon)
         self._sent: WorkerReport | None = None
         self._unchanged = b""
         self._completed_at = 0.0
@@ -192,7 +192,7 @@ class AsyncHeartbeat:
         """Stop waiting for the reply, and retire the connection."""
         self._reply.pending = False
         self._reply = _HeartbeatReply(
-            self._wrong, self._stands
+            self._on_failure, self._on_cordon
         )  # The old one may still have its place in the order of the old connection.
         self._pipelined.retire()
 
@@ -283,10 +283,10 @@ class Presence:
         return CordonStatus(await self._worker_beat(*heartbeat_arguments(heartbeat)))
 
     def pulse(
-        self, wrong: Callable[[], None], stands: Callable[[CordonStatus], None] = lambda _: None
+        self, on_failure: Callable[[], None], on_cordon: Callable[[CordonStatus], None] = lambda _: None
     ) -> AsyncHeartbeat:
         """Heartbeats without waiting, for a registered worker."""
-        return AsyncHeartbeat(self._client, self._keys, wrong, stands=stands)
+        return AsyncHeartbeat(self._client, self._keys, on_failure, on_cordon=on_cordon)
 
     def local_host(self) -> str:
         """The local address of the connection to Redis; "" without a TCP connection."""
@@ -298,9 +298,9 @@ class Presence:
 
     async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
         """Register or refresh a gateway, and store the oldest 256 rejections since its last heartbeat, the oldest first."""
-        refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
+        packed = [_encode(rejection) for rejection in refusals[:MAX_PER_HEARTBEAT]]
         epoch_us, share, policy = await self._gateway_beat(
-            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
+            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, MAX_PER_GATEWAY, KEEP_REFUSALS_MS, *packed
         )
         return BeatReply(int(epoch_us), float(share), policy.decode())
 

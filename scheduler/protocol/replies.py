@@ -170,7 +170,7 @@ class RequestStatuses:
         found: list[RequestStatus] = []
         for start in range(0, len(ids), STATES_SIZE):
             found += await self._states(ids[start : start + STATES_SIZE])
-        ended = [at for at, stand in enumerate(found) if stand.ended]
+        ended = [at for at, status in enumerate(found) if status.ended]
         for start in range(0, len(ended), REPLIES_SIZE):
             some = ended[start : start + REPLIES_SIZE]
             stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in some])

@@ -1,6 +1,6 @@
-"""What must hold of the queue protocol at every moment, judged by a full scan of Redis: the laws of the model.
+"""The invariants of the queue protocol, checked by a full scan of Redis.
 
-The numbers are those of the invariants: I2 membership, I5 audit, I7 budgets. That a request has a known state is I1.
+Numbers: I1 known states, I2 membership, I5 audit, I7 retry budgets.
 """
 
 from collections import Counter
@@ -13,19 +13,19 @@ from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, En
 from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
-THEIRS = {"poison_request", "invalid_request", "cancelled"}
-"""Failures that a client pays for."""
+CLIENT_FAULTS = {"poison_request", "invalid_request", "cancelled"}
+"""Failures that stay charged."""
 
 
 class Life:
-    """What happened since Redis was empty last: the other side of the books."""
+    """The events since the last loss of Redis, for comparison."""
 
     def __init__(self) -> None:
         self.submissions: dict[str, Submission] = {}
         self.ends: dict[str, tuple[str, str]] = {}
-        self.told: Counter[str] = Counter()  # Replies that a caller got in hand instead of a message.
-        self.pairs: Counter[str] = Counter()  # Beginnings and ends that a gateway told again.
-        self.adopted: set[str] = set()  # Those among them that ended by it.
+        self.told: Counter[str] = Counter()  # Replies that a call returned instead of a message.
+        self.pairs: Counter[str] = Counter()  # Records that a gateway sent again.
+        self.adopted: set[str] = set()  # Requests that ended by them.
         self.holders: dict[str, tuple[str, str]] = {}  # Idempotency key -> request, fingerprint.
 
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Everything that Redis holds, read while nothing else runs."""
+    """The whole state in Redis, read while nothing else runs."""
 
     rows: dict[str, Row]
     queues: dict[str, list[str]]
@@ -50,10 +50,10 @@ class Scan(NamedTuple):
     line: list[str]
     dead: list[str]
     records: list[Record]
-    under_way: set[str]  # Who holds a lease of the customer's concurrency.
-    spent: int  # Of the customer's quota.
-    followers: dict[str, list[str]]  # Leader -> who waits for its run.
-    sharing: list[str]  # Leaders that have ended, and have not told all of them.
+    under_way: set[str]  # Requests with a concurrency lease of the customer.
+    spent: int  # Requests that count against the customer's quota.
+    followers: dict[str, list[str]]  # Primary -> its followers.
+    sharing: list[str]  # Ended primaries with remaining followers.
 
     def members(self) -> dict[str, list[str]]:
         """Batch -> its ids."""
@@ -77,7 +77,7 @@ return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE'
   redis.call('ZRANGE', 'rl:leases:customer', 0, -1), string.match(quota or '', ' (%d+)$') or '0',
   riders, redis.call('ZRANGE', 'sharing', 0, -1)}
 """
-"""One round trip, since it is made after every step."""
+"""One round trip, because it runs after every step."""
 
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
@@ -109,103 +109,104 @@ def texts(found: list[bytes]) -> list[str]:
     return [text.decode() for text in found]
 
 
-def check_laws(seen: Scan, life: Life) -> None:
-    """All of them. Raises AssertionError."""
-    check_membership(seen)
-    check_riders(seen)
-    check_budgets(seen)
-    check_suspects(seen)
-    check_audit(seen, life)
-    check_dead_letters(seen)
-    check_keys(seen, life)
-    check_limits(seen)
+def check_laws(state: Scan, life: Life) -> None:
+    """Check all invariants. Raises AssertionError."""
+    check_membership(state)
+    check_followers(state)
+    check_budgets(state)
+    check_suspects(state)
+    check_audit(state, life)
+    check_dead_letters(state)
+    check_keys(state, life)
+    check_limits(state)
 
 
-def check_membership(seen: Scan) -> None:
-    """I2: where a request stands is what its state says, and whoever is in flight has a lease."""
-    queued = Counter((tier, i) for tier, ids in seen.queues.items() for i in ids)
-    running = Counter(i for ids in seen.inflight.values() for i in ids)
-    for i, row in seen.rows.items():
+def check_membership(state: Scan) -> None:
+    """I2: a request is in the list of its state, and each batch in flight has a lease."""
+    queued = Counter((tier, i) for tier, ids in state.queues.items() for i in ids)
+    running = Counter(i for ids in state.inflight.values() for i in ids)
+    for i, row in state.rows.items():
         assert row.state in {"queued", "processing", "riding"} | TERMINAL, ("unknown state", i, row.state)
         assert running[i] == (row.state == "processing"), ("inflight", i, row.state, running[i])
         if row.state == "queued":
             assert [queued[t, i] for t in TIERS] == [t == row.tier for t in TIERS], ("not once in its own queue", i)
         if row.state == "processing":
             assert sum(queued[t, i] for t in TIERS) == 0, ("queued and processing", i)
-    held = set(seen.members())
-    assert held <= set(seen.leases), ("in flight without a lease", held)
-    assert seen.batches.keys() == seen.leases.keys(), ("a batch without a lease, or the reverse", seen.batches)
+    held = set(state.members())
+    assert held <= set(state.leases), ("in flight without a lease", held)
+    assert state.batches.keys() == state.leases.keys(), ("a batch without a lease, or the reverse", state.batches)
 
 
-def check_riders(seen: Scan) -> None:
-    """Who rides does so on one run, which is still to end, or whose riders are being told."""
-    riding = {i for i, row in seen.rows.items() if row.state == "riding"}
-    on = Counter(i for ids in seen.followers.values() for i in ids if i in riding)
-    assert on == Counter(riding), ("not on one run each", on, riding)
-    for leader, ids in seen.followers.items():
-        if riding & set(ids):
-            open_ = seen.rows[leader].state in {"queued", "processing"}
-            assert open_ or leader in seen.sharing, ("nobody will end them", leader, seen.rows[leader].state)
+def check_followers(state: Scan) -> None:
+    """A follower has one primary, which has not ended, or whose followers are being ended."""
+    waiting = {i for i, row in state.rows.items() if row.state == "riding"}
+    on = Counter(i for ids in state.followers.values() for i in ids if i in waiting)
+    assert on == Counter(waiting), ("not one primary each", on, waiting)
+    for primary, ids in state.followers.items():
+        if waiting & set(ids):
+            open_ = state.rows[primary].state in {"queued", "processing"}
+            assert open_ or primary in state.sharing, ("followers without an end", primary)
 
 
-def check_budgets(seen: Scan) -> None:
-    """I7, for each request: three attempts and no more."""
-    for i, row in seen.rows.items():
+def check_budgets(state: Scan) -> None:
+    """I7, for each request: at most three attempts."""
+    for i, row in state.rows.items():
         assert row.losses <= RETRY_BUDGET + 1, ("losses", i, row.losses)
-    for end in seen.records:
+    for end in state.records:
         assert not isinstance(end, EndedRecord) or 0 <= end.attempts <= RETRY_BUDGET + 1, ("attempts", end)
 
 
-def check_suspects(seen: Scan) -> None:
-    """What was lost is never mixed with fresh work, and is alone in its last attempt."""
-    for batch, ids in seen.members().items():
-        losses = {seen.rows[i].losses for i in ids}
-        assert len(losses) == 1, ("lost ones among others", batch, losses)
+def check_suspects(state: Scan) -> None:
+    """Lost requests are not mixed with new ones, and are alone in their last attempt."""
+    for batch, ids in state.members().items():
+        losses = {state.rows[i].losses for i in ids}
+        assert len(losses) == 1, ("lost requests with others", batch, losses)
         assert max(losses) < RETRY_BUDGET or len(ids) == 1, ("not alone in the last attempt", batch, ids)
 
 
-def check_limits(seen: Scan) -> None:
-    """Who is under way counts as that and nobody else; who ran, or gave up by itself, has paid, and nobody else."""
-    under_way = {i for i, row in seen.rows.items() if row.state and row.state not in TERMINAL}
-    assert seen.under_way == under_way, ("leases of concurrency", seen.under_way ^ under_way)
-    charged = [row for row in seen.rows.values() if row.paid and not (row.state == "failed" and row.code not in THEIRS)]
-    assert seen.spent == len(charged), ("spent of the quota", seen.spent, len(charged))
+def check_limits(state: Scan) -> None:
+    """Open requests have a concurrency lease; completed ones and failures caused by the client count against the quota."""
+    under_way = {i for i, row in state.rows.items() if row.state and row.state not in TERMINAL}
+    assert state.under_way == under_way, ("leases of concurrency", state.under_way ^ under_way)
+    charged = [
+        row for row in state.rows.values() if row.paid and not (row.state == "failed" and row.code not in CLIENT_FAULTS)
+    ]
+    assert state.spent == len(charged), ("spent of the quota", state.spent, len(charged))
 
 
-def check_audit(seen: Scan, life: Life) -> None:
-    """I5: a beginning for each accepted request and an end for each that ended, and those that a gateway told again."""
-    begun = Counter(r.id for r in seen.records if isinstance(r, AcceptedRecord))
-    ends = [r for r in seen.records if isinstance(r, EndedRecord)]
+def check_audit(state: Scan, life: Life) -> None:
+    """I5: one accepted record per request, one ended record per end, and those that a gateway sent again."""
+    begun = Counter(r.id for r in state.records if isinstance(r, AcceptedRecord))
+    ends = [r for r in state.records if isinstance(r, EndedRecord)]
     own = {e.id: (e.state, e.error_code) for e in ends if not e.delivered}
-    terminal = {i: (row.state, row.code) for i, row in seen.rows.items() if row.state in TERMINAL}
+    terminal = {i: (row.state, row.code) for i, row in state.rows.items() if row.state in TERMINAL}
     assert begun == Counter(list(life.submissions)) + life.pairs, "one accepted record each"
-    assert Counter(e.id for e in ends if e.delivered) == life.pairs, "what was told again is there as it is"
+    assert Counter(e.id for e in ends if e.delivered) == life.pairs, "records that were sent again are unchanged"
     assert len(own) == sum(not e.delivered for e in ends), "one ended record each"
-    assert own == {i: end for i, end in terminal.items() if i not in life.adopted}, "it says what the state says"
+    assert own == {i: end for i, end in terminal.items() if i not in life.adopted}, "record and row have one state"
 
 
-def check_dead_letters(seen: Scan) -> None:
-    """One letter, and one id in the list, for each request that was given up for good."""
-    letters = [r for r in seen.records if isinstance(r, DeadLetterRecord)]
-    shared = {
-        r.id for r in seen.records if isinstance(r, EndedRecord) and r.served_from
-    }  # The leader's letter tells of them.
-    dead = {i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"}
+def check_dead_letters(state: Scan) -> None:
+    """One dead letter, and one id in the list, for each request that failed finally by itself."""
+    letters = [r for r in state.records if isinstance(r, DeadLetterRecord)]
+    # The dead letter is that of the primary.
+    shared = {r.id for r in state.records if isinstance(r, EndedRecord) and r.served_from}
+    dead = {i for i, row in state.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"}
     gone = dead - shared
     assert Counter(letter.id for letter in letters) == Counter(gone), "one letter each"
-    assert Counter(seen.dead) == Counter(gone), "one id each"
-    assert all(letter.body != b"\xa0" and letter.worker_ids for letter in letters), "a letter tells all"
+    assert Counter(state.dead) == Counter(gone), "one id each"
+    assert all(letter.body != b"\xa0" and letter.worker_ids for letter in letters), "a dead letter is complete"
 
 
-def check_keys(seen: Scan, life: Life) -> None:
-    """An idempotency key leads to one completed request in one life of Redis, and has one open at a time."""
-    for state in ("completed", "open"):
-        keys = Counter(keys_of(seen, life, state))
-        assert all(count == 1 for count in keys.values()), (state, keys)
+def check_keys(state: Scan, life: Life) -> None:
+    """An idempotency key has one completed request between losses of Redis, and at most one open one."""
+    for kind in ("completed", "open"):
+        keys = Counter(keys_of(state, life, kind))
+        assert all(count == 1 for count in keys.values()), (kind, keys)
 
 
-def keys_of(seen: Scan, life: Life, state: str) -> Iterator[str]:
+def keys_of(state: Scan, life: Life, kind: str) -> Iterator[str]:
     for i, submission in life.submissions.items():
-        now = seen.rows[i].state if seen.rows[i].state in TERMINAL else "open"
-        if submission.idempotency and not submission.again and now == state and i not in life.adopted:
+        now = state.rows[i].state if state.rows[i].state in TERMINAL else "open"
+        if submission.idempotency and not submission.again and now == kind and i not in life.adopted:
             yield submission.idempotency

@@ -1,5 +1,5 @@
-"""Random histories of the queue protocol: Hypothesis drives the real Lua with living, dead, slow and confused workers,
-gateways that come and go, clients that try again, lost replies, and a Redis that comes back empty.
+"""Random histories of the queue protocol: Hypothesis runs the real scripts with lost, slow and faulty workers, gateways that
+are lost, clients that retry, lost replies, and a Redis that loses its data.
 """
 
 import msgspec
@@ -16,7 +16,7 @@ from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Followers
 from scheduler.protocol.replies import decode_reply
 from scheduler.states import TERMINAL, Admission
 
-ANY = st.integers(0, 1000)  # Which one: an index, taken modulo what is there.
+ANY = st.integers(0, 1000)  # An index, modulo the number of elements.
 FEW = st.integers(1, 4)
 STORIES = ("is lifted, and left", "is lost too late", "ends well")
 OFTEN = st.sampled_from((True, True, True, False))
@@ -28,7 +28,7 @@ SHUT = [TierLimit(name, 0.0, 0.0, 0, TIERS, 0, 0) for name in TIERS]
 
 
 class Protocol(World):
-    """What may happen, in any order."""
+    """The rules, in any order."""
 
     @initialize(counts=st.lists(st.integers(1, 3), max_size=3))
     def a_busy_pool(self, counts: list[int]) -> None:
@@ -46,7 +46,7 @@ class Protocol(World):
     @precondition(lambda self: self.life.submissions)
     @rule(some=ANY, lost=st.booleans())
     def submit_again(self, some: int, *, lost: bool) -> None:
-        """The reply of admit was lost, or its gateway believes that Redis lost the request."""
+        """The reply of admit was lost, or its gateway assumes that Redis lost the request."""
         again = msgspec.structs.replace(self.life.submissions[self.pick(some)], again=lost)
         (verdict,) = self.unchanged(lambda: self.pool.admit([again]))
         assert verdict.outcome == Admission.DUPLICATE
@@ -55,7 +55,7 @@ class Protocol(World):
         key=st.sampled_from("ab"), body=st.sampled_from("xxxy"), at=st.sampled_from(GATEWAYS), times=st.integers(1, 2)
     )
     def submit_with_key(self, key: str, body: str, at: str, times: int) -> None:
-        """A client, or one whose gateway died, tries with the key it used before; twice in one call at times."""
+        """A client retries with its key, also through another gateway, or twice in one call."""
         fresh = [self.pool.submission(**LIMITS, idempotency=key, fingerprint=body) for _ in range(times)]
         for submission, verdict in zip(fresh, self.run(self.pool.admit(fresh, gateway=at)), strict=True):
             assert (verdict.outcome, verdict.stored_id) == self.expected(key, body)
@@ -64,7 +64,7 @@ class Protocol(World):
 
     @rule(tier=st.sampled_from(TIERS), same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, 0, LONG_MS)), count=FEW)
     def submit_same(self, tier: str, same: str, keep_ms: int, count: int) -> None:
-        """They may share a run, or an answer that was kept."""
+        """Equal requests share a run or a cached result."""
         share = {"same": same, "keep_answer_ms": keep_ms, "model_version": "v1"}
         fresh = [self.pool.submission(tier, **LIMITS, **share) for _ in range(count)]
         verdicts = self.run(self.pool.admit(fresh))
@@ -77,7 +77,7 @@ class Protocol(World):
 
     @rule(same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, LONG_MS)), how=st.sampled_from(STORIES))
     def a_shared_run(self, same: str, keep_ms: int, how: str) -> None:
-        """Some of them, and what may become of their leader."""
+        """Equal requests, and the end of their primary."""
         self.submit_same("free", same, keep_ms, 1 if how == "is lifted, and left" else 3)
         if how == "is lifted, and left":
             self.submit_same("paid", same, keep_ms, 1)
@@ -112,7 +112,7 @@ class Protocol(World):
     @precondition(lambda self: self.life.submissions and len(self.life.pairs) < 3)
     @rule(some=ANY)
     def answer_past_redis(self, some: int) -> None:
-        """A worker was called directly while Redis was away; the gateway tells Redis of it now."""
+        """A request ended in direct mode while Redis was unavailable; its gateway sends the result now."""
         i = self.pick(some)
         self.answered.setdefault(i, ("completed", ""))
         before = self.scan().rows
@@ -127,9 +127,9 @@ class Protocol(World):
     @precondition(lambda self: self.losses < 2)
     @rule(heard=st.booleans(), late=st.booleans())
     def redis_comes_back_empty(self, *, heard: bool, late: bool) -> None:
-        """Gateways tell again what is pending and what they answered; workers still hold what nobody knows of.
+        """Gateways resubmit pending requests and send recent results; workers still have batches that Redis does not know.
 
-        `heard`: whether the last messages came through. `late`: a client with a key is faster than its gateway.
+        `heard`: whether the last messages were received. `late`: a client with a key is faster than its gateway.
         """
         self.losses += 1
         self.run(self.check_replies(heard=heard))
@@ -148,7 +148,7 @@ class Protocol(World):
 
     @rule(counts=st.tuples(*[st.integers(0, 3)] * len(TIERS)), lookahead=st.integers(1, 4), owner=OFTEN)
     def form(self, counts: tuple[int, ...], lookahead: int, *, owner: bool) -> None:
-        """`owner`: whether the gateways of all these live, or were gone for a while."""
+        """`owner`: whether the gateways of all requests run, or have been lost for some time."""
         self.run(self.gateways_live() if owner else self.gateways_die())
         self.run(self.pool.form([(t, n) for t, n in zip(TIERS, counts, strict=True) if n], lookahead))
         self.run(self.gateways_live())
@@ -158,12 +158,12 @@ class Protocol(World):
         self.run(self.pool.expire_leases())
         if not reaped:
             return
-        self.run(self.client.delete(self.pool.keys.retry_budget))  # Much was accepted lately.
+        self.run(self.client.delete(self.pool.keys.retry_budget))  # The retry budget is full.
         before = self.scan()
-        self.run(self.pool.reaped())  # However slow this machine is, no pass came late.
+        self.run(self.pool.reaped())  # However slow this machine is, no pass counts as late.
         after = self.scan()
         for batch_id, state in before.batches.items():
-            if state == "formed" and batch_id in after.leases:  # else its members ran out of time
+            if state == "formed" and batch_id in after.leases:  # otherwise its members passed their deadlines
                 assert after.line.count(batch_id) == max(1, before.line.count(batch_id)), ("pushed wrongly", batch_id)
 
     @precondition(lambda self: self.life.submissions)
@@ -176,18 +176,18 @@ class Protocol(World):
     @precondition(lambda self: not self.waves)
     @rule(balance=st.integers(0, 3))
     def a_wave_of_losses(self, balance: int) -> None:
-        """Many batches at once, when the pool can afford few retries: I7, over all requests."""
+        """Many losses at once with a small retry budget: I7, over all requests."""
         self.waves += 1
         for tier in TIERS:
             self.take(tier, 2, late=False)
-        before, later_us = self.scan().rows, self.now_us() + LONG_MS * 1000  # Nothing comes in before that.
+        before, later_us = self.scan().rows, self.now_us() + LONG_MS * 1000  # Nothing is deposited before that time.
         self.run(self.client.hset(self.pool.keys.retry_budget, mapping={"tokens": balance, "at": later_us}))
         self.run(self.client.pexpire(self.pool.keys.retry_budget, 60_000))
         self.run(self.pool.reaped())
         after = self.scan().rows
         retried = sum(row.state == "processing" and row.losses > before[i].losses for i, row in after.items())
-        assert retried <= balance, ("more than the pool can afford", retried, balance)
-        # It grows by ten retries a second: what may be retried later would depend on how fast this machine is.
+        assert retried <= balance, ("more than the retry budget", retried, balance)
+        # It grows by ten retries per second, so that later retries would depend on the speed of this machine.
         self.run(self.client.delete(self.pool.keys.retry_budget))
 
     # Workers
@@ -203,7 +203,7 @@ class Protocol(World):
     def claim(self, some: int, reply: str) -> None:
         batch_id = self.popped.pop(some % len(self.popped))
         self.number += 1
-        token, asked_ms = f"t{self.number}", self.after_the_lease(batch_id)
+        token, called_ms = f"t{self.number}", self.after_the_lease(batch_id)
         claimed = self.run(self.pool.batches.claim(batch_id, "w", token))
         if reply == "is lost and undone":
             if not self.run(self.pool.batches.release(batch_id, token)):
@@ -211,26 +211,26 @@ class Protocol(World):
         elif claimed and claimed.requests:
             held = Held(batch_id, token, [r.id for r in claimed.requests])
             (self.held if reply == "comes" else self.stale).append(held)
-            self.lease_is_fresh(batch_id, asked_ms)
+            self.lease_is_fresh(batch_id, called_ms)
 
     def after_the_lease(self, batch_id: str) -> int:
-        """A millisecond later than the one in which the batch got its lease: else a lease of before passes for a fresh one."""
+        """A millisecond after the lease of the batch began, so that an old lease does not pass for a new one."""
         at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
         while (now_ms := self.now_us() // 1000) <= (at or 0) - LEASE_MS:
             pass
         return now_ms
 
-    def lease_is_fresh(self, batch_id: str, asked_ms: int) -> None:
+    def lease_is_fresh(self, batch_id: str, called_ms: int) -> None:
         at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
         assert at is not None
-        assert asked_ms <= at - LEASE_MS <= self.now_us() // 1000, ("the lease was not moved on", batch_id, at)
+        assert called_ms <= at - LEASE_MS <= self.now_us() // 1000, ("the lease was not renewed", batch_id, at)
 
     @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3), late=st.booleans(), reply=REPLIES, leaves=OFTEN)
     def take(self, tier: str, count: int, *, late: bool, reply: str = "comes", leaves: bool = False) -> None:
-        """The plain way into a worker's hands; then the last client leaves."""
+        """Requests from admission to a claim; then the last client leaves."""
         self.submit(tier, count)
         self.form((count,) * len(TIERS), 100, owner=True)
-        if late:  # No reaper has come by yet.
+        if late:  # No reaper pass yet.
             self.leases_run_out(reaped=False)
         self.pop(dies=False)
         if self.popped:
@@ -266,7 +266,7 @@ class Protocol(World):
     @precondition(lambda self: self.stale or self.held)
     @rule(some=ANY, verb=st.sampled_from(("finish", "finish", "fail", "fail late", "release", "renew")), guess=OFTEN)
     def come_back(self, some: int, verb: str, *, guess: bool) -> None:
-        """A worker wakes up and goes on with what it once held, or somebody guesses a token."""
+        """A suspended worker continues with an old batch, or a caller guesses a token."""
         known = self.held if guess and self.held else self.stale + self.held
         batch_id, token, ids = known[some % len(known)]
         call = self.verbs(batch_id, "guessed" if guess else token, ids)[verb]
@@ -279,7 +279,7 @@ class Protocol(World):
     @precondition(lambda self: self.life.submissions)
     @rule(verbs=st.sampled_from(CHAINS))
     def poison(self, verbs: tuple[str, ...]) -> None:
-        """Whatever runs kills its worker, or is handed back, again and again: a chain too long to be met by chance."""
+        """All running batches are lost or released repeatedly, a chain that random rules rarely make."""
         for verb in verbs:
             self.submit("free", 1)
             self.form((3, 3, 3), 100, owner=True)
@@ -290,17 +290,17 @@ class Protocol(World):
                 self.let_go_by(0, verb)
             self.leases_run_out(reaped=True)
 
-    # Judgement
+    # Invariants
 
     @invariant()
     def laws(self) -> None:
-        seen = self.scan()
-        check_laws(seen, self.life)
-        for i, row in seen.rows.items():
+        state = self.scan()
+        check_laws(state, self.life)
+        for i, row in state.rows.items():
             if row.state in TERMINAL:
                 assert self.life.ends.setdefault(i, (row.state, row.code)) == (row.state, row.code), ("a second end", i)
             else:
-                assert i not in self.life.ends, ("rose from the dead", i)
+                assert i not in self.life.ends, ("open again after its end", i)
 
     def teardown(self) -> None:
         try:
@@ -311,7 +311,7 @@ class Protocol(World):
             self.runner.close()
 
     def drain(self) -> None:
-        """Heal, serve what is left, and judge the whole history."""
+        """Serve all remaining requests, and check the whole history."""
         assert self.run(leaked_keys(self.client)) == []
         for _ in range(RETRY_BUDGET + 2):
             self.run(Followers(self.client, self.pool.keys).share_all())
@@ -324,10 +324,10 @@ class Protocol(World):
                 while self.held:
                     self.finish(0, len(self.held[0].ids), 0, again=False)
         self.laws()
-        seen = self.scan()
-        assert set(self.life.ends) == set(self.life.submissions), "not answered"
+        state = self.scan()
+        assert set(self.life.ends) == set(self.life.submissions), "without an end"
         assert self.accepted == set(self.answered) | set(self.life.ends), "a request was lost"
-        assert [*seen.inflight, *seen.leases, *seen.batches, *seen.line] == [], "left behind"
+        assert [*state.inflight, *state.leases, *state.batches, *state.line] == [], "left behind"
         self.run(self.check_replies(heard=True))
-        assert self.accepted == set(self.answered), "somebody was told nothing"
+        assert self.accepted == set(self.answered), "a client without a response"
         assert self.run(leaked_keys(self.client)) == []

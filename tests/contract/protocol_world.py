@@ -1,4 +1,4 @@
-"""The world of the protocol's model: one pool on a real server, who holds what, and what clients were told."""
+"""The state of the protocol model: one pool on a real server, the batches of workers, and the responses to clients."""
 
 import asyncio
 from collections import Counter
@@ -19,25 +19,25 @@ from scheduler.redis_client.keys import Keys
 from scheduler.states import TERMINAL, Admission
 
 T = TypeVar("T")
-LONG_MS = 600_000  # Time passes only where a rule says so.
+LONG_MS = 600_000  # Deadlines pass only by rules.
 GATEWAYS = ("g1", "g2")
 
 
 class Held(NamedTuple):
-    """What a worker believes to hold."""
+    """A batch that a worker has, or assumes to have."""
 
     batch_id: str
     token: str
     ids: list[str]
 
     def outcomes(self, kept: int, failed: int) -> list[Outcome]:
-        """Of the first `kept` members; the first `failed` of them are the model's errors."""
+        """Outcomes of the first `kept` members; the first `failed` of them are failures of the model."""
         bad = [Outcome(i, "poison_request", 9.5, 0, "v1", "") for i in self.ids[:failed]]
         return (bad + [done(i) for i in self.ids[failed:]])[:kept]
 
 
 class World(RuleBasedStateMachine):
-    """One pool in the hands of many. Worker `w` may be any worker: only tokens tell them apart."""
+    """One pool. All workers have the id `w`: only tokens distinguish them."""
 
     url = ""
 
@@ -50,13 +50,13 @@ class World(RuleBasedStateMachine):
         self.channel = self.listener.pubsub()
         self.run(self.channel.subscribe(*map(self.pool.keys.responses, GATEWAYS)))
         self.life = Life()
-        self.accepted: set[str] = set()  # In all lives of Redis.
-        self.answered: dict[str, tuple[str, str]] = {}  # What a client was told, and its gateway remembers.
+        self.accepted: set[str] = set()  # Since the start, before losses of Redis too.
+        self.answered: dict[str, tuple[str, str]] = {}  # The responses, which gateways remember.
         self.popped: list[str] = []
         self.held: list[Held] = []
-        self.stale: list[Held] = []  # Dead, slow, or done already: they may come back with it.
+        self.stale: list[Held] = []  # Batches of lost, slow or finished workers, which may continue.
         self.number = 0
-        self.losses = self.waves = 0  # Rare things: they leave little for the rest of a history to act on.
+        self.losses = self.waves = 0  # Rare rules, because they leave little state.
 
     def run(self, call: Awaitable[T]) -> T:
         async def called() -> T:
@@ -70,7 +70,7 @@ class World(RuleBasedStateMachine):
     def unchanged(self, call: Callable[[], Awaitable[T]]) -> T:
         before = self.scan().rows
         result = self.run(call())
-        assert self.scan().rows == before, "a call that has no right to changed a request"
+        assert self.scan().rows == before, "a call without permission changed a request"
         return result
 
     def pick(self, some: int) -> str:
@@ -84,7 +84,7 @@ class World(RuleBasedStateMachine):
                 self.life.holders[s.idempotency] = (s.id, s.fingerprint)
 
     def expected(self, key: str, body: str) -> tuple[Admission, str]:
-        """What the books say of an idempotency key."""
+        """The expected outcome of an idempotency key."""
         holder, fingerprint = self.life.holders.get(key, ("", body))
         row = self.scan().rows.get(holder)
         if fingerprint != body:
@@ -112,13 +112,13 @@ class World(RuleBasedStateMachine):
         self.life.pairs.update(ids)
 
     async def gateways_live(self) -> None:
-        """For as long as nobody says otherwise, however slow this machine is."""
+        """Their heartbeats do not expire, however slow this machine is."""
         for gateway in GATEWAYS:
             await self.pool.gateway_lives(gateway)
             await self.client.pexpire(self.pool.keys.gateway(gateway), LONG_MS)
 
     async def gateways_die(self) -> None:
-        """So long ago that whatever waits now came before that."""
+        """So long ago that all queued requests are older."""
         for gateway in GATEWAYS:
             await self.pool.presence.gateway_gone(gateway)
         await self.pool.aged(list(self.life.submissions), 2100)
@@ -142,17 +142,17 @@ class World(RuleBasedStateMachine):
         }
 
     async def check_replies(self, *, heard: bool) -> None:
-        """One reply for each end that a gateway did not tell itself: published, or returned by `cancel`; all stored."""
+        """One reply for each end, published or returned by a call, and all of them stored."""
         own = [i for i in self.life.submissions if i in self.life.ends and i not in self.life.adopted]
         published = await self.published()
         assert Counter(reply.id for reply in published) + self.life.told == Counter(own), "one reply each"
         stored = await self.pool.results.fetch(own)
-        assert [r.id for r in stored if r] == own, "the stored reply is the truth"
+        assert [r.id for r in stored if r] == own, "all replies are stored"
         for reply in published if heard else []:
             self.answer(reply)
 
     async def published(self) -> list[Reply]:
-        """Every message since the last look."""
+        """All messages since the last call."""
         replies: list[Reply] = []
         await self.channel.ping()
         async with asyncio.timeout(10):

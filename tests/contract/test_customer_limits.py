@@ -1,34 +1,30 @@
-"""The limits of a customer: tokens a minute, concurrency, quotas, the key's own; refunds, settling, shadow."""
+"""The limits of a customer: buckets, concurrency, quotas and the key's own limit; charges, refunds, settlement."""
 
-import asyncio
+import random
+import time
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
-from redis.asyncio import Redis
 
 import ratelimit.limits
+from contract.builders import CUSTOMER, KEY, LEASES, admit, everything, fill_buckets, outcomes, shift_bucket, spent
 from customer_limits import in_force
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
 from ratelimit.limits import BUCKETS, Bucket, BucketKind, EffectiveLimits, LimitColumn, RemainingLimits, packed_kinds
 from scheduler.errors import ErrorCode
 from scheduler.protocol import admission
-from scheduler.protocol.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.admission import Submission, TierLimit
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.limits import LimitState
 from scheduler.states import Admission
 
-HASH, LEASES = "rl:customer:customer", "rl:leases:customer"
+HOUR_MS = 3_600_000
 
 
-async def ask(pool: Pool, count: int = 1, **limits: Any) -> list[Verdict]:
-    """`count` requests of one customer with these limits, in one call."""
-    return await pool.admit([pool.submission(**limits) for _ in range(count)])
-
-
-async def enter(pool: Pool, **limits: Any) -> Submission:
+async def accept(pool: Pool, **limits: Any) -> Submission:
     """One request that is accepted."""
     submission = pool.submission(**limits)
     (verdict,) = await pool.admit([submission])
@@ -36,140 +32,370 @@ async def enter(pool: Pool, **limits: Any) -> Submission:
     return submission
 
 
-async def left(pool: Pool, **limits: Any) -> RemainingLimits:
-    """What a look says."""
+async def remaining(pool: Pool, **limits: Any) -> RemainingLimits:
+    """The remaining limits, read without a charge."""
     return await LimitState(pool.client, pool.keys).read("customer", in_force(**limits), "key")
 
 
-async def run(pool: Pool, ids: list[str], outcomes: list[Outcome]) -> None:
-    """One batch from forming to its end."""
-    await pool.form([("free", len(ids))])
+async def run(pool: Pool, *ends: Outcome) -> None:
+    """Run the queued requests as one batch with these outcomes."""
+    await pool.form([("free", len(ends))])
     batch = await pool.claim_next()
-    assert {r.id for r in batch.requests} == set(ids)
-    await pool.batches.finish(batch.batch_id, batch.token, outcomes)
+    assert {r.id for r in batch.requests} == {end.id for end in ends}
+    assert await pool.batches.finish(batch.batch_id, batch.token, ends) == 0
 
 
-def outcomes(verdicts: list[Verdict]) -> list[str]:
-    return [verdict.outcome.value for verdict in verdicts]
+async def tokens_left(pool: Pool) -> float:
+    """The level of the customer's bucket of tokens."""
+    return float(await pool.client.hget(CUSTOMER, "budget"))
+
+
+async def test_a_customer_can_spend_its_burst_over_all_keys(pool: Pool) -> None:
+    """A fresh bucket is a quarter full, is shared by all keys of the customer, and a rejection has a retry time."""
+    verdicts = await pool.admit([pool.submission(rate=0.001, burst=20.0, api_key_id=f"key-{i}") for i in range(8)])
+
+    assert outcomes(verdicts) == ["accepted"] * 5 + ["customer_limit"] * 3
+    assert [round(v.left.buckets[0].left) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
+    assert verdicts[5].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
+    assert await pool.depth("free") == 5
+
+
+async def test_a_key_can_have_a_limit_of_its_own(pool: Pool) -> None:
+    """The limit of one key does not affect other keys, and the remaining requests are the lower of the two levels."""
+    await fill_buckets(pool)
+    own = [pool.submission(rate=1e-6, burst=5.0, api_key_id="a", key_rate=1e-6, key_burst=2.0) for _ in range(3)]
+    verdicts = await pool.admit([*own, *(pool.submission(rate=1e-6, burst=5.0, api_key_id="b") for _ in range(4))])
+
+    assert outcomes(verdicts) == ["accepted"] * 2 + ["key_limit"] + ["accepted"] * 3 + ["customer_limit"]
+    assert [int(v.left.buckets[0].left) for v in verdicts[:3]] == [1, 0, 0]
+
+
+# Tokens
 
 
 async def test_tokens_are_charged_by_the_estimate(pool: Pool) -> None:
-    """A fresh budget is a quarter of a minute's worth; who does not fit is told when it would."""
-    verdicts = await ask(pool, 4, tokens=10, tokens_per_minute=120)
+    """A fresh bucket holds a quarter of a minute's tokens; a rejection has the time until the request fits."""
+    verdicts = await pool.admit([pool.submission(tokens=10, tokens_per_minute=120) for _ in range(4)])
 
     assert outcomes(verdicts) == ["accepted"] * 3 + ["token_limit"]
     assert [round(v.left.buckets[1].left) for v in verdicts] == [20, 10, 0, 0]
-    assert verdicts[3].retry_after_ms == pytest.approx(5000, rel=0.05)  # 10 tokens at 2 a second
+    assert verdicts[3].retry_after_ms == pytest.approx(5000, rel=0.05)  # 10 tokens at 2/s
     assert verdicts[3].left.buckets[1].reset_ms == pytest.approx(60_000, rel=0.05)
 
 
-async def test_tokens_are_settled_to_what_was_used(pool: Pool) -> None:
-    """Less used comes back; more used is owed, and a debt keeps the next ones out."""
-    limits = {"tokens": 10, "tokens_per_minute": 0.012}
-    await pool.client.set(pool.keys.epoch, 1)  # Long ago: the budget is whole.
-    little, much = await enter(pool, **limits), pool.submission(**limits)
-    assert float(await pool.client.hget(HASH, "budget")) == pytest.approx(-9.988, abs=0.01)
+@pytest.mark.parametrize(
+    ("used", "left"),
+    [
+        (3, 97.0),  # unused tokens are refunded
+        (60, 40.0),
+        (160, -60.0),  # more than estimated: a debt, which rejects the next requests
+        (2**53, 90.0 - 990.0),  # a wrong count of a backend: at most a hundred times the estimate
+        (0, 90.0),  # not counted: the estimate stays charged
+    ],
+)
+async def test_tokens_are_settled_when_the_request_ends(pool: Pool, used: int, left: float) -> None:
+    """The charge becomes the tokens that the request used."""
+    await fill_buckets(pool)
+    request = await accept(pool, tokens=10, tokens_per_minute=100)
 
-    await run(pool, [little.id], [Outcome(little.id, "", 50.0, 3, "v1", "x")])
-    assert float(await pool.client.hget(HASH, "budget")) == pytest.approx(-2.988, abs=0.01)
-    (verdict,) = await pool.admit([much])
+    await run(pool, Outcome(request.id, "", 50.0, used, "v1", "x"))
 
-    assert verdict.outcome is Admission.TOKEN_LIMIT
-    assert verdict.left.buckets[1].left < 0
-
-
-async def test_a_backend_that_counts_no_tokens_leaves_the_estimate(pool: Pool) -> None:
-    """Nothing used would be free for ever."""
-    asked = await enter(pool, tokens=10, tokens_per_minute=120)
-
-    await run(pool, [asked.id], [Outcome(asked.id, "", 50.0, 0, "v1", "x")])
-
-    assert (await left(pool, tokens_per_minute=120)).buckets[1].left == pytest.approx(20, abs=1)
+    assert await tokens_left(pool) == pytest.approx(left, abs=1)
+    expected = "accepted" if left > 10 else "token_limit"
+    assert await admit(pool, tokens=10, tokens_per_minute=100) == [expected]
 
 
-async def test_a_request_larger_than_a_minute_enters_when_the_minute_is_whole(pool: Pool) -> None:
-    """It could never enter otherwise; its debt is paid by waiting."""
-    await pool.client.set(pool.keys.epoch, 1)
+async def test_a_request_larger_than_the_bucket_is_accepted_when_it_is_full(pool: Pool) -> None:
+    """Otherwise it could never be accepted; its debt rejects later requests."""
+    await fill_buckets(pool)
 
-    verdicts = await ask(pool, 2, tokens=1000, tokens_per_minute=60)
+    verdicts = await pool.admit([pool.submission(tokens=1000, tokens_per_minute=60) for _ in range(2)])
 
     assert outcomes(verdicts) == ["accepted", "token_limit"]
     assert verdicts[1].left.buckets[1].left == pytest.approx(-940, abs=1)
     assert verdicts[1].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
 
 
-async def test_concurrency_counts_who_is_under_way(pool: Pool) -> None:
-    """Queued or running: a place is free again when a request ends, however it ends."""
-    first = [await enter(pool, max_concurrency=3) for _ in range(3)]
-    assert outcomes(await ask(pool, 1, max_concurrency=3)) == ["concurrency"]
+# Changed rates. Regressions: each of these was accepted, forgotten or rejected wrongly once.
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "old_rate", "accepted"),
+    [
+        (3600, 1.0, "0.001", 3),  # a raised rate adds nothing for the past: 3.6 in the hour at the old rate
+        (3600, 0.001, "1000", 3),  # nor does the past keep the old rate
+    ],
+)
+async def test_the_lower_rate_counts_for_the_past(
+    pool: Pool, old: int, now: float, old_rate: str, accepted: int
+) -> None:
+    """A bucket that was written at another rate fills at the lower of the two."""
+    at_us = (await pool.now_ms() - old * 1000) * 1000
+    await pool.client.hset(CUSTOMER, mapping={"tokens": "0", "at": str(at_us), "rate": old_rate})
+    await pool.client.pexpire(CUSTOMER, 60_000)
+
+    assert (await admit(pool, 6, rate=now, burst=1000.0)).count("accepted") == accepted
+
+
+async def test_changed_limits_add_no_burst(pool: Pool) -> None:
+    """However rate and size change, no more requests are accepted than the first burst and the highest rate allow; a
+    smaller size reduces the level.
+    """
+    assert await admit(pool, rate=0.0, burst=100.0) == ["accepted"]
+    await pool.client.hset(CUSTOMER, "tokens", "100.000000")
+    random.seed(20)
+    accepted, began = 0, time.monotonic()
+    for _ in range(60):
+        rate, burst = random.choice([1.0, 5.0, 10.0]), random.choice([60.0, 100.0, 1000.0])
+        accepted += (await admit(pool, 5, rate=rate, burst=burst)).count("accepted")
+    assert 60 <= accepted <= 100 + 10.0 * (time.monotonic() - began + 0.01)
+
+    await pool.client.hset(CUSTOMER, "tokens", "100.000000")
+    assert (await admit(pool, 20, rate=0.0, burst=3)).count("accepted") == 3
+
+
+async def test_after_a_loss_of_redis_buckets_are_a_quarter_full(pool: Pool) -> None:
+    """Of customers and of tiers: otherwise every customer would have a full burst at once."""
+    await admit(pool, rate=0.001, burst=100.0)
+    await pool.client.flushall()
+
+    assert (await admit(pool, 100, rate=0.001, burst=100.0)).count("accepted") == 25
+
+    await pool.client.flushall()
+    tiers = [*WIDE[:2], TierLimit("free", 0.001, 40, 1000, TIERS)]
+    verdicts = await pool.admit([pool.submission(api_key_id=f"key-{i}") for i in range(40)], tiers)
+    assert outcomes(verdicts).count("accepted") == 10
+
+
+async def test_a_tier_with_a_rate_of_zero_recovers(pool: Pool) -> None:
+    """A rejecting bucket was not written, so it filled at the rate 0 for ever."""
+    await fill_buckets(pool)
+
+    async def outcome(rate: float) -> str:
+        tiers = [*WIDE[:2], TierLimit("free", rate, max(1.0, rate), 1000, TIERS)]
+        return outcomes(await pool.admit([pool.submission("free")], tiers))[0]
+
+    assert [await outcome(rate) for rate in (1000.0, 0.0, 1000.0)] == ["accepted", "accepted", "tier_limit"]
+    await shift_bucket(pool.client, "rl:tier:free", 1)
+    assert await outcome(1000.0) == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high", "limit", "seconds", "accepted"),
+    [
+        (CUSTOMER, {"rate": 1e-6, "burst": 1.0}, {"rate": 10.0, "burst": 10.0}, "customer_limit", 0.5, 5),
+        (KEY, {"key_rate": 1e-6, "key_burst": 1.0}, {"key_rate": 10.0, "key_burst": 10.0}, "key_limit", 0.5, 5),
+        (
+            CUSTOMER,
+            {"tokens": 10, "tokens_per_minute": 1e-3},
+            {"tokens": 10, "tokens_per_minute": 6000},
+            "token_limit",
+            1,
+            9,  # 100 tokens less the debt of 10
+        ),
+    ],
+)
+async def test_an_empty_bucket_fills_at_the_raised_rate(
+    pool: Pool, key: str, low: dict[str, Any], high: dict[str, Any], limit: str, seconds: float, accepted: int
+) -> None:
+    """At the old rate the next request would have been accepted after days."""
+    await fill_buckets(pool)
+    assert await admit(pool, 2, **low) == ["accepted", limit]
+    assert await admit(pool, 2, **high) == [limit] * 2
+    await shift_bucket(pool.client, key, seconds)
+
+    assert (await admit(pool, 12, **high)).count("accepted") == accepted
+
+
+async def test_a_rate_that_was_low_for_some_time_counts_as_low(pool: Pool) -> None:
+    """Lowered and raised again without an accepted request between: it counted as if it had been high all the time."""
+    await fill_buckets(pool)
+    low, high = {"rate": 1e-6, "burst": 20.0}, {"rate": 100.0, "burst": 20.0}
+    assert await admit(pool, 20, **high) == ["accepted"] * 20
+    assert await admit(pool, **low) == ["customer_limit"]
+    await shift_bucket(pool.client, CUSTOMER, 60)
+
+    assert await admit(pool, **high) == ["customer_limit"]
+
+
+async def test_a_rejection_writes_only_a_changed_rate(pool: Pool) -> None:
+    """The new rate is written once; small differences between gateways, and missing limits, write nothing."""
+    await fill_buckets(pool)
+    limits = {"tokens_per_minute": 1e-6, "tokens": 1, "burst": 1.0}
+    await admit(pool, rate=1e-9, **limits)
+    assert await admit(pool, rate=1e-6, **limits) == ["customer_limit"]
+    before = await pool.client.hgetall(CUSTOMER)
+
+    assert await admit(pool, 3, rate=1e-6, **limits) == ["customer_limit"] * 3
+    assert await admit(pool, rate=1.005e-6, **limits) == ["customer_limit"]
+    assert await admit(pool, rate=1e-6, burst=1.0) == ["customer_limit"]
+
+    assert await pool.client.hgetall(CUSTOMER) == before
+    assert float(before[b"tokens"]) < 0.01
+
+
+async def test_a_clock_that_went_back_blocks_no_customer(pool: Pool) -> None:
+    """A bucket that was written in the future counts as after a loss of Redis: a quarter full."""
+    await fill_buckets(pool)
+    limits = {"rate": 1.0, "burst": 8.0, "key_rate": 1.0, "key_burst": 8.0}
+    await admit(pool, 8, **limits)
+    for key in (CUSTOMER, KEY):
+        await shift_bucket(pool.client, key, -3600)
+
+    assert await admit(pool, 4, **limits) == ["accepted"] * 2 + ["key_limit"] * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "limits", "least_ms"),
+    [
+        (20, {"key_rate": 100.0, "key_burst": 20.0, "rate": 100.0, "burst": 20.0}, HOUR_MS - 60_000),
+        (10, {"rate": 1 / 36_000, "burst": 10.0}, 100 * HOUR_MS),  # until it is full
+    ],
+)
+async def test_a_bucket_lives_until_it_is_full_and_at_least_an_hour(
+    pool: Pool, count: int, limits: dict[str, Any], least_ms: int
+) -> None:
+    """If a bucket expired earlier, and its rate was reduced meanwhile, the customer would get a full burst again."""
+    await fill_buckets(pool)
+    await admit(pool, count, **limits)
+
+    keys = [CUSTOMER, *([KEY] if "key_rate" in limits else [])]
+    assert min([await pool.client.pttl(key) for key in keys]) > least_ms
+
+
+async def test_a_debt_lives_until_it_is_paid(pool: Pool) -> None:
+    """Tokens beyond the estimate may be a debt of hours, which the expiry of the bucket must not cancel."""
+    await fill_buckets(pool)
+    request = await accept(pool, tokens=600, tokens_per_minute=600)
+
+    await run(pool, Outcome(request.id, "", 50.0, 60_000, "v1", "x"))
+
+    assert await pool.client.pttl(CUSTOMER) >= 1.6 * HOUR_MS  # 99 minutes of 600 tokens
+
+
+# Concurrency
+
+
+async def test_concurrency_counts_requests_in_progress(pool: Pool) -> None:
+    """Queued or running: a place is free again when a request ends."""
+    first = [await accept(pool, max_concurrency=3) for _ in range(3)]
+    assert await admit(pool, max_concurrency=3) == ["concurrency"]
 
     await pool.terminations.cancel([(first[0].id, ErrorCode.CANCELLED)])
-    (verdict,) = await ask(pool, 1, max_concurrency=3)
+    (verdict,) = await pool.admit([pool.submission(max_concurrency=3)])
 
     assert (verdict.outcome, verdict.left.in_use) == ("accepted", 3)
-    assert outcomes(await ask(pool, 1, max_concurrency=3)) == ["concurrency"]
+    assert await admit(pool, max_concurrency=3) == ["concurrency"]
 
 
-async def test_a_lease_ends_with_its_time(pool: Pool) -> None:
-    """Whoever forgets it: half a second after the deadline the place is free, and what is left has a TTL."""
-    await enter(pool, max_concurrency=1, total_ms=100, queue_ms=100)
-    assert outcomes(await ask(pool, 1, max_concurrency=1)) == ["concurrency"]
+async def test_a_lease_expires(pool: Pool) -> None:
+    """Half a second after the deadline the place is free, even if the request never ended; its key has a TTL."""
+    await accept(pool, max_concurrency=1, total_ms=100, queue_ms=100)
+    assert await admit(pool, max_concurrency=1) == ["concurrency"]
 
     async def free() -> bool:
-        return outcomes(await ask(pool, 1, max_concurrency=1, total_ms=100, queue_ms=100)) == ["accepted"]
+        return await admit(pool, max_concurrency=1, total_ms=100, queue_ms=100) == ["accepted"]
 
     await eventually(free, "the place is free", timeout_s=3)
     assert await pool.client.zcard(LEASES) == 1
     assert 0 < await pool.client.pttl(LEASES) <= 601_000
 
 
-async def test_cancelled_requests_leave_no_counter(pool: Pool) -> None:
-    """A thousand clients that leave: no lease is left, and not even its key."""
-    for _ in range(4):
-        fresh = [pool.submission(max_concurrency=2000) for _ in range(250)]
-        await pool.admit(fresh)
-        await pool.terminations.cancel([(s.id, ErrorCode.CANCELLED) for s in fresh])
+async def test_expired_leases_do_not_count(pool: Pool) -> None:
+    """Two of three leases were never released: three requests are accepted in one call, and reads do not count them."""
+    await pool.client.zadd(LEASES, {"gone1": 1, "gone2": 1})
+    await pool.client.pexpire(LEASES, 60_000)
 
-    assert await pool.client.exists(LEASES) == 0
+    assert (await remaining(pool, max_concurrency=9)).in_use == 0
+    assert await admit(pool, 4, max_concurrency=3) == ["accepted"] * 3 + ["concurrency"]
+    assert await pool.client.zcard(LEASES) == 3
 
 
-async def test_a_quota_is_spent_and_keeps_what_was_spent(pool: Pool) -> None:
-    """Another amount of the same period counts on; another period begins at nothing."""
-    assert outcomes(await ask(pool, 3, quotas=[("1day", 2)])) == ["accepted", "accepted", "quota"]
+async def test_many_requests_of_one_customer_can_end_in_one_call(pool: Pool) -> None:
+    """More leases than one Redis command takes from Lua are released."""
+    (source,) = await pool.queue(1)
+    ids = [f"req_{n}" for n in range(8200)]
+    await pool.client.zadd(LEASES, dict.fromkeys(ids, 9e15))
+    pipe = pool.client.pipeline(transaction=False)
+    for request_id in ids:
+        pipe.copy(pool.keys.request(source), pool.keys.request(request_id))
+    await pipe.execute()
 
-    raised = await ask(pool, 2, quotas=[("1day", 3)])
+    await pool.terminations.cancel([(request_id, ErrorCode.CANCELLED) for request_id in ids])
+
+    assert await pool.client.zrange(LEASES, 0, -1) == [source.encode()]
+
+
+# Quotas
+
+
+async def test_a_quota_keeps_its_count_when_the_amount_changes(pool: Pool) -> None:
+    """Another amount of the same period continues the count; another period begins at 0."""
+    assert await admit(pool, 3, quotas=[("1day", 2)]) == ["accepted", "accepted", "quota"]
+
+    raised = await pool.admit([pool.submission(quotas=[("1day", 3)]) for _ in range(2)])
     assert outcomes(raised) == ["accepted", "quota"]
     assert [v.left.quotas[0][0] for v in raised] == [0, 0]
-    assert outcomes(await ask(pool, 1, quotas=[("1day", 1)])) == ["quota"]
-    assert outcomes(await ask(pool, 1, quotas=[("1month", 1)])) == ["accepted"]
+    assert await admit(pool, quotas=[("1day", 1)]) == ["quota"]
+    assert await admit(pool, quotas=[("1month", 1)]) == ["accepted"]
 
 
-async def test_all_quotas_hold_and_a_refusal_spends_none(pool: Pool) -> None:
-    """The tighter one refuses; the wider one is not charged for it."""
-    both = [("1day", 1), ("1month", 5)]
-    verdicts = await ask(pool, 3, quotas=both)
+async def test_all_quotas_apply_and_a_rejection_counts_in_none(pool: Pool) -> None:
+    """The smaller quota rejects with the end of its window; the larger one is not charged."""
+    verdicts = await pool.admit([pool.submission(quotas=[("1day", 1), ("1month", 5)]) for _ in range(3)])
 
     assert outcomes(verdicts) == ["accepted", "quota", "quota"]
     assert [q[0] for q in verdicts[2].left.quotas] == [0, 4]
     day_ms, month_ms = (q[1] for q in verdicts[0].left.quotas)
-    assert 0 < day_ms <= 86_400_000
-    assert day_ms <= month_ms <= 31 * 86_400_000
+    assert 0 < day_ms <= min(86_400_000, month_ms) <= 31 * 86_400_000
     assert verdicts[1].retry_after_ms == pytest.approx(day_ms, abs=5000)
-    assert await pool.client.pttl(HASH) >= month_ms
+    assert await pool.client.pttl(CUSTOMER) >= month_ms
 
 
-async def test_a_new_window_begins_at_nothing(pool: Pool) -> None:
-    """What was spent of a past window says nothing of this one."""
-    await ask(pool, 2, quotas=[("1day", 2)])
-    window, spent = (await pool.client.hget(HASH, "q:1day")).split()
-    assert spent == b"2"
-    await pool.client.hset(HASH, "q:1day", f"{int(window) - 1} 2")
+async def test_the_retry_time_of_two_used_quotas_is_the_later_end(pool: Pool) -> None:
+    """Regression: the end of the day does not help while the year's quota is used."""
+    verdicts = await pool.admit([pool.submission(quotas=[("1day", 1), ("1year", 1)]) for _ in range(2)])
 
-    assert outcomes(await ask(pool, 3, quotas=[("1day", 2)])) == ["accepted", "accepted", "quota"]
+    assert verdicts[1].outcome is Admission.QUOTA
+    assert verdicts[1].retry_after_ms == verdicts[1].left.quotas[1][1]
+
+
+async def test_a_new_window_begins_at_zero(pool: Pool) -> None:
+    """The count of a past window does not apply to the current one."""
+    await admit(pool, 2, quotas=[("1day", 2)])
+    window, count = (await pool.client.hget(CUSTOMER, "q:1day")).split()
+    assert count == b"2"
+    await pool.client.hset(CUSTOMER, "q:1day", f"{int(window) - 1} 2")
+
+    assert await admit(pool, 3, quotas=[("1day", 2)]) == ["accepted", "accepted", "quota"]
+
+
+async def test_a_refund_does_not_change_a_new_window(pool: Pool) -> None:
+    """The request was counted in a window that has ended."""
+    request = await accept(pool, quotas=[("1day", 2)])
+    window, _ = (await pool.client.hget(CUSTOMER, "q:1day")).split()
+    await pool.client.hset(CUSTOMER, "q:1day", f"{int(window) + 1} 2")
+
+    await pool.terminations.cancel([(request.id, ErrorCode.WORKER_LOST)])
+
+    assert await spent(pool, "1day") == b"2"
+
+
+async def test_a_gateway_without_the_quota_does_not_shorten_its_lifetime(pool: Pool) -> None:
+    """Regression: a gateway that did not know a new quota yet wrote the hash with a shorter TTL."""
+    await admit(pool, 2, quotas=[("1year", 2)])
+    before = await pool.client.pttl(CUSTOMER)
+
+    await admit(pool)
+
+    assert await pool.client.pttl(CUSTOMER) >= before - 60_000
+
+
+# Ends and refunds
 
 
 @pytest.mark.parametrize(
-    ("code", "comes_back"),
+    ("code", "refunded"),
     [
         (ErrorCode.WORKER_LOST, True),
         (ErrorCode.DEADLINE_EXCEEDED, True),
@@ -177,198 +403,52 @@ async def test_a_new_window_begins_at_nothing(pool: Pool) -> None:
         (ErrorCode.CANCELLED, False),
     ],
 )
-async def test_a_failure_of_ours_gives_everything_back(pool: Pool, code: ErrorCode, *, comes_back: bool) -> None:
-    """Requests, tokens, quota and the key's own limit; who left by itself has paid."""
-    await pool.client.set(pool.keys.epoch, 1)  # Long ago: every bucket begins full.
+async def test_a_failure_of_the_service_refunds_everything(pool: Pool, code: ErrorCode, *, refunded: bool) -> None:
+    """Requests, tokens, quota and the key's own limit; a cancelled request stays charged."""
+    await fill_buckets(pool)
     limits = {"rate": 1e-6, "burst": 8.0, "tokens_per_minute": 1e-4, "key_rate": 1e-6, "key_burst": 8.0}
-    asked = await enter(pool, tokens=7, quotas=[("1year", 10)], **limits)
+    request = await accept(pool, tokens=7, quotas=[("1year", 10)], **limits)
 
-    await pool.terminations.cancel([(asked.id, code)])
+    await pool.terminations.cancel([(request.id, code)])
 
-    hash_ = {k.decode(): v.decode() for k, v in (await pool.client.hgetall(HASH)).items()}
-    key_tokens = float(await pool.client.hget("rl:key:key", "tokens"))
-    assert float(hash_["tokens"]) == pytest.approx(8 if comes_back else 7, abs=0.01)
-    assert key_tokens == pytest.approx(8 if comes_back else 7, abs=0.01)
-    assert float(hash_["budget"]) == pytest.approx(0 if comes_back else -7, abs=0.01)
-    assert hash_["q:1year"].split()[1] == ("0" if comes_back else "1")
+    levels = [float(await pool.client.hget(key, "tokens")) for key in (CUSTOMER, KEY)]
+    assert levels == [pytest.approx(8 if refunded else 7, abs=0.01)] * 2
+    assert await tokens_left(pool) == pytest.approx(0 if refunded else -7, abs=0.01)
+    assert await spent(pool, "1year") == (b"0" if refunded else b"1")
 
 
-async def test_a_poisonous_input_is_paid_for(pool: Pool) -> None:
-    """It used the GPU, and it is the client's own."""
-    asked = await enter(pool, quotas=[("1year", 10)])
+@pytest.mark.parametrize("code", ["", "poison_request"])
+async def test_a_request_that_ran_stays_charged_and_frees_its_place(pool: Pool, code: str) -> None:
+    """Completed, or failed because of its input."""
+    request = await accept(pool, max_concurrency=1, quotas=[("1year", 5)], tokens=5, tokens_per_minute=1e3)
 
-    await run(pool, [asked.id], [Outcome(asked.id, "poison_request", 50.0, 0, "v1", "")])
-
-    assert (await pool.client.hget(HASH, "q:1year")).split()[1] == b"1"
-    assert await pool.client.exists(LEASES) == 0
-
-
-async def test_a_refund_makes_no_bucket(pool: Pool) -> None:
-    """One that Redis forgot meanwhile is full, or judged by the epoch: nothing is added to nothing, and nothing leaks."""
-    asked = await enter(pool, tokens=5, tokens_per_minute=1e6, quotas=[("1year", 10)])
-    await pool.client.delete(HASH, LEASES)
-
-    await pool.terminations.cancel([(asked.id, ErrorCode.WORKER_LOST)])
-
-    assert await pool.client.exists(HASH, LEASES) == 0
-
-
-async def test_keys_of_one_customer_share_its_limit(pool: Pool) -> None:
-    """A second key is no second budget, and one key's own limit does not touch the other."""
-    await pool.client.set(pool.keys.epoch, 1)
-    own = {"key_rate": 1e-6, "key_burst": 2.0}
-    verdicts = await pool.admit(
-        [
-            *(pool.submission(rate=1e-6, burst=5.0, api_key_id="a", **own) for _ in range(3)),
-            *(pool.submission(rate=1e-6, burst=5.0, api_key_id="b") for _ in range(4)),
-        ]
-    )
-
-    assert outcomes(verdicts) == ["accepted"] * 2 + ["key_limit"] + ["accepted"] * 3 + ["customer_limit"]
-    assert [int(v.left.buckets[0].left) for v in verdicts[:3]] == [1, 0, 0]  # What the key's own limit leaves.
-
-
-async def test_a_raised_rate_gives_nothing_for_the_past(pool: Pool) -> None:
-    """The hour that passed at a low rate is not counted at the new one; nor does lowering keep the old one."""
-    seconds, micros = await pool.client.time()
-    hour_ago = (seconds - 3600) * 1_000_000 + micros
-    mapping = {"tokens": "0", "at": str(hour_ago), "rate": "0.001"}
-    await pool.client.hset(HASH, mapping=mapping)
-    await pool.client.pexpire(HASH, 60_000)
-
-    raised = await ask(pool, 6, rate=1.0, burst=1000.0)
-    assert outcomes(raised) == ["accepted"] * 3 + ["customer_limit"] * 3  # 3.6
-
-    await pool.client.hset(HASH, mapping=mapping | {"rate": "1000"})
-    lowered = await ask(pool, 6, rate=0.001, burst=1000.0)
-    assert outcomes(lowered) == ["accepted"] * 3 + ["customer_limit"] * 3
-
-
-async def test_a_tier_in_shadow_lets_everybody_in_and_says_what_it_would_have_said(pool: Pool) -> None:
-    """Nothing is charged for what would have been refused; the cap of the queue still holds."""
-    shadow = [TierLimit("free", 1e6, 1e6, 6, ["free"], 3, shadow=True)]
-    submissions = [pool.submission(rate=1e-6, burst=8.0, max_concurrency=50) for _ in range(8)]
-
-    verdicts = await pool.admit(submissions, shadow)
-
-    assert outcomes(verdicts) == ["accepted"] * 6 + ["queue_full"] * 2
-    assert [v.shadowed for v in verdicts[:2]] == ["", ""]
-    assert {v.shadowed for v in verdicts[2:6]} <= {"customer_limit", "shed"}
-    assert verdicts[5].shadowed
-    assert float(await pool.client.hget(HASH, "tokens")) >= 0
-    assert await pool.client.zcard(LEASES) == 6
-
-
-async def test_a_look_changes_nothing(pool: Pool, client: Redis) -> None:
-    """It tells what admission would tell, and may be asked of a read-only replica."""
-    limits = {"rate": 1e-6, "burst": 40.0, "tokens_per_minute": 1200, "max_concurrency": 5, "quotas": [("1day", 9)]}
-    (verdict,) = await ask(pool, 1, tokens=100, **limits)
-    before = {key: await client.dump(key) async for key in client.scan_iter()}
-
-    seen = await left(pool, **limits)
-
-    assert {key: await client.dump(key) async for key in client.scan_iter()} == before
-    assert seen.buckets[0].left == pytest.approx(verdict.left.buckets[0].left, abs=0.1)
-    assert seen.buckets[1].left == pytest.approx(verdict.left.buckets[1].left, abs=5)
-    assert (seen.in_use, seen.quotas[0][0]) == (1, 8)
-
-
-async def test_a_look_at_nobody_is_a_full_bucket_of_this_epoch(pool: Pool) -> None:
-    """A customer that never came has what a first request would find."""
-    seen = await left(pool, rate=1.0, burst=100.0, quotas=[("1month", 7)])
-
-    assert seen.buckets[0].left == pytest.approx(25, abs=5)
-    assert (seen.in_use, seen.quotas[0][0]) == (0, 7)
-
-
-async def test_the_guaranteed_share_is_not_shed_for_a_flood_above(pool: Pool) -> None:
-    """With a tenth of the capacity its own, free's line counts by its own pace, not by enterprise's whole queue."""
-    for _ in range(2):
-        await pool.queue(200, "enterprise")
-    tiers = [*WIDE[:2], TierLimit("free", 1e6, 1e6, 1000, TIERS, 100, 1000, share=0.1)]
-
-    first = await pool.admit([pool.submission("free") for _ in range(4)], tiers, 1000.0)
-    later = await pool.admit([pool.submission("free") for _ in range(20)], tiers, 1000.0)
-
-    assert outcomes(first) == ["accepted"] * 4
-    assert {"shed", "accepted"} >= set(outcomes(later))
-    assert outcomes(later).count("shed") >= 10
-    assert await pool.depth("free") <= 10
-
-
-async def test_shedding_rises_smoothly(pool: Pool) -> None:
-    """Nobody at half of the limit, everybody at it, a part in between; the same request is told the same again."""
-    shed_at = {}
-    for depth in (50, 60, 75, 90, 100):
-        await pool.client.flushall()
-        await pool.queue(depth, "paid")
-        tiers = [*WIDE[:2], TierLimit("free", 1e6, 1e6, 1000, TIERS, 100)]
-        told = []
-        for draw in range(0, 65536, 512):
-            submission = pool.submission("free", id=f"req_{'0' * 28}{draw:04x}")
-            (verdict,) = await pool.admit([submission], tiers)
-            told.append(verdict.outcome is Admission.SHED)
-            await pool.client.delete(pool.keys.queue("free"), pool.keys.request(submission.id))
-        shed_at[depth] = sum(told) / len(told)
-
-    assert shed_at == {
-        50: 0.0,
-        60: pytest.approx(0.04, abs=0.02),
-        75: pytest.approx(0.25, abs=0.02),
-        90: pytest.approx(0.64, abs=0.02),
-        100: 1.0,
-    }
-
-
-async def test_nobody_enters_whose_wait_leaves_no_time_to_run(pool: Pool) -> None:
-    """3.5 s predicted, 4 s in all: with a run of 400 ms there is time, with one of 600 ms there is none."""
-    await pool.queue(35, "free")
-    fits = await pool_admit_with_run(pool, 400)
-    late = await pool_admit_with_run(pool, 600)
-
-    assert (fits.outcome, late.outcome) == (Admission.ACCEPTED, Admission.WAIT)
-
-
-async def test_an_idle_pool_takes_whom_it_may_be_too_slow_for(pool: Pool) -> None:
-    """Runs measured as longer than all the time there is keep nobody out, or none would be measured again."""
-    assert (await pool_admit_with_run(pool, 60_000)).outcome is Admission.ACCEPTED
-
-
-async def pool_admit_with_run(pool: Pool, run_ms: int) -> Verdict:
-    """One request with four seconds, at ten a second."""
-    submission = pool.submission("free", total_ms=4000, queue_ms=4000)
-    (verdict,) = await pool.admissions("g1").admit(WIDE, 10.0, [submission], 0, run_ms)
-    return verdict
-
-
-async def test_many_gateways_admit_no_more_than_one_bucket_holds(pool: Pool) -> None:
-    """Four at once on one key: the script is the only one who counts."""
-    await pool.client.set(pool.keys.epoch, 1)
-    began = asyncio.get_running_loop().time()
-
-    async def hammer(gateway: str) -> int:
-        verdicts = [
-            verdict
-            for _ in range(30)
-            for verdict in await pool.admit([pool.submission(rate=50.0, burst=20.0)], gateway=gateway)
-        ]
-        return outcomes(verdicts).count("accepted")
-
-    admitted = sum(await asyncio.gather(*(hammer(f"g{n}") for n in range(4))))
-    took_s = asyncio.get_running_loop().time() - began
-
-    assert 20 <= admitted <= 20 + 50 * took_s
-
-
-async def test_a_completed_request_frees_its_place_and_keeps_its_charge(pool: Pool) -> None:
-    """The ordinary end."""
-    await pool.client.set(pool.keys.epoch, 1)
-    asked = await enter(pool, max_concurrency=1, quotas=[("1year", 5)], tokens=5, tokens_per_minute=1e-3)
-
-    await run(pool, [asked.id], [done(asked.id)])
+    await run(pool, Outcome(request.id, code, 50.0, 5, "v1", "x"))
 
     assert await pool.client.exists(LEASES) == 0
-    assert (await pool.client.hget(HASH, "q:1year")).split()[1] == b"1"
+    assert await spent(pool, "1year") == b"1"
+
+
+async def test_a_refund_creates_no_bucket(pool: Pool) -> None:
+    """A bucket that is missing by now is full; a new one would have no TTL."""
+    request = await accept(pool, tokens=5, tokens_per_minute=1e6, quotas=[("1year", 10)])
+    await pool.client.delete(CUSTOMER, LEASES)
+
+    await pool.terminations.cancel([(request.id, ErrorCode.WORKER_LOST)])
+
+    assert await pool.client.exists(CUSTOMER, LEASES) == 0
+
+
+async def test_a_key_of_a_wrong_type_blocks_no_reply(pool: Pool) -> None:
+    """Regression: all requests of the batch end and are audited, although nothing can be refunded."""
+    requests = [await accept(pool, tokens=10, tokens_per_minute=1e6, quotas=[("1year", 9)]) for _ in range(2)]
+    await pool.client.delete(CUSTOMER, LEASES)
+    for key in (CUSTOMER, LEASES):
+        await pool.client.set(key, "nonsense", px=60_000)
+
+    await run(pool, done(requests[0].id), Outcome(requests[1].id, "invalid_output", 50.0, 0, "v1", ""))
+
+    assert await pool.states([s.id for s in requests]) == ["completed", "failed"]
+    assert len((await pool.audit())[1]) == 2
 
 
 BYTES = BucketKind(
@@ -382,28 +462,47 @@ BYTES = BucketKind(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "left"), [(None, 0.0), (ErrorCode.WORKER_LOST, 80.0), (ErrorCode.POISON_REQUEST, 0.0)]
+    ("code", "left"), [(None, 0.0), (ErrorCode.WORKER_LOST, 80.0), (ErrorCode.POISON_REQUEST, 0.0)]
 )
-async def test_a_limit_that_is_only_listed_is_charged_and_refunded(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, outcome: ErrorCode | None, left: float
+async def test_a_new_kind_of_bucket_needs_only_its_entry(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, code: ErrorCode | None, left: float
 ) -> None:
-    """A third bucket, of which no script knows more than its entry: rejects, stays charged, comes back where we failed."""
+    """A third bucket, which the scripts know only from its entry: it rejects, is charged and is refunded."""
     monkeypatch.setattr(admission, "KINDS", msgspec.msgpack.encode(packed_kinds(admission.COSTS, (*BUCKETS, BYTES))))
     monkeypatch.setitem(ratelimit.limits._NUMBER, BYTES.name, 3)
-    await pool.client.set(pool.keys.epoch, 1)  # Long ago: the bucket is whole.
+    await fill_buckets(pool)
     limits = EffectiveLimits((*in_force(tokens_per_minute=1e6).buckets, Bucket(BYTES, 1e-3, 120.0)))
+    requests = [replace(pool.submission(), limits=limits, input_bytes=size) for size in (40, 81, 80)]
 
-    def sized(input_bytes: int) -> Submission:
-        return replace(pool.submission(), limits=limits, input_bytes=input_bytes)
-
-    first, second, third = sized(40), sized(81), sized(80)
-    verdicts = await pool.admit([first, second, third])
+    verdicts = await pool.admit(requests)
     assert outcomes(verdicts) == ["accepted", "token_limit", "accepted"]
     assert [round(v.left.buckets[2].left) for v in verdicts] == [80, 80, 0]
 
-    await pool.form([("free", 2)])
-    batch = await pool.claim_next()
-    ends = [Outcome(first.id, "", 50.0, 3, "v1", "x"), Outcome(third.id, outcome or "", 50.0, 3, "v1", "x")]
-    await pool.batches.finish(batch.batch_id, batch.token, ends)
+    first, _, third = requests
+    await run(pool, Outcome(first.id, "", 50.0, 3, "v1", "x"), Outcome(third.id, code or "", 50.0, 3, "v1", "x"))
+    assert float(await pool.client.hget(CUSTOMER, "bytes")) == pytest.approx(left, abs=0.01)
 
-    assert float(await pool.client.hget(HASH, "bytes")) == pytest.approx(left, abs=0.01)
+
+# Reads
+
+
+async def test_a_read_of_the_limits_changes_nothing(pool: Pool) -> None:
+    """It returns the same values as the last verdict."""
+    limits = {"rate": 1e-6, "burst": 40.0, "tokens_per_minute": 1200, "max_concurrency": 5, "quotas": [("1day", 9)]}
+    (verdict,) = await pool.admit([pool.submission(tokens=100, **limits)])
+    before = await everything(pool.client)
+
+    found = await remaining(pool, **limits)
+
+    assert await everything(pool.client) == before
+    assert found.buckets[0].left == pytest.approx(verdict.left.buckets[0].left, abs=0.1)
+    assert found.buckets[1].left == pytest.approx(verdict.left.buckets[1].left, abs=5)
+    assert (found.in_use, found.quotas[0][0]) == (1, 8)
+
+
+async def test_the_limits_of_an_unknown_customer_are_those_of_its_first_request(pool: Pool) -> None:
+    """A quarter of the burst, and the whole quota."""
+    found = await remaining(pool, rate=1.0, burst=100.0, quotas=[("1month", 7)])
+
+    assert found.buckets[0].left == pytest.approx(25, abs=5)
+    assert (found.in_use, found.quotas[0][0]) == (0, 7)

@@ -1,4 +1,6 @@
-"""`form_batch`: ids leave their tier queues into one leased batch, in one step; what must not run ends instead."""
+"""`form_batch`: requests leave their tier queues for one leased batch in one step; requests that must not run end."""
+
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,15 +12,15 @@ from scheduler.protocol.admission import TierLimit
 DEEP = [TierLimit(name, 1e6, 1e6, 1_000_000, TIERS[: i + 1]) for i, name in enumerate(TIERS)]
 
 
-async def many_wait(pool: Pool, count: int) -> None:
-    """`count` requests of free, which may wait for a minute."""
+async def queue_many(pool: Pool, count: int) -> None:
+    """`count` requests of `free` with a queue timeout of a minute."""
     for _ in range(count // 100):
         await pool.admit([pool.submission(total_ms=60_000, queue_ms=60_000) for _ in range(100)], DEEP)
         await pool.gateway_lives("g1")
 
 
-async def some_are_busy(pool: Pool, workers: int, running: int) -> None:
-    """So many healthy workers, of which `running` have a batch."""
+async def start_workers(pool: Pool, workers: int, running: int) -> None:
+    """Start healthy workers, of which `running` have a batch."""
     for number in range(workers):
         await pool.worker_beats(f"w{number}")
     await pool.presence.census()
@@ -26,8 +28,10 @@ async def some_are_busy(pool: Pool, workers: int, running: int) -> None:
         await pool.running(1)
 
 
-async def test_ids_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
-    """Members are processing, each in the inflight list of its tier, and the batch has a lease and stands ready."""
+async def test_requests_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
+    """Members are processing, each in the inflight list of its tier; the batch is ready and leased, and the reply has the
+    queues afterwards.
+    """
     paid, free = await pool.queue(2, "paid"), await pool.queue(3, "free")
 
     formed = await pool.batches.form("b1", [("paid", 2), ("free", 2)], 1, TIERS)
@@ -37,40 +41,22 @@ async def test_ids_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
     assert await pool.states([*paid, *free]) == ["processing"] * 4 + ["queued"]
     assert await pool.client.zscore(pool.keys.leases, "b1") > formed.queues.now_ms
     assert await pool.pop() == "b1"
-
-
-async def test_the_reply_shows_what_still_waits(pool: Pool) -> None:
-    """The scheduler needs no second look after forming."""
-    await pool.queue(5, "free")
-
-    formed = await pool.batches.form("b1", [("free", 2)], 1, TIERS)
-
-    assert {t.name: t.depth for t in formed.queues.tiers} == {"enterprise": 0, "paid": 0, "free": 3}
+    assert {t.name: t.depth for t in formed.queues.tiers} == {"enterprise": 0, "paid": 0, "free": 1}
     assert (formed.queues.ready_batches, formed.queues.leased_batches) == (1, 1)
 
 
-async def test_refused_at_the_look_ahead(pool: Pool) -> None:
-    """With enough batches ready nothing leaves the queue, so that it can still be overtaken."""
+async def test_no_batch_is_formed_beyond_the_lookahead(pool: Pool) -> None:
+    """Queued requests can still be overtaken; ready batches are claimed in the order in which they were formed."""
     await pool.queue(4)
-    await pool.form([("free", 1)], lookahead=1)
+    formed = [await pool.form([("free", 1)], lookahead=2) for _ in range(2)]
 
-    refused = await pool.batches.form("b2", [("free", 2)], 1, TIERS)
-
-    assert refused.size == 0
-    assert await pool.depth("free") == 3
-
-
-async def test_new_batches_stand_behind_older_ones(pool: Pool) -> None:
-    """Workers take the oldest batch first."""
-    await pool.queue(3)
-
-    formed = [await pool.form([("free", 1)]) for _ in range(3)]
-
-    assert [await pool.pop() for _ in range(3)] == formed
+    assert (await pool.batches.form("b3", [("free", 2)], 2, TIERS)).size == 0
+    assert await pool.depth("free") == 2
+    assert [await pool.pop() for _ in range(2)] == formed
 
 
-async def test_what_waited_too_long_ends_instead(pool: Pool) -> None:
-    """An id past its queue age or its deadline fails with that code and is noted; the rest of the batch is formed."""
+async def test_overdue_requests_end(pool: Pool) -> None:
+    """After the queue timeout or the deadline; the other requests join the batch."""
     (aged,) = await pool.overdue(await pool.queue(1))
     (late,) = await pool.overdue(await pool.queue(1), "dl")
     (live,) = await pool.queue(1)
@@ -84,22 +70,21 @@ async def test_what_waited_too_long_ends_instead(pool: Pool) -> None:
     assert {e.id: e.error_code for e in ended} == {aged: "queue_timeout", late: "deadline_exceeded"}
 
 
-async def test_work_of_a_dead_gateway_is_dropped(pool: Pool) -> None:
-    """Nobody waits for it, so the GPU never sees it."""
+@pytest.mark.parametrize(("age_ms", "code"), [(2100, "gateway_lost"), (0, None)])
+async def test_requests_of_a_lost_gateway_end(pool: Pool, age_ms: int, code: str | None) -> None:
+    """A younger request shows that its gateway was alive, even if Redis lost the heartbeat."""
     (request_id,) = await pool.queue(1)
-    await pool.aged([request_id], 2100)
+    await pool.aged([request_id], age_ms)
     await pool.client.delete(pool.keys.gateway("g1"))
 
     formed = await pool.batches.form("b1", [("free", 1)], 1, TIERS)
 
-    assert (formed.size, formed.dropped) == (0, 1)
-    (reply,) = await pool.results.fetch([request_id])
-    assert reply is not None
-    assert reply.error_code == "gateway_lost"
+    assert (formed.size, formed.dropped) == ((0, 1) if code else (1, 0))
+    assert [r.error_code if r else None for r in await pool.results.fetch([request_id])] == [code]
 
 
-async def test_after_a_standstill_gateways_have_time_to_beat(pool: Pool) -> None:
-    """Redis stood still and heartbeats ran out meanwhile: nobody counts as dead before, and a second after, it is noted."""
+async def test_after_a_suspension_no_gateway_counts_as_lost(pool: Pool) -> None:
+    """Heartbeats expired while Redis was suspended: gateways have a second to send them."""
     ids = await pool.queue(3)
     await pool.aged(ids, 2500)
     await pool.terminations.reap(0)
@@ -113,58 +98,14 @@ async def test_after_a_standstill_gateways_have_time_to_beat(pool: Pool) -> None
     assert (await pool.batches.form("b3", [("free", 1)], 9, TIERS)).dropped == 1
 
 
-async def test_a_young_request_shows_that_its_gateway_lives(pool: Pool) -> None:
-    """Redis came back empty and the next heartbeat is still to come: what was just admitted is not a dead gateway's."""
-    (request_id,) = await pool.queue(1)
-    await pool.client.delete(pool.keys.gateway("g1"))
-
-    await pool.form([("free", 1)])
-
-    assert await pool.inflight() == {"inflight:free:b1": [request_id]}
-
-
 async def test_dead_entries_are_skipped(pool: Pool) -> None:
-    """Cancelled ids that still stand in the list take no place in a batch."""
+    """Ids of cancelled requests take no place in a batch."""
     ids = await pool.queue(3)
     await pool.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
 
     await pool.form([("free", 2)])
 
     assert await pool.inflight() == {"inflight:free:b1": ids[1:]}
-
-
-async def test_an_unknown_id_in_the_queue_is_passed_over(pool: Pool) -> None:
-    """Junk at the head of a queue costs one look, not the queue."""
-    await pool.client.lpush(pool.keys.queue("free"), b"\xff\x00junk")
-    (request_id,) = await pool.queue(1)
-
-    await pool.form([("free", 1)])
-
-    assert await pool.inflight() == {"inflight:free:b1": [request_id]}
-
-
-async def test_an_empty_queue_makes_no_batch(pool: Pool) -> None:
-    """Nothing is written when nothing waits."""
-    formed = await pool.batches.form("b1", [("free", 4)], 1, TIERS)
-
-    assert formed.size == 0
-    assert await pool.pop() is None
-    assert await pool.client.zcard(pool.keys.leases) == 0
-
-
-async def test_a_late_enterprise_request_is_in_the_very_next_batch(pool: Pool) -> None:
-    """Five thousand of free wait, and as many batches stand ready as may: it stands behind those alone."""
-    await many_wait(pool, 5000)
-    for number in range(12):
-        await pool.batches.form(f"b{number}", [("free", 64)], 9, TIERS)
-    assert await pool.client.llen(pool.keys.batch_queue) == 9
-    (late,) = await pool.queue(1, "enterprise")
-
-    await pool.pop()
-    formed = await pool.batches.form("next", [("enterprise", 1), ("free", 63)], 9, TIERS)
-
-    assert formed.size == 64
-    assert (await pool.inflight())["inflight:enterprise:next"] == [late]
 
 
 @pytest.mark.parametrize(
@@ -176,11 +117,11 @@ async def test_a_late_enterprise_request_is_in_the_very_next_batch(pool: Pool) -
         (2, 1, 40_000, True),
     ],
 )
-async def test_a_large_body_of_a_lower_tier_waits_for_an_idle_worker_of_its_own(
+async def test_a_large_body_of_a_lower_tier_leaves_in_a_separate_batch(
     pool: Pool, workers: int, running: int, size: int, joins: bool
 ) -> None:
-    """The batch of the higher tier leaves without it, smaller requests behind it join, and it is first in the next batch."""
-    await some_are_busy(pool, workers, running)
+    """While another worker is idle: smaller requests behind it join the first batch, and it is first in the next one."""
+    await start_workers(pool, workers, running)
     body = encode_payload(Payload("tiny", "x" * size, {}))
     enterprise = await pool.queue(1, "enterprise", body=body)
     (large,) = await pool.queue(1, "free", body=body)
@@ -189,37 +130,25 @@ async def test_a_large_body_of_a_lower_tier_waits_for_an_idle_worker_of_its_own(
     await pool.batches.form("first", [("enterprise", 1), ("free", 2)], 9, TIERS)
     first = await pool.inflight()
     await pool.batches.form("second", [("free", 2)], 9, TIERS)
-    second = await pool.inflight()
 
     assert first["inflight:enterprise:first"] == enterprise
     assert first["inflight:free:first"] == ([large, small[0]] if joins else small)
-    assert second["inflight:free:second"] == ([small[1]] if joins else [large])
+    assert (await pool.inflight())["inflight:free:second"] == ([small[1]] if joins else [large])
 
 
-async def test_a_damaged_row_takes_nobody_with_it(pool: Pool) -> None:
-    """Ids leave the queue many at a time: one whose row is nonsense is passed over and counted, its neighbours are members."""
-    ids = await pool.queue(3)
-    await pool.client.hdel(pool.keys.request(ids[1]), "dl", "qdl", "at", "env")
-
-    formed = await pool.batches.form("b1", [("free", 3)], 1, TIERS)
-
-    assert (formed.size, formed.dropped) == (2, 1)
-    assert await pool.inflight() == {"inflight:free:b1": [ids[0], ids[2]]}
-
-
-async def test_cost_does_not_grow_with_the_queue(pool: Pool) -> None:
-    """Forming a batch makes as many calls inside Redis behind ten thousand requests as behind a hundred."""
+async def test_the_cost_does_not_grow_with_the_queue(pool: Pool) -> None:
+    """As many Redis commands with ten thousand queued requests as with a hundred."""
     calls = []
     for depth in (100, 10_000):
-        await many_wait(pool, depth)
+        await queue_many(pool, depth)
         await pool.client.config_resetstat()
         assert (await pool.batches.form(f"b{depth}", [("free", 64)], 9, TIERS)).size == 64
         stats = await pool.client.info("commandstats")
-        inner = ("cmdstat_hset", "cmdstat_hmget", "cmdstat_rpop", "cmdstat_lpush", "cmdstat_llen", "cmdstat_lindex")
-        calls.append({name: stats[name]["calls"] for name in inner})
+        names = ("hset", "hmget", "rpop", "lpush", "llen", "lindex")
+        calls.append({name: stats[f"cmdstat_{name}"]["calls"] for name in names})
 
     assert calls[0] == calls[1]
-    assert calls[0]["cmdstat_rpop"] == 1
+    assert calls[0]["rpop"] == 1
 
 
 @pytest.mark.parametrize(
@@ -227,19 +156,19 @@ async def test_cost_does_not_grow_with_the_queue(pool: Pool) -> None:
     [
         (3, 1, 1, 0, 3),
         (3, 3, 2, 1, 3),
-        (3, 4, 2, 0, 0),  # fewer than are worth it: the window goes on
+        (3, 4, 2, 0, 0),  # fewer than required
         (8, 3, 2, 0, 8),  # a full batch
-        (9, 3, 2, 0, 0),  # more than one batch: who goes first is the policy's to say
-        (3, 1, 1, 1, 0),  # the worker is busy: waiting is free
-        (3, 1, 0, 0, 0),  # there is none
+        (9, 3, 2, 0, 0),  # more than one batch: the policy must choose
+        (3, 1, 1, 1, 0),  # the worker is busy
+        (3, 1, 0, 0, 0),  # there is no worker
         (0, 1, 1, 0, 0),
     ],
 )
-async def test_everything_leaves_or_nothing(
+async def test_all_queued_requests_leave_or_none(
     pool: Pool, waiting: int, fewest: int, workers: int, running: int, members: int
 ) -> None:
-    """A dispatcher that was woken at a depth looks and forms in one call, where there is nothing to choose."""
-    await some_are_busy(pool, workers, running)
+    """A dispatcher that was woken at a depth reads the queues and forms the batch in one call, if there is no choice."""
+    await start_workers(pool, workers, running)
     for number in range(waiting):
         await pool.queue(1, TIERS[number % 3])
 
@@ -247,3 +176,68 @@ async def test_everything_leaves_or_nothing(
 
     assert formed.size == members
     assert formed.queues.depth == waiting - members
+
+
+# Batches with a token limit
+
+
+async def queue_lengths(pool: Pool, lengths: Sequence[int], tier: str = "free") -> list[str]:
+    """A request of each length, in tokens, oldest first."""
+    return [(await pool.queue(1, tier, body=b"x" * 4 * length))[0] for length in lengths]
+
+
+async def form(pool: Pool, picks: Sequence[tuple[str, int]], max_tokens: int = 100) -> list[str]:
+    """The ids of the next batch, oldest first per tier."""
+    batch_id = f"batch-{await pool.client.incr('test-batches')}"
+    await pool.client.expire("test-batches", 60)
+    await pool.batches.form(batch_id, picks, 100, TIERS, max_tokens=max_tokens, aged_ms=1000)
+    lists = await pool.inflight()
+    return [i for tier, _ in picks for i in lists.get(f"inflight:{tier}:{batch_id}", [])]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "places", "max_tokens", "batches"),
+    [
+        ([30, 30, 30, 30], 8, 100, [[0, 1, 2], [3]]),  # three times 30 is within 100
+        ([10, 10, 50, 10], 8, 100, [[0, 1, 3], [2]]),  # shorter ones are padded to 50
+        ([500, 10, 10], 8, 100, [[0], [1, 2]]),  # a request over the limit runs alone
+        ([10, 500, 10], 8, 100, [[0, 2], [1]]),
+        ([25, 25, 25, 25], 8, 100, [[0, 1, 2, 3]]),
+        ([100, 100], 8, 100, [[0], [1]]),
+        ([10, 90, 10, 95, 10], 3, 100, [[0, 2, 4], [1], [3]]),  # requests that are left keep their places
+        ([100, 10, 110, 12, 95, 11], 3, 10_000, [[0, 2, 4], [1, 3, 5]]),  # similar lengths together
+        ([90, 5, 5, 5], 4, 100, [[0], [1, 2, 3]]),  # the oldest always leaves
+        ([10, 90, 90, 90, 10], 2, 1000, [[0, 1], [2, 3], [4]]),  # only two candidates per place are read
+    ],
+)
+async def test_a_batch_costs_its_size_times_its_longest_request(
+    pool: Pool, lengths: list[int], places: int, max_tokens: int, batches: list[list[int]]
+) -> None:
+    """No batch exceeds the limit, except one of a single request."""
+    ids = await queue_lengths(pool, lengths)
+
+    formed = [await form(pool, [("free", places)], max_tokens) for _ in batches]
+
+    assert formed == [[ids[i] for i in members] for members in batches]
+    assert await pool.depth("free") == 0
+
+
+async def test_a_request_that_waited_long_is_not_skipped_for_its_length(pool: Pool) -> None:
+    """After that age only the limit counts."""
+    ids = await queue_lengths(pool, [10, 80, 10, 10, 10])
+    await pool.aged(ids[:2], 1500)
+
+    assert await form(pool, [("free", 2)], 1000) == ids[:2]
+
+
+@pytest.mark.parametrize("is_aged", [False, True])
+async def test_a_higher_tier_leaves_first_unless_a_request_waited_long(pool: Pool, *, is_aged: bool) -> None:
+    """A long request of a lower tier would never fit beside those of a higher tier: when it has waited long, it is first."""
+    free = await queue_lengths(pool, [90])
+    if is_aged:
+        await pool.aged(free, 1500)
+    paid = await queue_lengths(pool, [40, 40], "paid")
+
+    batches = [await form(pool, [("paid", 2), ("free", 1)]) for _ in range(2)]
+
+    assert batches == ([free, paid] if is_aged else [paid, free])

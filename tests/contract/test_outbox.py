@@ -1,23 +1,25 @@
-"""The outbox: entries are taken, kept until they are dropped, and never lost with an auditor."""
+"""The outbox: entries are taken, kept until they are dropped, and not lost with an auditor."""
 
 import pytest
 
 from pool import Pool
-from scheduler.protocol.audit_outbox import BAD_CAP, HELD_MS, TAKE_BYTES, Outbox, name_of
+from scheduler.protocol.audit_outbox import BAD_CAP, HELD_MS, TAKE_BYTES, AuditLag, Outbox, name_of
+from scheduler.request_id import created_ms
 
 
 async def put(pool: Pool, *entries: bytes) -> list[bytes]:
-    """Add entries, first one first."""
+    """Add entries in this order."""
     await pool.client.lpush(pool.keys.outbox, *entries)
     return list(entries)
 
 
-async def test_taken_entries_come_again_until_they_are_dropped(pool: Pool) -> None:
-    """An auditor that failed to commit sees the same entries next time, oldest first."""
+async def test_taken_entries_are_returned_until_they_are_dropped(pool: Pool) -> None:
+    """An auditor that failed to commit gets the same entries again, oldest first; taken entries count as depth."""
     ids = [(await pool.queue(1))[0] for _ in range(3)]
 
     first = await pool.outbox.take(2)
     again = await pool.outbox.take(2)
+    assert await pool.outbox.depth() == 3
     await pool.outbox.drop(2, name_of(first.entries[0]))
     rest = await pool.outbox.take(10)
 
@@ -27,14 +29,13 @@ async def test_taken_entries_come_again_until_they_are_dropped(pool: Pool) -> No
     assert (first.more, len(rest.entries), rest.more) == (True, 1, False)
 
 
-async def test_held_entries_do_not_come_again(pool: Pool) -> None:
-    """Nor do they take the room of new ones, however many they are; those whose take was not answered do come."""
+async def test_held_entries_are_not_returned_again(pool: Pool) -> None:
+    """Nor do they reduce the number of new ones; entries of a take whose reply was lost are returned."""
     entries = await put(pool, *(bytes([n]) for n in range(100)))
     await pool.outbox.take(50)
-    await pool.outbox.take(30, 50, name_of(entries[49]))  # As if its answer had been lost.
+    await pool.outbox.take(30, 50, name_of(entries[49]))  # its reply is lost
 
-    taken = await pool.outbox.take(40, 50, name_of(entries[49]))
-    assert taken == (50, entries[50:90], True)
+    assert await pool.outbox.take(40, 50, name_of(entries[49])) == (50, entries[50:90], True)
     assert await pool.outbox.take(40, 90, name_of(entries[89])) == (90, entries[90:], False)
     await pool.outbox.drop(85, name_of(entries[0]))
     assert await pool.outbox.take(40, 15, name_of(entries[99])) == (15, [], False)
@@ -43,8 +44,8 @@ async def test_held_entries_do_not_come_again(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(("held", "newest"), [(3, b"b"), (2, b"c"), (4, b"d")])
-async def test_what_is_not_there_as_it_is_held(pool: Pool, held: int, newest: bytes) -> None:
-    """Redis was lost, or an older copy of it has taken its place: that is told, again and again, and nothing is taken."""
+async def test_other_entries_than_the_held_ones_are_detected(pool: Pool, held: int, newest: bytes) -> None:
+    """Redis was lost, or loaded an older dump: the reply shows it each time, and nothing is taken."""
     await put(pool, b"a", b"b", b"c")
     await pool.outbox.take(2)
 
@@ -54,41 +55,26 @@ async def test_what_is_not_there_as_it_is_held(pool: Pool, held: int, newest: by
     assert await pool.outbox.take(10) == (0, [b"a", b"b", b"c"], False)
 
 
-async def test_health_is_told_what_is_held(pool: Pool) -> None:
-    """For as long as its auditor comes back, and no longer."""
-    mark = pool.keys.auditor_held("auditor")
-    await put(pool, b"a", b"b")
-    await pool.outbox.take(10)
-    assert not await pool.client.exists(mark)
-
-    await pool.outbox.take(10, 2, name_of(b"b"))
-    assert await pool.client.get(mark) == b"2"
-    assert 0 < await pool.client.pttl(mark) <= HELD_MS
-
-    await pool.outbox.take(10)
-    assert not await pool.client.exists(mark)
-
-
-async def test_entries_of_a_dead_auditor_are_adopted(pool: Pool) -> None:
-    """What another auditor took and never dropped goes first, behind what is held."""
+async def test_the_entries_of_a_lost_auditor_are_taken(pool: Pool) -> None:
+    """Before those of the outbox, and after the held ones."""
     await put(pool, b"a", b"b", b"c")
-    assert (await Outbox(pool.client, pool.keys, "dead").take(2)).entries == [b"a", b"b"]
+    assert (await Outbox(pool.client, pool.keys, "lost").take(2)).entries == [b"a", b"b"]
     await pool.client.lpush(pool.keys.auditor_outbox("auditor"), b"held")
 
     assert await pool.outbox.take(10, 1, name_of(b"held")) == (1, [b"a", b"b", b"c"], False)
     assert await pool.client.smembers(pool.keys.auditors) == {b"auditor"}
 
 
-async def test_a_take_ends_early_where_entries_are_large(pool: Pool) -> None:
-    """Dead letters carry bodies: so many at once could not be read in a call's time, now or ever."""
+async def test_a_take_is_limited_in_bytes(pool: Pool) -> None:
+    """Dead letters contain bodies, and the call has a timeout."""
     entries = [bytes([n]) * (TAKE_BYTES // 4) for n in range(10)] + [b"x" * 3 * TAKE_BYTES]
     for part in (entries[:5], entries[5:10], entries[10:]):
         await put(pool, *part)
 
-    assert await pool.outbox.take(200) == (0, entries[:4], True)
-    assert await pool.outbox.take(200) == (0, entries[:4], True)
+    for _ in range(2):
+        assert await pool.outbox.take(200) == (0, entries[:4], True)
     assert await pool.outbox.take(200, 4, name_of(entries[3])) == (4, entries[4:8], True)
-    assert await pool.outbox.take(200) == (0, entries[:4], True)  # Though there are eight in the own list.
+    assert await pool.outbox.take(200) == (0, entries[:4], True)  # of eight in its own list
     taken = []
     while batch := (await pool.outbox.take(200)).entries:
         taken += batch
@@ -96,17 +82,8 @@ async def test_a_take_ends_early_where_entries_are_large(pool: Pool) -> None:
     assert taken == entries
 
 
-async def test_depth_counts_what_waits_and_what_is_taken(pool: Pool) -> None:
-    """The lag that health shows includes the entries in an auditor's hands."""
-    for _ in range(3):
-        await pool.queue(1)
-    await pool.outbox.take(1)
-
-    assert await pool.outbox.depth() == 3
-
-
-async def test_bad_entries_are_kept_bounded(pool: Pool) -> None:
-    """Somebody can look at them; they cannot fill Redis, and a full Redis does not stop the audit."""
+async def test_entries_that_cannot_be_written_are_kept_bounded(pool: Pool) -> None:
+    """They cannot fill Redis, and a full Redis does not stop the audit."""
     for text in (b"x", b"y"):
         await pool.queue(1)
         (entry,) = (await pool.outbox.take(1)).entries
@@ -119,8 +96,8 @@ async def test_bad_entries_are_kept_bounded(pool: Pool) -> None:
     assert await pool.outbox.depth() == 0
 
 
-async def test_a_late_drop_drops_nothing(pool: Pool) -> None:
-    """A drop whose reply was lost may run after the next take: what it would drop by then is not committed."""
+async def test_a_late_drop_removes_nothing(pool: Pool) -> None:
+    """A drop whose reply was lost may run after the next take, whose entries are not committed."""
     for _ in range(3):
         await pool.queue(1)
     (oldest,) = (await pool.outbox.take(1)).entries
@@ -130,3 +107,25 @@ async def test_a_late_drop_drops_nothing(pool: Pool) -> None:
     await pool.outbox.drop(1, name_of(oldest))
 
     assert len((await pool.outbox.take(2)).entries) == 2
+
+
+async def test_held_entries_do_not_count_as_audit_lag(pool: Pool) -> None:
+    """The auditor holds them until their requests end. They count again when its mark has expired."""
+    lag, mark = AuditLag(pool.client, pool.keys), pool.keys.auditor_held("auditor")
+    assert await lag.oldest_ms() is None
+    (held,), (new,) = await pool.queue(1), await pool.queue(1)
+    assert await lag.oldest_ms() == created_ms(held)
+
+    (entry,) = (await pool.outbox.take(1)).entries
+    assert await lag.oldest_ms() == created_ms(held)
+    await pool.outbox.take(1, 1, name_of(entry))
+    assert await pool.client.get(mark) == b"1"
+    assert 0 < await pool.client.pttl(mark) <= HELD_MS
+    assert await lag.oldest_ms() == created_ms(new)
+    await pool.outbox.take(10)
+    assert not await pool.client.exists(mark)
+    await pool.outbox.drop(2, name_of(entry))
+    assert await lag.oldest_ms() is None
+
+    await pool.client.lpush(pool.keys.auditor_outbox("auditor"), entry)
+    assert await lag.oldest_ms() == created_ms(held)

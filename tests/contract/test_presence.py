@@ -1,61 +1,72 @@
-"""Heartbeats, the census, and one look at everything."""
+"""Heartbeats, census, cordons, observations, and the version of the stored data."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
+from contract.builders import everything
 from eventually import eventually
-from pool import TIERS, Pool
-from scheduler.protocol.pool_view import GatewayStats, TierStats
-from scheduler.protocol.presence import COUNT_VALID_S, Presence
-from scheduler.redis_client.keys import Keys
+from gateway.circuit_breaker import ping
+from pool import TIERS, Pool, done
+from scheduler.errors import RedisUnavailable, StartError
+from scheduler.protocol.pool_view import GatewayStats, TierStats, WorkerReport
+from scheduler.protocol.presence import (
+    COMPLETE_EVERY_S,
+    COUNT_VALID_S,
+    REWRITE_S,
+    AsyncHeartbeat,
+    Cordons,
+    CordonStatus,
+    CordonSync,
+    Presence,
+)
+from scheduler.redis_client.connections import check_server, pipelined
+from scheduler.redis_client.keys import PROTOCOL
+from scheduler.redis_client.scripts import source
 
 
-async def test_workers_that_beat_and_are_well_count(pool: Pool) -> None:
-    """Only ready and busy workers count; the hash shows what the contract names."""
-    for worker, status in (("w1", "ready"), ("w2", "busy"), ("w3", "starting"), ("w4", "down"), ("w5", "draining")):
+@cache
+def report(worker: str = "w1", status: str = "ready") -> WorkerReport:
+    """The same object for the same values: an unchanged report is recognised by identity."""
+    return WorkerReport(worker, status, 0.5, 1, 100.0, 50.0, "simulated", "v1")
+
+
+async def test_the_census_counts_healthy_workers(pool: Pool) -> None:
+    """Ready and busy ones; the count expires if no scheduler renews it."""
+    for worker, status in (("w1", "ready"), ("w2", "busy"), ("w3", "starting"), ("w4", "down"), ("w5", "cordoned")):
         await pool.worker_beats(worker, status)
 
     assert await pool.presence.census() == (2, 5)
 
     assert await pool.client.get(pool.keys.healthy_gpu_count) == b"2"
+    assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
     row = await pool.client.hgetall(pool.keys.gpu("w1"))
     assert {b"status", b"utilization", b"in_flight", b"last_heartbeat"} <= row.keys()
 
 
-async def test_a_silent_worker_stops_counting_and_is_still_shown(pool: Pool) -> None:
-    """Health must be able to say which worker was lost."""
+async def test_a_silent_worker_is_lost_and_a_stopped_one_is_removed(pool: Pool) -> None:
+    """Health reports lost workers."""
     quick = Pool(pool.client, pool.keys, gone_ms=50)
     await quick.worker_beats("w1")
+    await quick.worker_beats("w2")
+    await quick.presence.worker_gone("w2")
 
-    await eventually(lambda: _is_lost(quick), "the silent worker is gone")
+    async def is_lost() -> bool:
+        return await quick.presence.census() == (0, 1)
 
-    seen = await quick.presence.observe(TIERS)
-    assert [(w.id, w.healthy, w.status) for w in seen.workers] == [("w1", False, "ready")]
-    assert (seen.healthy_gpus, seen.total_gpus) == (0, 1)
+    await eventually(is_lost, "the silent worker is lost")
 
-
-async def _is_lost(pool: Pool) -> bool:
-    return await pool.presence.census() == (0, 1)
-
-
-async def test_a_worker_that_leaves_is_forgotten(pool: Pool) -> None:
-    """A graceful stop is no loss."""
-    await pool.worker_beats("w1")
-    await pool.presence.worker_gone("w1")
-
-    assert await pool.presence.census() == (0, 0)
-    assert await pool.client.exists(pool.keys.gpu("w1")) == 0
+    view = await quick.presence.observe(TIERS)
+    assert [(w.id, w.healthy, w.status) for w in view.workers] == [("w1", False, "ready")]
+    assert (view.healthy_gpus, view.total_gpus) == (0, 1)
+    assert await pool.client.exists(pool.keys.gpu("w2")) == 0
 
 
-async def test_the_count_ages_out_when_nobody_counts(pool: Pool) -> None:
-    """A stale count must not stand for ever."""
-    await pool.presence.census()
-
-    assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
-
-
-async def test_a_redis_that_comes_back_empty_does_not_count_nobody(pool: Pool) -> None:
-    """The last count stands until all who live must have beaten: else nothing is formed meanwhile, and free is shed."""
+async def test_after_a_loss_of_redis_the_last_count_is_valid_for_a_second(pool: Pool) -> None:
+    """Until all workers have sent a heartbeat; otherwise no batch would be formed, and requests would be shed."""
     now_s = 100.0
     presence = Presence(pool.client, pool.keys, clock_s=lambda: now_s)
     for worker in ("w1", "w2"):
@@ -71,173 +82,362 @@ async def test_a_redis_that_comes_back_empty_does_not_count_nobody(pool: Pool) -
 
     now_s += 0.6
     await presence.census()
-    assert await presence.census() == (1, 1), "a worker that never came back was lost"
-
-
-async def test_an_old_count_is_not_believed_of_an_empty_redis(pool: Pool) -> None:
-    """Who was away for longer knows nothing of the workers."""
-    now_s = 100.0
-    presence = Presence(pool.client, pool.keys, clock_s=lambda: now_s)
-    await pool.worker_beats("w1")
-    await presence.census()
+    assert await presence.census() == (1, 1)
 
     await pool.client.flushall()
     now_s += COUNT_VALID_S + 1
+    assert await presence.census() == (0, 0)  # the last count is too old
 
-    assert await presence.census() == (0, 0)
 
-
-async def test_a_gateway_learns_that_redis_came_back_empty(pool: Pool) -> None:
-    """The epoch stands while this Redis lives, is the same for all gateways, and is another one after a loss."""
+async def test_the_epoch_changes_when_redis_loses_its_data(pool: Pool) -> None:
+    """It is the same for all gateways, whether a heartbeat or an admission begins it."""
     first = (await pool.gateway_lives("g2")).epoch_us
-
     assert {(await pool.gateway_lives(g)).epoch_us for g in ("g1", "g2", "g3")} == {first}
 
     await pool.client.flushall()
-    assert (await pool.gateway_lives("g2")).epoch_us > first
+    for _ in range(2):
+        await pool.queue(1)
+        second = int(await pool.client.get(pool.keys.epoch))
+        assert (await pool.gateway_lives("g2")).epoch_us == second > first
 
 
-async def test_an_admission_begins_the_same_epoch(pool: Pool) -> None:
-    """Whoever comes first writes it, and nobody writes it again."""
-    await pool.client.flushall()
-    await pool.queue(1)
-    written = int(await pool.client.get(pool.keys.epoch))
-
-    assert (await pool.gateway_lives("g2")).epoch_us == written
-
-    await pool.queue(1)
-    assert int(await pool.client.get(pool.keys.epoch)) == written
-
-
-async def test_a_gateway_learns_how_full_redis_is(pool: Pool) -> None:
-    """The share of its memory limit that is in use; none is known where there is no limit."""
+async def test_a_gateway_heartbeat_returns_memory_and_eviction_policy(pool: Pool) -> None:
+    """The used share of the memory limit; 0 without a limit."""
     used = (await pool.client.info("memory"))["used_memory"]
     try:
         await pool.client.config_set("maxmemory", 0)
-        assert (await pool.gateway_lives("g1")).memory_share == 0.0
+        reply = await pool.gateway_lives("g1")
+        assert (reply.memory_share, reply.policy) == (0.0, "noeviction")
         await pool.client.config_set("maxmemory", used * 2)
-        assert (await pool.gateway_lives("g1")).memory_share == pytest.approx(0.5, abs=0.2)
+        await pool.client.config_set("maxmemory-policy", "allkeys-lru")
+        reply = await pool.gateway_lives("g1")
+        assert reply.memory_share == pytest.approx(0.5, abs=0.2)
+        assert reply.policy == "allkeys-lru"
     finally:
         await pool.client.config_set("maxmemory", 0)
-
-
-async def test_a_gateway_learns_of_another_eviction_policy(pool: Pool) -> None:
-    """With its next beat, though roles look at it when they start alone."""
-    try:
-        assert (await pool.gateway_lives("g1")).policy == "noeviction"
-        await pool.client.config_set("maxmemory-policy", "allkeys-lru")
-        assert (await pool.gateway_lives("g1")).policy == "allkeys-lru"
-    finally:
         await pool.client.config_set("maxmemory-policy", "noeviction")
 
 
-async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
-    """Queues, workers, gateways, outbox and dead letters, as of one moment."""
+# Observation
+
+
+async def test_an_observation_has_the_whole_pool(pool: Pool) -> None:
+    """Queues, workers, gateways, outbox and dead letters; a heartbeat that cannot be read is an unknown worker."""
     stats = GatewayStats("g1", 12.5, {"free": TierStats(10.0, 1.0, 80.0)})
     await pool.presence.gateway_beat(stats)
     await pool.worker_beats("w1")
-    await pool.queue(3)
+    await pool.worker_beats("w2")
+    await pool.client.hset(pool.keys.gpu("w2"), "beat", msgspec.msgpack.encode({"not": "a beat"}))
+    for request_id in await pool.queue(3):  # accepted before Redis TIME went back
+        await pool.timed(request_id, at=await pool.now_ms() + 3_600_000)
     await pool.form([("free", 1)])
 
-    seen = await pool.presence.observe(TIERS)
+    view = await pool.presence.observe(TIERS)
 
-    assert {name: tier.depth for name, tier in seen.tiers.items()} == {"enterprise": 0, "paid": 0, "free": 2}
-    assert seen.gateways == [stats]
-    assert [(w.id, w.rps, w.backend) for w in seen.workers] == [("w1", 100.0, "simulated")]
-    assert (seen.ready_batches, seen.leased_batches, seen.outbox, seen.dlq) == (1, 1, 1, 0)
+    assert {name: tier.depth for name, tier in view.tiers.items()} == {"enterprise": 0, "paid": 0, "free": 2}
+    assert view.gateways == [stats]
+    assert [(w.id, w.rps, w.backend) for w in view.workers][:1] == [("w1", 100.0, "simulated")]
+    assert [(w.status, w.healthy) for w in view.workers] == [("ready", True), ("unknown", False)]
+    assert (view.ready_batches, view.leased_batches, view.outbox, view.dlq) == (1, 1, 1, 0)
+    assert all(tier.oldest_ms >= 0 for tier in view.tiers.values())
 
 
-async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: Pool) -> None:
-    """By Redis' own clock; a scheduler that never passed, or not for a minute, is not known."""
-    assert (await pool.presence.observe(TIERS)).scheduler_age_ms is None
-    await pool.terminations.reap(0)
+@pytest.mark.parametrize(
+    ("scheduled_ms", "passed_ms", "standing_in", "scheduler_age", "pass_age"),
+    [
+        (None, None, None, None, None),
+        (None, 300, None, 300, 300),  # an older scheduler writes only the time of the pass
+        (None, None, True, None, 0),  # a gateway in place of schedulers
+        (None, None, False, 0, 0),
+        (60_000, 60_000, True, 60_000, 0),
+    ],
+)
+async def test_the_age_of_the_last_scheduler_pass(
+    pool: Pool,
+    scheduled_ms: int | None,
+    passed_ms: int | None,
+    standing_in: bool | None,
+    scheduler_age: int | None,
+    pass_age: int | None,
+) -> None:
+    """By Redis TIME. A pass of a gateway in place of schedulers counts as a pass, but not as a scheduler."""
     now_ms = await pool.now_ms()
+    for key, age_ms in ((pool.keys.scheduled_at, scheduled_ms), (pool.keys.reaped_at, passed_ms)):
+        if age_ms is not None:
+            await pool.client.set(key, now_ms - age_ms, px=5000)
+    if standing_in is not None:
+        await pool.terminations.reap(0, standing_in=standing_in)
+        assert await pool.client.pttl(pool.keys.scheduled_at) > 50_000
     await pool.client.zadd(pool.keys.gateways, {"g1": now_ms - 1500})
-    await pool.client.set(pool.keys.scheduled_at, now_ms - 2500, px=1000)
 
-    seen = await pool.presence.observe(TIERS)
+    view = await pool.presence.observe(TIERS)
 
-    assert seen.scheduler_age_ms is not None
-    assert 2500 <= seen.scheduler_age_ms < 12_500
-    assert seen.gateway_ages_ms.keys() == {"g1"}
-    assert 1500 <= seen.gateway_ages_ms["g1"] < 11_500
-
-
-async def test_who_stands_in_for_schedulers_is_none(pool: Pool) -> None:
-    """Its passes keep up what the reaper knows of standstills; the age of schedulers goes on growing, or is unknown."""
-    await pool.terminations.reap(0, standing_in=True)
-    seen = await pool.presence.observe(TIERS)
-    assert seen.scheduler_age_ms is None
-    assert seen.pass_age_ms is not None
-    assert seen.pass_age_ms < 10_000
-
-    await pool.terminations.reap(0)
-    await pool.client.decrby(pool.keys.scheduled_at, 60_000)
-    await pool.client.decrby(pool.keys.reaped_at, 60_000)
-    await pool.client.pexpire(pool.keys.scheduled_at, 5000)
-    await pool.terminations.reap(0, standing_in=True)
-
-    seen = await pool.presence.observe(TIERS)
-    assert seen.scheduler_age_ms is not None
-    assert seen.pass_age_ms is not None
-    assert seen.pass_age_ms < 10_000
-    assert seen.scheduler_age_ms >= 60_000
-    assert await pool.client.pttl(pool.keys.scheduled_at) > 50_000
+    for found, expected in ((view.scheduler_age_ms, scheduler_age), (view.pass_age_ms, pass_age)):
+        assert found is None if expected is None else found is not None and expected <= found < expected + 10_000
+    assert view.gateway_ages_ms.keys() == {"g1"}
+    assert 1500 <= view.gateway_ages_ms["g1"] < 11_500
 
 
-async def test_the_pass_of_an_older_scheduler_counts(pool: Pool) -> None:
-    """It writes the reaper's key alone."""
-    await pool.client.set(pool.keys.reaped_at, await pool.now_ms() - 300, px=60_000)
+async def test_notices_of_schedulers_expire(pool: Pool) -> None:
+    """A scheduler reports its own problems with the census; they are observed for some seconds."""
+    notice = "scheduler s-1: the task 'dispatcher' returned"
+    await pool.presence.census([notice])
 
-    seen = await pool.presence.observe(TIERS)
-
-    assert seen.scheduler_age_ms == seen.pass_age_ms
-    assert seen.pass_age_ms is not None
-    assert 300 <= seen.pass_age_ms < 10_300
-
-
-async def test_a_heartbeat_that_cannot_be_read_spoils_nothing(pool: Pool) -> None:
-    """One bad worker is shown as unknown; the others stay visible."""
-    await pool.worker_beats("good")
-    await pool.worker_beats("bad")
-    await pool.client.hset(pool.keys.gpu("bad"), "beat", msgspec.msgpack.encode({"not": "a beat"}))
-
-    seen = await pool.presence.observe(TIERS)
-
-    assert {w.id: (w.status, w.healthy) for w in seen.workers} == {"good": ("ready", True), "bad": ("unknown", False)}
-
-
-async def test_pools_do_not_see_each_other(pool: Pool) -> None:
-    """Every key of a pool carries its prefix, but the limits of a customer, which hold in all of them."""
-    other = Pool(pool.client, Keys("embeddings"))
-    await other.gateway_lives("g1")
-    await other.worker_beats("w9")
-    await other.queue(2)
-    await other.running(1)
-
-    assert (await pool.presence.observe(TIERS)).workers == []
-    assert await pool.depth("free") == 0
-    keys = [k.decode() async for k in pool.client.scan_iter()]
-    assert {k for k in keys if not k.startswith("{embeddings}:")} == {
-        "protocol",
-        "gateway:g1",
-        "gateways",
-        "epoch",
-        "epoch_run",
-        "rl:customer:customer",
-        "rl:leases:customer",
-    }
-
-
-async def test_what_a_scheduler_says_of_itself_is_seen_by_all(pool: Pool) -> None:
-    """With its next pass; it is forgotten a few seconds after it was said last."""
-    assert (await pool.presence.observe(TIERS)).notices == []
-    await pool.presence.census(["scheduler s-1: the task 'dispatcher' returned"])
-
-    assert (await pool.presence.observe(TIERS)).notices == ["scheduler s-1: the task 'dispatcher' returned"]
+    assert (await pool.presence.observe(TIERS)).notices == [notice]
     assert 0 < await pool.client.pttl(pool.keys.notices) <= 5000
     await pool.presence.census()
-    assert len((await pool.presence.observe(TIERS)).notices) == 1
+    assert (await pool.presence.observe(TIERS)).notices == [notice]
 
-    await pool.client.zadd(pool.keys.notices, {"scheduler s-1: the task 'dispatcher' returned": 1})  # Long ago.
+    await pool.client.zadd(pool.keys.notices, {notice: 1})
     assert (await pool.presence.observe(TIERS)).notices == []
+
+
+# Heartbeats without a pending call
+
+
+class Failures:
+    """Counts the heartbeats that failed."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def failures() -> Failures:
+    return Failures()
+
+
+@pytest.fixture
+async def heartbeat(pool: Pool, failures: Failures) -> AsyncHeartbeat:
+    """Of a registered worker with a connection."""
+    await pool.presence.worker_beat(report())
+    return pool.presence.pulse(failures)
+
+
+async def send(heartbeat: AsyncHeartbeat, status: str = "ready") -> None:
+    """Send one and wait for its reply."""
+    assert heartbeat.send(report(status=status))
+    await eventually(lambda: not heartbeat.pending, "the reply")
+
+
+async def test_an_unchanged_heartbeat_updates_only_its_time(
+    pool: Pool, heartbeat: AsyncHeartbeat, failures: Failures
+) -> None:
+    """In the row and in the index; a changed one is sent completely."""
+    await send(heartbeat)
+    await pool.client.hset(pool.keys.gpu("w1"), "last_heartbeat", 1)
+    before = await pool.client.hgetall(pool.keys.gpu("w1"))
+
+    await send(heartbeat)
+
+    after = await pool.client.hgetall(pool.keys.gpu("w1"))
+    time = int(after.pop(b"last_heartbeat"))
+    assert time > int(before.pop(b"last_heartbeat"))
+    assert after == before
+    assert await pool.client.zscore(pool.keys.gpus, "w1") == time
+    await send(heartbeat, "draining")
+    assert await pool.client.hget(pool.keys.gpu("w1"), "status") == b"draining"
+    assert failures.count == 0
+
+
+@pytest.mark.usefixtures("heartbeat")  # It registers the worker.
+async def test_a_complete_heartbeat_is_sent_regularly(pool: Pool, failures: Failures) -> None:
+    """So that the row of a running worker never expires."""
+    now = [1000.0]
+    heartbeat = AsyncHeartbeat(pool.client, pool.keys, failures, lambda: now[0])
+    await send(heartbeat)
+    await pool.client.pexpire(pool.keys.gpu("w1"), 60_000)
+    now[0] += COMPLETE_EVERY_S - 0.1
+    await send(heartbeat)
+    assert await pool.client.pttl(pool.keys.gpu("w1")) <= 60_000
+
+    now[0] += 0.2
+    await send(heartbeat)
+
+    assert await pool.client.pttl(pool.keys.gpu("w1")) > 300_000
+
+
+async def test_after_a_loss_of_redis_a_complete_heartbeat_is_required(
+    pool: Pool, heartbeat: AsyncHeartbeat, failures: Failures
+) -> None:
+    """A partial row would be no worker, and would never expire."""
+    await send(heartbeat)
+    await pool.client.delete(pool.keys.gpu("w1"), pool.keys.gpus)
+
+    await send(heartbeat)
+
+    assert failures.count == 1
+    assert await pool.client.exists(pool.keys.gpu("w1"), pool.keys.gpus) == 0
+    heartbeat.forget()
+    await send(heartbeat)
+    assert await pool.presence.census() == (1, 1)
+
+
+async def test_a_late_heartbeat_does_not_restore_a_stopped_worker(pool: Pool, heartbeat: AsyncHeartbeat) -> None:
+    """It may arrive after the worker was removed."""
+    await send(heartbeat)
+    await pool.presence.worker_gone("w1")
+
+    await send(heartbeat)
+
+    assert await pool.presence.census() == (0, 0)
+
+
+async def test_a_missing_script_is_a_failure(pool: Pool, heartbeat: AsyncHeartbeat, failures: Failures) -> None:
+    """The next complete heartbeat sends the script."""
+    await pool.client.script_flush()
+    await send(heartbeat)
+    assert failures.count == 1
+
+    await pool.presence.worker_beat(report())
+    await send(heartbeat)
+
+    assert failures.count == 1
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_one_heartbeat_at_a_time(
+    client: Redis, heartbeat: AsyncHeartbeat, failures: Failures, *, is_closed: bool
+) -> None:
+    """A lost connection is a failure; a heartbeat that is given up is not. Neither connection is used again."""
+    assert heartbeat.send(report())
+    assert not heartbeat.send(report())
+
+    if is_closed:
+        pipelined(client).close()
+    else:
+        heartbeat.give_up()
+
+    assert (failures.count, heartbeat.pending) == (int(is_closed), False)
+    assert not heartbeat.send(report())
+
+
+# Cordons
+
+
+async def test_the_reply_to_a_heartbeat_has_the_cordon(pool: Pool) -> None:
+    """Of complete and of partial heartbeats. After a loss of Redis it is unknown until the list is written again."""
+    cordons, received = Cordons(pool.client, pool.keys), []
+    await pool.presence.worker_beat(report())
+    heartbeat = pool.presence.pulse(lambda: None, received.append)
+
+    for named, changed, status in (
+        (["w1", "w3"], 2, CordonStatus.CORDONED),
+        (["w2", "w3"], 2, CordonStatus.FREE),
+        (["w2", "w3"], 0, CordonStatus.FREE),
+    ):
+        assert await cordons.write(named) == changed
+        assert await pool.presence.worker_beat(report()) is status
+        await send(heartbeat)
+        assert received.pop() == status
+
+    await pool.client.flushall()
+    assert await pool.presence.worker_beat(report()) is CordonStatus.UNKNOWN
+    await cordons.write([])
+    assert await pool.presence.worker_beat(report()) is CordonStatus.FREE
+
+
+class RecordedCordons(Cordons):
+    """Records the lists that are written."""
+
+    def __init__(self) -> None:
+        self.written: list[list[str]] = []
+
+    async def write(self, workers: Sequence[str]) -> int:
+        self.written.append(sorted(workers))
+        return 0
+
+
+async def test_cordons_are_written_on_changes_and_each_second() -> None:
+    """A scheduler that does not know the list (no PostgreSQL) writes nothing."""
+    cordons, now, wanted = RecordedCordons(), [0.0], [frozenset({"w1"})]
+    sync = CordonSync(cordons, lambda: wanted[0], lambda: now[0])
+    table: list[tuple[float, frozenset[str] | None, list[list[str]]]] = [
+        (0.0, frozenset({"w1"}), [["w1"]]),
+        (REWRITE_S / 2, frozenset({"w1"}), []),
+        (REWRITE_S / 2, frozenset({"w1", "w2"}), [["w1", "w2"]]),
+        (REWRITE_S, frozenset({"w1", "w2"}), []),
+        (REWRITE_S * 1.5, frozenset({"w1", "w2"}), [["w1", "w2"]]),
+        (REWRITE_S * 9, None, []),
+        (REWRITE_S * 9, frozenset(), [[]]),
+    ]
+
+    for at, known, expected in table:
+        cordons.written.clear()
+        now[0], wanted[0] = at, known
+        await sync.sync()
+        assert cordons.written == expected, at
+
+
+# The version of the stored data
+
+VERBS: dict[str, Callable[[Pool], Awaitable[object]]] = {
+    "admit": lambda pool: pool.admit([pool.submission()]),
+    "form_batch": lambda pool: pool.form([("free", 1)]),
+    "look": lambda pool: pool.batches.look(TIERS),
+    "claim": lambda pool: pool.batches.claim("b1", "w1", "token"),
+    "reap": lambda pool: pool.terminations.reap(0),
+    "expire": lambda pool: pool.terminations.expire(TIERS),
+    "census": lambda pool: pool.presence.census(),
+    "worker_beat": lambda pool: pool.worker_beats("w1"),
+    "gateway_beat": lambda pool: pool.gateway_lives("g1"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_script_rejects_data_of_another_major_version(pool: Pool, verb: str) -> None:
+    """Nothing is changed."""
+    await pool.queue(2)
+    await pool.form([("free", 1)])
+    await pool.client.set(pool.keys.protocol, "2.0")
+    before = await everything(pool.client)
+
+    with pytest.raises(RedisUnavailable, match=r"data of protocol 2\.0 and this process uses 1"):
+        await VERBS[verb](pool)
+
+    assert await everything(pool.client) == before
+
+
+@pytest.mark.parametrize("stored", ["1.7", None, "2.0"])
+async def test_versions_of_one_major_work_together(pool: Pool, stored: str | None) -> None:
+    """So that roles can be replaced one after the other. A claimed batch can be finished in any version."""
+    batch = await pool.running(1)
+    await pool.client.delete(pool.keys.protocol)
+    if stored:
+        await pool.client.set(pool.keys.protocol, stored)
+    if stored != "2.0":
+        await check_server(pool.client)
+        await ping(pool.client)
+        await pool.queue(1)
+
+    assert await pool.batches.renew(batch.batch_id, batch.token) is True
+    assert await pool.batches.finish(batch.batch_id, batch.token, [done(batch.requests[0].id)]) == 0
+
+
+async def test_a_role_of_another_major_version_does_not_start(pool: Pool) -> None:
+    """A running gateway treats this Redis as unavailable. A key of another program is named."""
+    await pool.client.set(pool.keys.protocol, "2.0")
+    with pytest.raises(StartError, match=r"protocol 2\.0, .* uses 1\.0: .* delete the key"):
+        await check_server(pool.client)
+    with pytest.raises(RedisUnavailable, match=r"protocol 2\.0"):
+        await ping(pool.client)
+
+    await pool.client.delete(pool.keys.protocol)
+    await pool.client.lpush(pool.keys.protocol, "x")
+    with pytest.raises(StartError, match="a key `protocol` that Tierlane did not write"):
+        await check_server(pool.client)
+
+
+async def test_the_first_heartbeat_stores_the_version(pool: Pool) -> None:
+    """Python and Lua have the same version, and a stored one is not changed."""
+    assert f"local PROTOCOL = '{PROTOCOL}'" in source("admit")
+    await pool.client.flushall()
+    await pool.gateway_lives("g1")
+    assert await pool.client.get(pool.keys.protocol) == PROTOCOL.encode()
+
+    await pool.client.set(pool.keys.protocol, "1.7")
+    await pool.gateway_lives("g1")
+    await pool.presence.census()
+    assert await pool.client.get(pool.keys.protocol) == b"1.7"

@@ -1,87 +1,107 @@
-"""Wake tokens: a sleeping dispatcher is woken for what it asked for, once, and never left asleep over work."""
+"""Wake tokens: a sleeping dispatcher is woken once on its condition, and never sleeps while work is queued for it."""
 
 import pytest
 
 from pool import TIERS, Pool, done
 from scheduler.batching.policy import NEVER, WakeCondition
+from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import ClaimedBatch
 
 
 async def tokens(pool: Pool) -> int:
     return int(await pool.client.llen(pool.keys.wake))
 
 
+async def finish(pool: Pool, batch: ClaimedBatch) -> None:
+    await pool.batches.finish(batch.batch_id, batch.token, [done(r.id) for r in batch.requests])
+
+
 @pytest.mark.parametrize(
-    ("asked", "admitted", "woken"),
+    ("depth", "admitted", "woken"),
     [
-        (None, 1, 1),  # nobody asked (Redis came back empty, say): every admission wakes
+        (None, 1, 1),  # no condition is stored: every admission wakes
         (1, 1, 1),
-        (4, 3, 0),  # a part batch that waits out its window
-        (4, 4, 1),  # now it is full
-        (4, 9, 1),  # one token, however much comes
-        (0, 9, 0),  # only a worker can change anything
+        (4, 3, 0),
+        (4, 4, 1),
+        (4, 9, 1),  # one token
+        (0, 9, 0),  # woken only by a worker
     ],
 )
-async def test_an_admission_wakes_at_the_depth_asked_for(
-    pool: Pool, asked: int | None, admitted: int, woken: int
-) -> None:
-    """The dispatcher sleeps through what would not change its mind."""
-    if asked is not None:
-        assert (await pool.batches.look(TIERS, "d1", WakeCondition(asked), 2000)).depth == 0
+async def test_an_admission_wakes_at_the_depth(pool: Pool, depth: int | None, admitted: int, woken: int) -> None:
+    """Conditions of other dispatchers do not replace it, and an expired one (of a lost dispatcher) is ignored."""
+    await pool.client.hset(pool.keys.wake_at, "lost", f"0 {await pool.now_ms() - 1} -2")
+    await pool.client.pexpire(pool.keys.wake_at, 2000)
+    if depth is not None:
+        assert (await pool.batches.look(TIERS, "d1", WakeCondition(depth), 2000)).depth == 0
+        await pool.batches.look(TIERS, "d2", NEVER, 2000)
+        assert 0 < await pool.client.pttl(pool.keys.wake_at) <= 2000
 
     await pool.queue(admitted)
 
     assert await tokens(pool) == woken
 
 
-async def test_going_to_sleep_shows_what_came_meanwhile(pool: Pool) -> None:
-    """An admission between the last look and the sleep pushed no token, so the sleeper must see it itself."""
+async def test_requests_in_the_reply_wake_no_dispatcher(pool: Pool) -> None:
+    """A dispatcher sees what was admitted before it stored its condition; forming and sleeping remove the token."""
     await pool.batches.look(TIERS, "d1", NEVER, 2000)
     await pool.queue(3)
-
+    assert await tokens(pool) == 0
     assert (await pool.batches.look(TIERS, "d1", WakeCondition(1), 2000)).depth == 3
+
+    await pool.queue(1)
+    assert await tokens(pool) == 1
+    await pool.form([("free", 1)])
+    assert await tokens(pool) == 0
+    await pool.queue(1)
+    await pool.batches.look(TIERS, "d1", WakeCondition(9), 2000)
     assert await tokens(pool) == 0
 
 
-async def test_the_wish_ages_out(pool: Pool) -> None:
-    """A dispatcher that died asleep does not keep the others from being woken."""
-    await pool.batches.look(TIERS, "d1", NEVER, 2000)
-
-    assert 0 < await pool.client.pttl(pool.keys.wake_at) <= 2000
-
-
-async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:
-    """A claim makes room in the line, a finish makes a worker idle: both wake, unless the next batch stands ready."""
+async def test_a_claim_and_a_finish_wake_unless_a_batch_is_ready(pool: Pool) -> None:
+    """With a ready batch, the worker claims it, and the claim wakes."""
     claimed = await pool.running(2)
     assert await tokens(pool) == 1
     await pool.client.delete(pool.keys.wake)
 
-    await pool.batches.finish(claimed.batch_id, "token", [done(r.id) for r in claimed.requests])
+    await finish(pool, claimed)
     assert await tokens(pool) == 1
 
     second = await pool.running(1)
     await pool.queue(1)
     await pool.form([("free", 1)])
     await pool.client.delete(pool.keys.wake)
-    await pool.batches.finish(second.batch_id, "token", [done(r.id) for r in second.requests])
+    await finish(pool, second)
     assert await tokens(pool) == 0
 
 
-async def test_each_dispatcher_has_a_wish_of_its_own(pool: Pool) -> None:
-    """One that sleeps over a full line does not overwrite the wish of another that waits for the next request."""
-    await pool.batches.look(TIERS, "d1", WakeCondition(1), 2000)
-    await pool.batches.look(TIERS, "d2", NEVER, 2000)
+@pytest.mark.parametrize("how", ["reap", "push", "release", "fail"])
+async def test_a_returned_batch_wakes(pool: Pool, how: str) -> None:
+    """Otherwise it would wait until the next admission (BullMQ #2384)."""
+    if how == "push":
+        await pool.queue(1)
+        await pool.form([("free", 1)])
+        await pool.pop()
+    else:
+        await pool.running(1)
+    await pool.client.delete(pool.keys.wake)
 
-    await pool.queue(1)
+    if how == "release":
+        await pool.batches.release("b1", "token")
+    elif how == "fail":
+        await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
+    else:
+        await pool.expire_leases()
+        await pool.terminations.reap(0)
 
     assert await tokens(pool) == 1
 
 
-async def test_a_refused_claim_wakes(pool: Pool) -> None:
-    """A dead id in the line kept a finish from waking: whoever pops it must do so instead."""
+async def test_a_rejected_claim_wakes(pool: Pool) -> None:
+    """A dead id in the list of ready batches kept a finish from waking."""
     claimed = await pool.running(1)
     await pool.client.rpush(pool.keys.batch_queue, claimed.batch_id)
     await pool.client.delete(pool.keys.wake)
-    await pool.batches.finish(claimed.batch_id, "token", [done(r.id) for r in claimed.requests])
+    await finish(pool, claimed)
     assert await tokens(pool) == 0
 
     assert await pool.batches.claim((await pool.pop()) or "", "w1", "t2") is None
@@ -90,29 +110,28 @@ async def test_a_refused_claim_wakes(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "ready", "running", "woken"),
+    ("condition", "ready", "running", "woken"),
     [
-        (WakeCondition(0, 1), 2, 3, 0),  # the line is long enough
+        (WakeCondition(0, 1), 2, 3, 0),  # enough batches are ready
         (WakeCondition(0, 1), 1, 3, 1),
-        (WakeCondition(8, -2), 0, 0, 0),  # idle workers there are enough: only what comes counts
+        (WakeCondition(8, -2), 0, 0, 0),  # woken only by requests
         (WakeCondition(8, -1), 0, 2, 0),
-        (WakeCondition(8, -1), 0, 0, 1),  # nothing runs any more: whoever waits for an answer is here
-        (WakeCondition(32, 0), 0, 2, 1),  # there is an idle worker
+        (WakeCondition(8, -1), 0, 0, 1),  # nothing runs any more
+        (WakeCondition(32, 0), 0, 2, 1),  # a worker is idle
     ],
 )
-async def test_a_worker_wakes_whom_it_helps(
-    pool: Pool, wish: WakeCondition, ready: int, running: int, woken: int
+async def test_a_finish_wakes_at_the_number_of_ready_batches(
+    pool: Pool, condition: WakeCondition, ready: int, running: int, woken: int
 ) -> None:
-    """A finish, with so many batches ready and running after it, wakes a dispatcher that asked for that."""
+    """With this many ready and running batches after it."""
     claimed = [await pool.running(1) for _ in range(running + 1)]
     await pool.queue(ready)
-    await pool.batches.look(TIERS, "d1", wish, 2000)
+    await pool.batches.look(TIERS, "d1", condition, 2000)
     for _ in range(ready):
         await pool.form([("free", 1)])
-    last = claimed[-1]
 
-    await pool.batches.finish(last.batch_id, last.token, [done(r.id) for r in last.requests])
-    if ready:  # The finishing worker takes the next one, and that is what wakes.
+    await finish(pool, claimed[-1])
+    if ready:  # the worker claims the next one, and the claim wakes
         assert await tokens(pool) == 0
         await pool.queue(1)
         await pool.client.delete(pool.keys.wake)
@@ -120,15 +139,3 @@ async def test_a_worker_wakes_whom_it_helps(
         await pool.claim_next()
 
     assert await tokens(pool) == woken
-
-
-async def test_what_is_in_the_reply_wakes_nobody(pool: Pool) -> None:
-    """Forming and going to sleep both show all there is: the token that was pushed for it is gone."""
-    await pool.queue(2)
-    assert await tokens(pool) == 1
-    await pool.form([("free", 1)])
-    assert await tokens(pool) == 0
-
-    await pool.queue(1)
-    await pool.batches.look(TIERS, "d1", WakeCondition(9), 2000)
-    assert await tokens(pool) == 0

@@ -1,4 +1,4 @@
-"""A primary, its replica and a Sentinel that watches them: three real servers on loopback, for failovers."""
+"""A primary, its replica and a Sentinel: three real servers on loopback, for failovers."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ DOWN_AFTER_MS = 300
 
 
 class Failover:
-    """Two servers and who is told of them."""
+    """The three servers."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -32,7 +32,7 @@ class Failover:
         primary, replica = self.ports
         self._run(primary, "--repl-diskless-sync-delay", "0")
         self._run(replica, "--replicaof", f"127.0.0.1 {primary}")
-        await eventually(lambda: self._synced(replica), "the replica follows")
+        await eventually(lambda: self._synced(replica), "the replica is synchronized")
         config = self._home / "sentinel.conf"
         config.write_text(
             f"port {self.sentinel_port}\nbind 127.0.0.1\ndir {self._home}\n"
@@ -44,11 +44,11 @@ class Failover:
         await eventually(self._knows_replica, "Sentinel knows the replica", 20.0)
 
     def kill_primary(self) -> None:
-        """SIGKILL of the server that was the primary at the start."""
+        """Send SIGKILL to the first primary."""
         self._processes[self.ports[0]].kill()
 
     def signal_primary(self, sign: int) -> None:
-        """SIGSTOP or SIGCONT of that server."""
+        """Send SIGSTOP or SIGCONT to the first primary."""
         self._processes[self.ports[0]].send_signal(sign)
 
     def stop(self) -> None:
@@ -67,27 +67,27 @@ class Failover:
             return subprocess.Popen([str(find_redis()), *arguments], stdout=log, stderr=log)
 
     async def _synced(self, replica: int) -> bool:
-        return b"master_link_status:up" in await _ask(replica, "INFO", "replication")
+        return b"master_link_status:up" in await _reply(replica, "INFO", "replication")
 
     async def _knows_replica(self) -> bool:
-        return str(self.ports[1]).encode() in await _ask(self.sentinel_port, "SENTINEL", "REPLICAS", SERVICE)
+        return str(self.ports[1]).encode() in await _reply(self.sentinel_port, "SENTINEL", "REPLICAS", SERVICE)
 
 
-async def _ask(port: int, *command: str) -> bytes:
-    """The raw answer to one command, b"" where nobody listens yet."""
+async def _reply(port: int, *command: str) -> bytes:
+    """The raw reply to one command; b"" if the server does not listen yet."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write((" ".join(command) + "\r\n").encode())
-            answer = await reader.read(65536)
+            data = await reader.read(65536)
             writer.close()
-            return answer
+            return data
     return b""
 
 
 @pytest.fixture
 async def failover(tmp_path: Path) -> AsyncIterator[Failover]:
-    """Three servers, ready to fail over."""
+    """Three servers."""
     servers = Failover(tmp_path)
     try:
         await servers.start()
@@ -98,7 +98,7 @@ async def failover(tmp_path: Path) -> AsyncIterator[Failover]:
 
 @pytest.fixture
 async def failover_client(failover: Failover) -> AsyncIterator[Redis]:
-    """A command client of whoever is the primary."""
+    """A command client of the current primary."""
     client = command_client(failover.url)
     yield client
     await client.aclose()

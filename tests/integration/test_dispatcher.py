@@ -1,4 +1,4 @@
-"""The dispatcher and the caretaker over a real Redis: woken, not polling; two side by side are harmless."""
+"""Dispatcher and reaper with a real Redis: woken instead of polling; two of them are harmless."""
 
 import asyncio
 import time
@@ -14,9 +14,10 @@ from scheduler.batching.dispatcher import MAX_SLEEP_S, Dispatcher, ServiceWatch,
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
 from scheduler.batching.timing import UNKNOWN, Service
-from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import blocking_client
+from scheduler.tasks import end_all
 from tierlane.roles.scheduler import without_paused
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
@@ -24,14 +25,12 @@ POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, na
 
 @asynccontextmanager
 async def running(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Endless loops for the length of a block; they have ended when it ends."""
+    """Run endless loops during a block."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
 
 def reaper_of(pool: Pool) -> Reaper:
@@ -59,8 +58,8 @@ async def ready(pool: Pool) -> int:
     return int(await pool.client.llen(pool.keys.batch_queue))
 
 
-async def test_a_lone_request_leaves_as_soon_as_it_comes(pool: Pool, dispatcher: Dispatcher) -> None:
-    """An admission wakes the dispatcher; with an idle worker and nobody else coming there is no window to wait out."""
+async def test_a_single_request_leaves_at_once(pool: Pool, dispatcher: Dispatcher) -> None:
+    """An admission wakes the dispatcher; with an idle worker and no other request expected, no window is waited for."""
     await workers_are_counted(pool, 1)
     began = time.monotonic()
 
@@ -68,25 +67,25 @@ async def test_a_lone_request_leaves_as_soon_as_it_comes(pool: Pool, dispatcher:
     batch_id = await eventually(pool.pop, "a batch is ready", timeout_s=MAX_SLEEP_S / 2)
 
     assert batch_id is not None
-    assert time.monotonic() - began < MAX_SLEEP_S / 2  # it was woken: a look by the clock would come later
+    assert time.monotonic() - began < MAX_SLEEP_S / 2  # without a token it would sleep longer
 
 
-async def test_a_batch_costs_the_dispatcher_one_script(pool: Pool, dispatcher: Dispatcher) -> None:
-    """Woken by what it wished for, it looks and forms in one call, and goes to sleep without another."""
+async def test_a_batch_needs_one_script_of_the_dispatcher(pool: Pool, dispatcher: Dispatcher) -> None:
+    """Woken on its condition, it reads the queues and forms the batch in one call, and sleeps without another."""
     await workers_are_counted(pool, 9)
     scripts = []
-    for _ in range(6):  # The first turns learn what to be woken for, and a slow machine may tell a wish anew.
+    for _ in range(6):  # The first turns learn the condition, and a slow machine may store it again.
         await pool.client.config_resetstat()
         await pool.queue(1)
         await eventually(pool.pop, "a batch is ready")
-        await eventually(lambda: _asleep(pool), "it waits for a token")
+        await eventually(lambda: _asleep(pool), "the dispatcher sleeps")
         scripts.append((await pool.client.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
-    assert min(scripts) == 2  # The admission is the other.
+    assert min(scripts) == 2  # and the admission
 
 
-async def test_a_paused_tier_waits_while_the_others_leave(pool: Pool, redis_url: str) -> None:
-    """However much of it waits, and at once when it is resumed; with all of them paused nothing leaves, and nothing fails."""
+async def test_no_batch_is_formed_of_a_paused_tier(pool: Pool, redis_url: str) -> None:
+    """Its requests leave at once when it is resumed. With all tiers paused nothing leaves, and nothing fails."""
     paused = {"free"}
 
     def policy() -> BatchPolicy:
@@ -117,23 +116,23 @@ async def _asleep(pool: Pool) -> bool:
     return bool((await pool.client.info("clients"))["blocked_clients"]) and not await pool.client.llen(pool.keys.wake)
 
 
-async def test_no_worker_no_batch(pool: Pool, dispatcher: Dispatcher) -> None:
-    """Without a healthy worker everything stays in the tier queues; the first worker that is counted wakes the dispatcher."""
+async def test_no_batch_is_formed_without_a_worker(pool: Pool, dispatcher: Dispatcher) -> None:
+    """The first healthy worker wakes the dispatcher."""
     await pool.queue(3)
     assert await ready(pool) == 0
 
     await workers_are_counted(pool, 1)
 
-    await eventually(lambda: ready(pool), "a batch is ready once a worker is there")
+    await eventually(lambda: ready(pool), "a batch is ready")
 
 
-async def test_late_binding_keeps_the_line_short(pool: Pool, dispatcher: Dispatcher) -> None:
-    """With a busy worker one batch stands ready, and an enterprise request goes into the very next one formed."""
+async def test_few_batches_are_formed_in_advance(pool: Pool, dispatcher: Dispatcher) -> None:
+    """With a busy worker one batch is ready, and an enterprise request is in the next one that is formed."""
     await workers_are_counted(pool, 1)
     await pool.queue(40, "free")
     first = await eventually(pool.pop, "the first batch")
     assert await pool.batches.claim(first or "", "w0", "t") is not None
-    await eventually(lambda: ready(pool), "one batch stands ready")
+    await eventually(lambda: ready(pool), "one batch is ready")
 
     (urgent,) = await pool.queue(1, "enterprise")
     assert await ready(pool) == 1
@@ -146,8 +145,8 @@ async def test_late_binding_keeps_the_line_short(pool: Pool, dispatcher: Dispatc
     assert claimed.requests[0].id == urgent
 
 
-async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
-    """What healthy workers measured is known after a look; while nobody has measured anything, what was known stands."""
+async def test_service_times_are_read_from_the_workers(pool: Pool) -> None:
+    """While no healthy worker has measurements, the previous values stay."""
     watch = ServiceWatch(pool.presence, lambda: TIERS)
     await pool.worker_beats("w0")
     await watch.update()
@@ -164,13 +163,13 @@ async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
     assert watch.service == Service(48.0, 0.25, seen_batch=9.0, steady=True)
 
 
-async def test_two_dispatchers_put_no_id_into_two_batches(pool: Pool, redis_url: str) -> None:
-    """Forming is one script, so a standby needs no leader."""
+async def test_two_dispatchers_form_no_request_twice(pool: Pool, redis_url: str) -> None:
+    """Forming is one script, so a second scheduler needs no leader election."""
     blocking = [blocking_client(redis_url) for _ in range(2)]
     wakers = [Waker(b, pool.keys) for b in blocking]
     dispatchers = [Dispatcher(pool.batches, w, lambda: POLICY, time.monotonic) for w in wakers]
     await workers_are_counted(pool, 8)
-    seen: list[str] = []
+    served: list[str] = []
     async with running(*(loop.run() for loop in (*wakers, *dispatchers))):
         ids = [i for _ in range(25) for i in await pool.queue(8)]
 
@@ -179,25 +178,25 @@ async def test_two_dispatchers_put_no_id_into_two_batches(pool: Pool, redis_url:
             if batch_id:
                 claimed = await pool.batches.claim(batch_id, "w0", batch_id)
                 assert claimed is not None
-                seen.extend(r.id for r in claimed.requests)
+                served.extend(r.id for r in claimed.requests)
                 await pool.batches.finish(batch_id, batch_id, [done(r.id) for r in claimed.requests])
-            return len(seen) >= len(ids)
+            return len(served) >= len(ids)
 
-        await eventually(serve, "everything was served")
+        await eventually(serve, "all requests are served")
     for client in blocking:
         await client.aclose()
 
-    assert sorted(seen) == sorted(ids)
+    assert sorted(served) == sorted(ids)
 
 
-async def test_the_caretaker_returns_what_a_silent_worker_held(pool: Pool) -> None:
-    """No word from the worker, the lease runs out, and the batch stands at the head of the line again."""
+async def test_the_reaper_returns_the_batch_of_a_silent_worker(pool: Pool) -> None:
+    """Its lease expires, the batch is ready again, and the worker does not count any more."""
     quick = Pool(pool.client, pool.keys, lease_ms=100, gone_ms=100)
     await quick.worker_beats("w1")
     claimed = await quick.running(2)
     async with running(reaper_of(quick).run()):
-        await eventually(lambda: ready(quick), "the batch is back in line", timeout_s=3)
-        await eventually(lambda: _count_is(quick, b"0"), "the silent worker no longer counts", timeout_s=3)
+        await eventually(lambda: ready(quick), "the batch is ready again", timeout_s=3)
+        await eventually(lambda: _count_is(quick, b"0"), "the worker does not count", timeout_s=3)
 
     assert await pool.pop() == claimed.batch_id
 
@@ -206,17 +205,28 @@ async def _count_is(pool: Pool, count: bytes) -> bool:
     return bool(await pool.client.get(pool.keys.healthy_gpu_count) == count)
 
 
-async def test_the_caretaker_ends_what_waited_too_long(pool: Pool) -> None:
-    """With every worker gone nothing waits past its queue age."""
-    ids = await pool.overdue(await pool.queue(3))
+async def test_a_request_becomes_a_dead_letter_before_its_deadline(pool: Pool) -> None:
+    """Three leases expire within a deadline of 4 s. With leases of 1 s every poison request ended as a timeout."""
+    (request_id,) = await pool.queue(1)
+    await pool.form([("free", 1)])
 
-    await reaper_of(pool).run_once()
+    async def is_lost_again() -> bool:
+        batch_id = await pool.pop()
+        if batch_id:
+            await pool.batches.claim(batch_id, "w1", "token")
+        return await pool.states([request_id]) == ["failed"]
 
-    assert [r.error_code for r in await pool.results.fetch(ids) if r] == [ErrorCode.QUEUE_TIMEOUT] * 3
+    async with running(Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50).run()):
+        await eventually(is_lost_again, "the request fails")
+
+    (reply,) = await pool.results.fetch([request_id])
+    assert reply is not None
+    assert (reply.error_code, reply.attempts) == ("worker_lost", 3)
+    assert await pool.client.llen(pool.keys.dlq) == 1
 
 
-async def test_the_caretaker_outlives_a_redis_that_does_not_answer(pool: Pool) -> None:
-    """A pass that finds Redis silent ends in bounded time, and the next one works."""
+async def test_a_pass_of_the_reaper_is_bounded(pool: Pool) -> None:
+    """While Redis does not respond; the next pass works."""
     reaper = reaper_of(pool)
     await pool.worker_beats("w1")
     await pool.client.client_pause(1000, all=True)
@@ -235,13 +245,13 @@ async def _counted(pool: Pool, reaper: Reaper) -> bool:
     return reaper.healthy == 1
 
 
-async def test_a_fault_that_nobody_thought_of_ends_no_loop(pool: Pool, redis_url: str) -> None:
-    """Policy and tiers come from a catalog that admins edit: whatever is raised there, the next turn and pass go on."""
-    faults = iter([KeyError("tier"), ZeroDivisionError()])
+async def test_an_unexpected_exception_ends_no_loop(pool: Pool, redis_url: str) -> None:
+    """Policy and tiers come from a catalog that admins edit: after an exception the next turn and pass continue."""
+    errors = iter([KeyError("tier"), ZeroDivisionError()])
 
     def policy() -> BatchPolicy:
-        if (fault := next(faults, None)) is not None:
-            raise fault
+        if (error := next(errors, None)) is not None:
+            raise error
         return POLICY
 
     def tiers() -> tuple[str, ...]:
@@ -254,6 +264,6 @@ async def test_a_fault_that_nobody_thought_of_ends_no_loop(pool: Pool, redis_url
     dispatcher = Dispatcher(pool.batches, waker, policy, time.monotonic)
     reaper = Reaper(pool.terminations, pool.presence, tiers, lambda: 0, 20)
     async with running(waker.run(), dispatcher.run(), reaper.run()):
-        await eventually(lambda: ready(pool), "a batch is formed all the same")
+        await eventually(lambda: ready(pool), "a batch is formed")
     await blocking.aclose()
-    assert next(faults, None) is None
+    assert next(errors, None) is None

@@ -1,4 +1,4 @@
-"""The quota keeper between a real PostgreSQL and a real Redis: a Redis that came back empty knows again what was spent."""
+"""Quotas restored after a loss of Redis, with a real PostgreSQL and a real Redis."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -28,20 +28,20 @@ ROWS = """
     FROM generate_series($3::int, $6::int) n"""
 
 
-class Told(QuotaRestore):
-    """Remembers what it was asked to tell."""
+class RecordedRestore(QuotaRestore):
+    """Records the quotas that are restored."""
 
     def __init__(self, client: Redis) -> None:
         super().__init__(client, Keys())
-        self.told: list[list[QuotaSpent]] = []
+        self.restored: list[list[QuotaSpent]] = []
 
     async def tell(self, spent: Sequence[QuotaSpent]) -> int:
-        self.told.append(list(spent))
+        self.restored.append(list(spent))
         return await super().tell(spent)
 
 
 async def spent_eight(db: Connection) -> str:
-    """The id of a customer with ten requests a year, eight of which the audit has; three failures were ours."""
+    """The id of a customer with ten requests per year. The audit has eight of them, and three that were refunded."""
     customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")
     await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, '10/year')", customer)
     await db.execute("INSERT INTO models (name) VALUES ('served')")
@@ -52,77 +52,79 @@ async def spent_eight(db: Connection) -> str:
     return customer
 
 
-async def asked(pool: Pool, customer: str, count: int) -> list[str]:
-    """What `count` requests of the customer are told."""
+async def outcomes(pool: Pool, customer: str, count: int) -> list[str]:
+    """The outcomes of `count` requests of the customer."""
     verdicts = await pool.admit([pool.submission("paid", customer_id=customer, quotas=YEAR) for _ in range(count)])
     return [verdict.outcome.value for verdict in verdicts]
 
 
-def of(snapshot: Snapshot) -> Callable[[], Snapshot]:
+def catalog_of(snapshot: Snapshot) -> Callable[[], Snapshot]:
     return lambda: snapshot
 
 
-async def test_an_emptied_redis_holds_what_the_audit_knows(pool: Pool, database_url: str, db: Connection) -> None:
-    """Eight of ten are spent: two more enter, the third is refused, after every loss of Redis; nothing is told twice."""
+async def test_after_a_loss_of_redis_the_counts_of_the_audit_are_restored(
+    pool: Pool, database_url: str, db: Connection
+) -> None:
+    """Once per loss: eight of ten requests are spent, so two more are accepted."""
     customer = await spent_eight(db)
-    restore = Told(pool.client)
-    supervisor = QuotaKeeper(database_url, restore, of(await load(db)))
+    restore = RecordedRestore(pool.client)
+    keeper = QuotaKeeper(database_url, restore, catalog_of(await load(db)))
 
     for times in (1, 2):
         await pool.client.flushall()
         await pool.gateway_lives("g1")
-        await supervisor.look()
-        await supervisor.look()
+        await keeper.look()
+        await keeper.look()
 
-        assert [[(s.customer_id, s.period, s.spent) for s in told] for told in restore.told] == (
+        assert [[(s.customer_id, s.period, s.spent) for s in quotas] for quotas in restore.restored] == (
             [[(customer, "1year", 8)]] * times
         )
-        assert await asked(pool, customer, 3) == ["accepted", "accepted", "quota"]
+        assert await outcomes(pool, customer, 3) == ["accepted", "accepted", "quota"]
 
 
-async def test_a_redis_that_nobody_uses_is_left_alone(pool: Pool, database_url: str, db: Connection) -> None:
-    """It has no beginning yet; and while the catalog is not known there is nothing to tell."""
+async def test_an_unused_redis_is_not_changed(pool: Pool, database_url: str, db: Connection) -> None:
+    """It has no epoch yet; nor is anything restored while the catalog is not loaded."""
     await spent_eight(db)
-    restore = Told(pool.client)
+    restore = RecordedRestore(pool.client)
     await QuotaKeeper(database_url, restore, lambda: None).look()
     await pool.client.flushall()
-    await QuotaKeeper(database_url, restore, of(await load(db))).look()
+    await QuotaKeeper(database_url, restore, catalog_of(await load(db))).look()
 
-    assert restore.told == []
+    assert restore.restored == []
     assert await pool.client.dbsize() == 0
 
 
-async def test_where_nobody_has_a_quota_postgresql_is_not_asked(pool: Pool, db: Connection) -> None:
-    """Redis is told that this was all."""
-    restore = Told(pool.client)
+async def test_without_quotas_postgresql_is_not_used(pool: Pool, db: Connection) -> None:
+    """The restore is complete."""
+    restore = RecordedRestore(pool.client)
 
-    await QuotaKeeper("postgresql://nobody@/nowhere?host=/nonexistent", restore, of(await load(db))).look()
+    await QuotaKeeper("postgresql://nobody@/nowhere?host=/nonexistent", restore, catalog_of(await load(db))).look()
 
-    assert restore.told == [[]]
+    assert restore.restored == [[]]
     assert not await restore.wanted()
 
 
-async def test_it_heals_when_postgresql_comes_back(pool: Pool, own_server: EmbeddedPostgres) -> None:
-    """Away when Redis was emptied: it is tried again and again, and told once, soon after the return."""
+async def test_the_restore_is_repeated_until_postgresql_is_available(pool: Pool, own_server: EmbeddedPostgres) -> None:
+    """PostgreSQL is unavailable when Redis is lost: the quotas are restored once when it is available again."""
     connection = await asyncpg.connect(dsn(own_server.url))
     customer, snapshot = await spent_eight(connection), await load(connection)
     await connection.close()
     await own_server.stop()
-    restore, looks = Told(pool.client), []
+    restore, looks = RecordedRestore(pool.client), []
 
     def look() -> Snapshot:
-        looks.append(len(restore.told))
+        looks.append(len(restore.restored))
         return snapshot
 
     running = asyncio.create_task(QuotaKeeper(own_server.url, restore, look, look_s=0.05).run())
     try:
-        await eventually(lambda: len(looks) >= 3, "it tried again")
-        assert restore.told == []
+        await eventually(lambda: len(looks) >= 3, "several attempts")
+        assert restore.restored == []
         await own_server.start()
-        await eventually(lambda: looks.count(1) >= 3, "Redis was told, and it looked again")
+        await eventually(lambda: looks.count(1) >= 3, "the restore, and later checks")
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    assert len(restore.told) == 1
-    assert await asked(pool, customer, 3) == ["accepted", "accepted", "quota"]
+    assert len(restore.restored) == 1
+    assert await outcomes(pool, customer, 3) == ["accepted", "accepted", "quota"]

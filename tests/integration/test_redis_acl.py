@@ -1,39 +1,90 @@
-"""deploy/redis/users.acl in a real server: each role does its job as its user, and nothing is refused."""
+"""deploy/redis/users.acl in a real server: each role works as its user, and every other command is rejected."""
 
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, RedisError
 
 from customer_limits import in_force
 from eventually import eventually
 from integration.gateway_fixtures import running_stack
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker
-from integration.redis_acl_fixtures import redis_url, refused, socket, url_of, users
 from pool import TIERS, Pool, done
-from redis_acl import ROLES, SCRIPTS, touched
-from scheduler.errors import ErrorCode
+from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
+from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
+from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.index_repair import IndexRepair
-from scheduler.protocol.limits import LimitState, QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import LimitState, QuotaRestore, QuotaSpent, recent_rejections
 from scheduler.protocol.pool_view import Unfinished
-from scheduler.redis_client.connections import blocking_client, blocking_read, check_server
+from scheduler.redis_client.connections import blocking_client, blocking_read, check_server, command_client
 from scheduler.redis_client.keys import Keys
 
-__all__ = ["faulty_models", "redis_url", "socket", "start_worker", "users"]
+__all__ = ["faulty_models", "start_worker"]
 
 LUA = Path(__file__).resolve().parents[2] / "scheduler" / "lua"
+PATIENCE_S = 10.0
+NAMES = ("default", "other")
 
 
-def test_every_script_is_a_roles() -> None:
-    """A new script must be given to a role here, or the file cannot be right."""
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory, redis_binary: Path) -> Iterator[Path]:
+    """A server with the users of deploy/redis/."""
+    with acl_server(tmp_path_factory.mktemp("acl"), redis_binary) as socket:
+        yield socket
+
+
+def url_of(socket: Path, user: str) -> str:
+    return f"unix://{user}:{quote(password(user), safe='')}@{socket}"
+
+
+@pytest.fixture
+async def redis_url(socket: Path) -> AsyncIterator[str]:
+    """The URL of the user `root` of an empty Redis, with an empty log of rejected commands."""
+    client = command_client(f"unix://root:-@{socket}", PATIENCE_S)
+
+    async def responds() -> bool:
+        try:
+            return bool(await client.ping())
+        except (OSError, RedisError):
+            return False
+
+    await eventually(responds, "the server responds")
+    await client.flushall()
+    await client.execute_command("ACL", "LOG", "RESET")
+    yield f"unix://root:-@{socket}"
+    await client.aclose()
+
+
+@pytest.fixture
+async def users(socket: Path, redis_url: str) -> AsyncIterator[dict[str, Redis]]:
+    """A client of each user."""
+    assert redis_url
+    clients = {user: command_client(url_of(socket, user), PATIENCE_S) for user in (*ROLES, "scaler", "admin")}
+    yield clients
+    for client in clients.values():
+        await client.aclose()
+
+
+async def rejected(client: Redis) -> list[Any]:
+    """The commands that the server rejected: user, reason, object."""
+    log = await client.execute_command("ACL", "LOG")
+    return [(row[b"username"], row[b"reason"], row[b"object"]) for row in log] if log else []
+
+
+def test_every_script_belongs_to_a_role() -> None:
+    """A new script must be added to a role in tests/redis_acl.py."""
     assert {path.stem for path in LUA.glob("*.lua")} == {name for names in SCRIPTS.values() for name in names}
 
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("prefix", ["", "{other}:"])
-async def test_every_key_and_command_in_a_roles_scripts_is_allowed(client: Redis, role: str, prefix: str) -> None:
-    """Also those on paths that are hardly ever taken: the server is asked about each of them."""
+async def test_all_keys_and_commands_of_a_roles_scripts_are_allowed(client: Redis, role: str, prefix: str) -> None:
+    """By the text of the scripts, so that rare paths are included."""
     keys, commands = touched(role)
     wrong = []
     for key in keys:
@@ -41,63 +92,55 @@ async def test_every_key_and_command_in_a_roles_scripts_is_allowed(client: Redis
         name = f"{name}x" if key.endswith(":") else name
         if await client.execute_command("ACL", "DRYRUN", role, "EXISTS", name) != b"OK":
             wrong.append(name)
-    arities = {name: await client.execute_command("COMMAND", "INFO", name) for name in commands}
-    for command, known in arities.items():
-        arguments = ["leases"] * (abs(known[command.lower()]["arity"]) - 1)
-        said = await client.execute_command("ACL", "DRYRUN", role, command, *arguments)
-        if b"no permissions to run" in said:
+    for command in commands:
+        info = await client.execute_command("COMMAND", "INFO", command)
+        arguments = ["leases"] * (abs(info[command.lower()]["arity"]) - 1)
+        reply = await client.execute_command("ACL", "DRYRUN", role, command, *arguments)
+        if b"no permissions to run" in reply:
             wrong.append(command)
 
     assert len(keys) > 15
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["default", "other"])
-async def test_each_role_does_its_job(client: Redis, users: dict[str, Redis], name: str) -> None:
-    """Every verb of the protocol by the user whose verb it is; the server refused nothing."""
+@pytest.mark.parametrize("name", NAMES)
+async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis], name: str) -> None:
+    """Every script and command of the protocol by the user of its role; the server rejects none."""
     keys = Keys(name)
     gateway, scheduler, worker = (Pool(users[role], keys) for role in ROLES)
     for role in ROLES:
         await check_server(users[role])
-
     await gateway.gateway_lives("g1")
     await gateway.presence.observe(TIERS)
     await scheduler.batches.look(TIERS)
     await worker.worker_beats("w1")
     await scheduler.presence.census()
-    await limits_are_charged(gateway)
-    await a_batch_runs(gateway, scheduler, worker)
-    await batches_come_back(gateway, scheduler, worker)
-    await a_gateway_ends_its_own(gateway)
-    await the_audit_is_written(scheduler)
-    await pools_are_noted(gateway, scheduler)
-    await everybody_leaves(gateway, worker)
 
-    assert await refused(client) == []
+    await admit_with_limits(gateway)
+    await run_a_batch(gateway, scheduler, worker)
+    await return_batches(gateway, scheduler, worker)
+    (cancelled,) = await gateway.queue(1)
+    await gateway.terminations.cancel([(cancelled, ErrorCode.CANCELLED)])
+    await write_the_audit(gateway, scheduler)
+    unfinished = Unfinished(scheduler.client)
+    await unfinished.note(["left"], ["over"])
+    await unfinished.is_empty(scheduler.keys, TIERS)
+    assert await Unfinished(gateway.client).pools() == {"left"}
+    await worker.presence.worker_gone("w1")
+    await gateway.presence.gateway_gone("g1")
 
-
-async def limits_are_charged(gateway: Pool) -> None:
-    limits = {"quotas": [("1day", 10)], "tokens_per_minute": 1000.0, "max_concurrency": 5, "tokens": 3}
-    submissions = [gateway.submission(**limits), gateway.submission(idempotency="k", fingerprint="f")]
-    verdicts = await gateway.admit(submissions)
-    assert [v.outcome for v in verdicts] == ["accepted", "accepted"]
-    left = LimitState(gateway.client, gateway.keys)
-    await left.read(
-        "customer",
-        in_force(
-            10.0,
-            10.0,
-            tokens_per_minute=1000.0,
-            max_concurrency=5,
-            quotas=[("1day", 10)],
-            key_rate=5.0,
-            key_burst=5.0,
-        ),
-        "key",
-    )
+    assert await rejected(client) == []
 
 
-async def a_batch_runs(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
+async def admit_with_limits(gateway: Pool) -> None:
+    limits: dict[str, Any] = {"quotas": [("1day", 10)], "tokens_per_minute": 1000.0, "max_concurrency": 5}
+    submissions = [gateway.submission(**limits, tokens=3), gateway.submission(idempotency="k", fingerprint="f")]
+    assert [v.outcome for v in await gateway.admit(submissions)] == ["accepted", "accepted"]
+    state = LimitState(gateway.client, gateway.keys)
+    await state.read("customer", in_force(10.0, 10.0, **limits, key_rate=5.0, key_burst=5.0), "key")
+
+
+async def run_a_batch(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     channel = gateway.keys.responses("g1")
     pubsub = gateway.client.pubsub()
     await pubsub.subscribe(channel)
@@ -106,28 +149,21 @@ async def a_batch_runs(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     claimed = await worker.claim_next()
     assert await worker.batches.renew(claimed.batch_id, "token")
     assert await worker.batches.finish(claimed.batch_id, "token", [done(each.id) for each in claimed.requests]) == 0
-    said = await eventually(lambda: pubsub.get_message(timeout=1), "the answer is published")
-    assert said["type"] == "message"
+    message = await eventually(lambda: pubsub.get_message(timeout=1), "the reply is published")
+    assert message["type"] == "message"
     await worker.client.publish(channel, b"+\x90")
-    await pubsub.aclose()  # type: ignore[no-untyped-call]
+    await pubsub.aclose()
     ids = [each.id for each in claimed.requests]
     assert all(await gateway.results.fetch(ids))
-    assert (await gateway.results.request_detail(ids[0])).state == "completed"  # type: ignore[union-attr]
+    assert (await gateway.results.request_detail(ids[0])).state == "completed"
 
 
-async def pools_are_noted(gateway: Pool, scheduler: Pool) -> None:
-    noted = Unfinished(scheduler.client)
-    await noted.note(["left"], ["over"])
-    await noted.is_empty(scheduler.keys, TIERS)
-    assert await Unfinished(gateway.client).pools() == {"left"}
-
-
-async def batches_come_back(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
+async def return_batches(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     await gateway.queue(6)
     for _ in range(3):
         await scheduler.form([("free", 2)])
-    handed_back, lost = await worker.claim_next(), await worker.claim_next()
-    assert await worker.batches.release(handed_back.batch_id, "token")
+    released, lost = await worker.claim_next(), await worker.claim_next()
+    assert await worker.batches.release(released.batch_id, "token")
     assert await worker.batches.fail(lost.batch_id, "token", ErrorCode.GPU_TIMEOUT, 0)
     popped = await worker.pop()
     assert popped is not None
@@ -136,13 +172,8 @@ async def batches_come_back(gateway: Pool, scheduler: Pool, worker: Pool) -> Non
     await scheduler.terminations.expire(TIERS)
 
 
-async def a_gateway_ends_its_own(gateway: Pool) -> None:
-    ids = await gateway.queue(2)
-    await gateway.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
+async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:
     assert await gateway.outbox.depth() > 0
-
-
-async def the_audit_is_written(scheduler: Pool) -> None:
     taken = await scheduler.outbox.take(100)
     assert taken.entries
     await scheduler.outbox.take(100, 1, name_of(taken.entries[0]))
@@ -152,15 +183,10 @@ async def the_audit_is_written(scheduler: Pool) -> None:
     await restore.tell([QuotaSpent("customer", "1day", await scheduler.now_ms(), 3)])
 
 
-async def everybody_leaves(gateway: Pool, worker: Pool) -> None:
-    await worker.presence.worker_gone("w1")
-    await gateway.presence.gateway_gone("g1")
-
-
-async def test_the_loops_of_scheduler_and_worker_run(
+async def test_a_worker_and_a_waiting_scheduler(
     client: Redis, pool: Pool, socket: Path, start_worker: StartWorker
 ) -> None:
-    """A real worker pops, runs, answers and stops at once; a scheduler waits for its token."""
+    """A real worker pops, runs, replies and stops; a scheduler waits for its wake token."""
     blocking = blocking_client(url_of(socket, "scheduler"))
     await pool.client.lpush(pool.keys.wake, "1")
     assert await blocking_read(blocking, b"BLPOP", pool.keys.wake, 1.0, block_s=1.0)
@@ -168,36 +194,123 @@ async def test_the_loops_of_scheduler_and_worker_run(
 
     worker = await start_worker("w1", redis_url=url_of(socket, "worker"))
     await worker.reaches("ready")
-    found = await replies(pool, await batch(pool, "abc"))
-    assert [reply.output for reply in found] == ["cba"]
+    assert [reply.output for reply in await replies(pool, await batch(pool, "abc"))] == ["cba"]
     assert await worker.stop() == 0
 
-    assert await refused(client) == []
+    assert await rejected(client) == []
 
 
-async def test_a_real_gateway_serves(client: Redis, redis_url: str, socket: Path) -> None:
-    """Admission, subscription, health, and leaving, all as `gateway`; the worker's part is played by `root`."""
+async def test_a_gateway(client: Redis, redis_url: str, socket: Path) -> None:
+    """A real one: admission, subscription, health and shutdown. The worker is another user."""
     assert redis_url
     async with running_stack(client, url_of(socket, "gateway")) as stack:
         status, body, _ = await stack.infer({"input": "abc"})
         health, _ = await stack.internal("/internal/health")
     assert (status, body["output"], health) == (200, "cba", 200)
 
-    assert await refused(client) == []
+    assert await rejected(client) == []
 
 
-async def test_a_scheduler_may_repair_an_index(client: Redis, users: dict[str, Redis]) -> None:
-    """All of it: look at types, set aside, find the rows, build again; with a pool's prefix as without."""
-    for keys in (Keys(), Keys("llm")):
+async def test_a_scheduler_can_repair_indexes(client: Redis, users: dict[str, Redis]) -> None:
+    """With and without the prefix of a pool."""
+    for name in NAMES:
+        keys = Keys(name)
         pool = Pool(client, keys)
         await pool.gateway_lives("g1")
         ids = await pool.queue(2)
         await pool.form([("free", 1)])
-        for name in ("leases", "queue:free", "gateways", "refusal_lists", "history"):
-            await client.delete(keys.prefix + name)
-            await client.set(keys.prefix + name, "x")
-        told = await IndexRepair(users["scheduler"], keys).repair(TIERS)
+        for index in ("leases", "queue:free", "gateways", "refusal_lists", "history"):
+            await client.delete(keys.prefix + index)
+            await client.set(keys.prefix + index, "x")
 
-        assert len(told) == 5
+        assert len(await IndexRepair(users["scheduler"], keys).repair(TIERS)) == 5
+
         assert await client.zcard(keys.leases) == 1
         assert await client.lrange(keys.queue("free"), 0, -1) == [ids[1].encode()]
+
+
+async def test_an_admin_can_inspect_and_repair(client: Redis, users: dict[str, Redis]) -> None:
+    """The commands of `tierlane explain` and `tierlane dlq`, and those of an operator."""
+    admin = Pool(users["admin"], Keys())
+    await check_server(users["admin"])
+    await admin.gateway_lives("small")
+    await admin.queue(1)
+    await recent_rejections(users["admin"], admin.keys, "customer", 10)
+    await DeadLetterList(users["admin"], admin.keys).remove(["req_x"])
+    for words in ("SLOWLOG GET", "CLIENT LIST", "INFO", "LLEN queue:free", "ACL LOG", "CONFIG GET maxmemory"):
+        await users["admin"].execute_command(*words.split())
+
+    assert await rejected(client) == []
+
+
+async def test_the_scaler_can_read_lengths(users: dict[str, Redis]) -> None:
+    """The trigger of KEDA needs one command."""
+    assert await users["scaler"].llen("queue:enterprise") == 0
+    assert await users["scaler"].llen("{other}:queue:free") == 0
+
+
+# Rejected commands
+
+FORBIDDEN = [
+    *((role, *words.split()) for role in ROLES for words in (
+        "FLUSHALL", "FLUSHDB", "KEYS *", "CONFIG GET *", "CONFIG SET maxmemory 1", "SHUTDOWN NOSAVE", "ACL LIST",
+        "CLIENT KILL ID 1", "SCRIPT FLUSH", "GET other", "SET other 1", "PUBLISH other x", "FUNCTION LIST",
+    )),
+    *((role, "SCAN", "0") for role in ("gateway", "worker")),  # schedulers, to rebuild an index
+    *(("gateway", *words.split()) for words in (
+        "LPUSH batch_queue b", "SET healthy_gpu_count 9", "HSET gpu:w1 status ready", "LPUSH dlq x", "SET reaped_at 1",
+        "SET quotas_told 1", "BLPOP batch_queue 1", "CLIENT UNBLOCK 1", "RPUSH {p}:batch_queue b",
+    )),
+    *(("scheduler", *words.split()) for words in (
+        "SET gateway:g1 x", "SUBSCRIBE responses:g1", "HSET rl:tier:free tokens 9", "CLIENT UNBLOCK 1",
+    )),
+    *(("worker", *words.split()) for words in (
+        "HSET gateway:g1 stats x", "HGET rl:tier:free tokens", "SUBSCRIBE responses:g1", "GET epoch",
+        "LPUSH outbox_bad x", "LRANGE outbox:a 0 -1", "SET healthy_gpu_count 9", "SET {p}:healthy_gpu_count 9",
+        "LRANGE refusals:g1 0 -1", "SET quotas_told 1",
+    )),
+    *(("scaler", *words.split()) for words in ("LRANGE queue:free 0 -1", "LLEN outbox", "EVAL x 0")),
+    *(("admin", *words.split()) for words in ("FLUSHALL", "KEYS *", "CONFIG SET maxmemory 1", "SHUTDOWN")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", FORBIDDEN, ids=" ".join)
+async def test_commands_of_other_roles_are_rejected(users: dict[str, Redis], words: tuple[str, ...]) -> None:
+    """And commands that no role needs."""
+    role, *command = words
+
+    with pytest.raises(NoPermissionError):
+        await users[role].execute_command(*command)
+
+
+@pytest.mark.parametrize(("role", "other"), [("worker", "gateway"), ("scheduler", "gateway"), ("worker", "scheduler")])
+async def test_scripts_of_other_roles_are_rejected(users: dict[str, Redis], role: str, other: str) -> None:
+    """Scripts run with the permissions of their caller."""
+    pool = Pool(users[role], Keys())
+
+    with pytest.raises(RedisUnavailable, match=r"(?i)acl failure|can't|permission"):
+        await (pool.queue(1) if other == "gateway" else pool.presence.census())
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_gateway_can_only_remove_from_the_list_of_dead_letters(
+    client: Redis, users: dict[str, Redis], name: str
+) -> None:
+    """For the dashboard: LREM is its only write command on a key of another role."""
+    keys = Keys(name)
+    await client.lpush(keys.dlq, "req_x", "req_y")
+    await DeadLetterList(users["gateway"], keys).remove(["req_x"])
+    assert await users["gateway"].lrange(keys.dlq, 0, -1) == [b"req_y"]
+    for command, *arguments in (("LPUSH", "req_z"), ("RPUSH", "req_z"), ("DEL",), ("LTRIM", "0", "1")):
+        with pytest.raises(NoPermissionError):
+            await users["gateway"].execute_command(command, keys.dlq, *arguments)
+
+
+async def test_unknown_users_are_rejected(socket: Path, redis_url: str) -> None:
+    """The default user is disabled, and a wrong password is rejected."""
+    assert redis_url
+    for login in ("", "gateway:wrong@", "root2:x@"):
+        stranger = command_client(f"unix://{login}{socket}", PATIENCE_S)
+        with pytest.raises(RedisError, match=r"(?i)already authenticated|invalid username"):
+            await stranger.ping()
+        await stranger.aclose()

@@ -1,4 +1,4 @@
-"""A primary behind Sentinel dies: every kind of client finds the next one by itself, each call bounded as always."""
+"""Failover with Sentinel: every kind of client uses the next primary, and each call is bounded."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ __all__ = ["failover", "failover_client"]
 
 
 async def write(client: Redis) -> bool:
-    """Whether a write is taken now; every try ends within its bound."""
+    """Whether a write succeeds; every attempt is bounded."""
     began = time.monotonic()
     try:
         async with bounded():
@@ -35,21 +35,21 @@ async def write(client: Redis) -> bool:
     return True
 
 
-async def test_commands_go_to_the_next_primary(failover: Failover, failover_client: Redis) -> None:
-    """After the death of the primary, calls fail within their bound and then reach the promoted replica."""
+async def test_commands_and_scripts_use_the_next_primary(failover: Failover, failover_client: Redis) -> None:
+    """Calls fail within their bound until the replica is promoted. Scripts are sent to it again."""
     await check_server(failover_client)
-    assert await write(failover_client)
+    pool = Pool(failover_client, Keys())
+    await pool.queue(1)
 
     failover.kill_primary()
 
     assert not await write(failover_client)
     await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
+    assert await pool.states(await pool.queue(1)) == ["queued"]
 
 
-async def test_a_primary_that_hangs_is_left_and_never_written_to_again(
-    failover: Failover, failover_client: Redis
-) -> None:
-    """While the primary stands still another takes over; once it goes on, it takes no write of ours any more."""
+async def test_a_suspended_primary_gets_no_writes_afterwards(failover: Failover, failover_client: Redis) -> None:
+    """While the primary is suspended the replica is promoted; when it resumes, no write goes to it."""
     assert await write(failover_client)
     failover.signal_primary(signal.SIGSTOP)
     await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
@@ -65,22 +65,10 @@ async def test_a_primary_that_hangs_is_left_and_never_written_to_again(
         await eventually(written_to_the_next_only, "writes go to the next primary")
 
 
-async def test_scripts_are_sent_again_to_a_primary_that_never_saw_them(
+async def test_blocking_reads_and_subscriptions_use_the_next_primary(
     failover: Failover, failover_client: Redis
 ) -> None:
-    """The promoted replica may not know a script by its hash: admission works there all the same."""
-    pool = Pool(failover_client, Keys())
-    await pool.queue(1)
-
-    failover.kill_primary()
-    await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
-
-    [request_id] = await pool.queue(1)
-    assert await pool.states([request_id]) == ["queued"]
-
-
-async def test_blocking_reads_and_subscriptions_follow(failover: Failover, failover_client: Redis) -> None:
-    """A worker's BLPOP and a gateway's subscription work on the next primary without anybody's help."""
+    """A worker's BLPOP and a gateway's subscription."""
     blocking, listening = blocking_client(failover.url), subscriber_client(failover.url)
     ready = ReadyBatches(blocking, Keys(), 0.2)
     pending_requests = PendingRequests()
@@ -104,7 +92,7 @@ async def test_blocking_reads_and_subscriptions_follow(failover: Failover, failo
     await eventually(subscriber.subscribed.is_set, "subscribed to the next primary", 10.0)
     async with bounded():
         assert await failover_client.publish("responses:g1", b"junk") == 1
-    await eventually(lambda: subscriber.malformed == 1, "the message came")
+    await eventually(lambda: subscriber.malformed == 1, "the message is received")
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
     await failover_client.delete("batch_queue")
@@ -112,8 +100,8 @@ async def test_blocking_reads_and_subscriptions_follow(failover: Failover, failo
     await listening.aclose()
 
 
-async def test_no_sentinel_at_all_is_redis_away() -> None:
-    """With no Sentinel to ask, a call fails as if Redis were away, within its bound."""
+async def test_without_a_sentinel_redis_is_unavailable() -> None:
+    """A call fails within its bound."""
     client = command_client("redis+sentinel://127.0.0.1:1,127.0.0.1:2/primary")
 
     assert not await write(client)
@@ -121,7 +109,7 @@ async def test_no_sentinel_at_all_is_redis_away() -> None:
     await client.aclose()
 
 
-def test_a_sentinel_url_is_taken_apart() -> None:
+def test_a_sentinel_url_is_parsed() -> None:
     """Several Sentinels, the default port, credentials, service and database."""
     assert parse("redis+sentinel://us%40er:pass@a:1,b,[::1]:3/primary/2") == SentinelUrl(
         [("a", 1), ("b", 26379), ("::1", 3)],
@@ -136,19 +124,19 @@ def test_a_sentinel_url_is_taken_apart() -> None:
 
 
 def test_a_sentinel_url_names_certificates() -> None:
-    """For the servers, and for the Sentinels where these speak TLS."""
+    """For the servers, and for the Sentinels parsed these speak TLS."""
     url = "rediss+sentinel://a/primary?ssl_ca_certs=/tls/ca.crt&ssl_certfile=/tls/tls.crt&ssl_keyfile=/tls/tls.key"
     files = {"ssl_ca_certs": "/tls/ca.crt", "ssl_certfile": "/tls/tls.crt", "ssl_keyfile": "/tls/tls.key"}
 
-    asked = {}
+    used = {}
     for text, tls in ((url, False), (url + "&sentinel_tls=on", True)):
-        where = parse(text)
-        assert (where.tls_files, where.sentinel_tls) == (files, tls)
+        parsed = parse(text)
+        assert (parsed.tls_files, parsed.sentinel_tls) == (files, tls)
         pool = command_client(text).connection_pool
         assert files.items() <= pool.connection_kwargs.items()
-        asked[tls] = pool._sentinel.sentinels[0].connection_pool.connection_kwargs
-    assert files.items() <= asked[True].items()
-    assert not files.keys() & asked[False].keys()
+        used[tls] = pool._sentinel.sentinels[0].connection_pool.connection_kwargs
+    assert files.items() <= used[True].items()
+    assert not files.keys() & used[False].keys()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +151,7 @@ def test_a_sentinel_url_names_certificates() -> None:
         ("rediss+sentinel://a/primary?sentinel_tls=yes", "'yes'"),
     ],
 )
-def test_a_bad_sentinel_url_is_refused_with_the_part_at_fault(url: str, names: str) -> None:
-    """One sentence that names what is wrong."""
+def test_an_invalid_sentinel_url(url: str, names: str) -> None:
+    """The error names the invalid part."""
     with pytest.raises(StartError, match=names):
         parse(url)

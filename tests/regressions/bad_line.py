@@ -1,4 +1,4 @@
-"""A line to Redis that can go bad: deaf, mute, stalled, slow, refused or cut. Counts what passes."""
+"""A proxy in front of Redis that drops, delays, refuses or cuts on demand, and records what clients send."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class BadLine:
-    """Listens on loopback for the server behind a Unix socket. The faults are attributes, and act at once."""
+    """Listens on loopback for the server behind a Unix socket. The faults are attributes with immediate effect."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -16,10 +16,10 @@ class BadLine:
         self._serving: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self.drop_requests = False  # What the client sends is swallowed: the server sees silence.
-        self.drop_replies = False  # The command runs, its reply is lost.
-        self.refuse = False  # Every new connection is reset.
-        self.delay_s = 0.0  # On each chunk from the server.
+        self.drop_requests = False  # Data from the client is dropped.
+        self.drop_replies = False  # Data from the server is dropped.
+        self.refuse = False  # New connections are reset.
+        self.delay_s = 0.0  # Of each chunk from the server.
         self.accepted = 0
         self.requests: list[bytes] = []
 
@@ -33,15 +33,15 @@ class BadLine:
         return b"".join(self.requests).upper().count(b"\r\n" + command + b"\r\n")
 
     def stall(self) -> None:
-        """Read nothing more of what the server sends, as a client does that hangs."""
+        """Stop reading from the server, as a client that hangs."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """Read on."""
+        """Read again."""
         self._flowing.set()
 
     def cut(self) -> None:
-        """Reset every connection, both sides."""
+        """Reset all connections on both sides."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -96,7 +96,7 @@ class BadLine:
 
 @asynccontextmanager
 async def bad_line(socket: Path) -> AsyncIterator[BadLine]:
-    """A way to the server behind `socket`, good until the test spoils it."""
+    """A proxy for the server behind `socket`, without faults at first."""
     line = BadLine(socket)
     await line.start()
     try:

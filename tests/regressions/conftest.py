@@ -1,4 +1,4 @@
-"""Fixtures of the regression tests: a line to Redis that can go bad."""
+"""Fixtures of the regression tests."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from tierlane.embedded.redis import EmbeddedRedis
 
 @pytest.fixture
 async def line(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[BadLine]:
-    """A good line to the session's Redis, which the test may spoil."""
-    del redis_url  # It is asked for so that Redis is empty.
+    """A proxy in front of the session's Redis."""
+    del redis_url  # Requested so that Redis is empty.
     async with bad_line(redis_server.socket) as line:
         yield line

@@ -1,4 +1,4 @@
-"""Bugs of audits and catalogs over PostgreSQL: rows that are lost, doubled or torn, and keys that fail with a database."""
+"""Bugs of audits and catalogs in PostgreSQL: lost, duplicate or partial rows, and authentication without a database."""
 
 import re
 import time
@@ -27,18 +27,18 @@ __all__ = ["database_url", "db", "postgres_server"]
 Connection = Any
 
 
-async def nothing_waits(client: Redis) -> bool:
+async def outbox_is_empty(client: Redis) -> bool:
     return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"))
 
 
 async def audit(url: str, client: Redis) -> None:
     """Run an auditor until the outbox is empty."""
     async with running(auditor_for(url, client)):
-        await eventually(lambda: nothing_waits(client), "the outbox is empty")
+        await eventually(lambda: outbox_is_empty(client), "the outbox is empty")
 
 
-async def test_bug_36_a_record_that_nobody_can_read(client: Redis, database_url: str, db: Connection) -> None:
-    """One bad entry at the head stopped the drain for ever (Sidekiq #4633); here it is set aside, the rest is written."""
+async def test_bug_36_an_unreadable_entry_stops_no_audit(client: Redis, database_url: str, db: Connection) -> None:
+    """One bad entry at the head blocked all others (Sidekiq #4633). Here it is stored separately, and the others are written."""
     good = new_ids(20)
     await put(client, b"\xc1", b"", b"\x91\x93\xa1x\x01\x02", *[[accepted(i), ended(i)] for i in good])
 
@@ -48,8 +48,8 @@ async def test_bug_36_a_record_that_nobody_can_read(client: Redis, database_url:
     assert await client.llen(KEYS.outbox_bad) == 3
 
 
-async def test_bug_43_one_duplicate_aborts_a_copy(client: Redis, database_url: str, db: Connection) -> None:
-    """A COPY that meets one row twice loses all of them; here rows are staged, and those that are there already stay."""
+async def test_bug_43_a_duplicate_row_aborts_no_copy(client: Redis, database_url: str, db: Connection) -> None:
+    """A COPY with a duplicate row loses all rows. Here rows are staged, and existing ones stay."""
     ids = new_ids(50)
     await put(client, [accepted(ids[0]), ended(ids[0])])
     await audit(database_url, client)
@@ -63,8 +63,8 @@ async def test_bug_43_one_duplicate_aborts_a_copy(client: Redis, database_url: s
     assert await find_request(db, ids[0]) == first
 
 
-async def test_bug_43_one_refused_row_costs_only_itself(client: Redis, database_url: str, db: Connection) -> None:
-    """A row that breaks a constraint took its whole batch with it; here it is found by halving, and set aside."""
+async def test_bug_43_a_bad_row_does_not_affect_others(client: Redis, database_url: str, db: Connection) -> None:
+    """A row that violates a constraint fails its whole batch. Here it is found by bisection and stored separately."""
     *ids, bad = new_ids(31)
     await put(
         client, [record for i in ids[:15] for record in (accepted(i), ended(i))], [accepted(bad, customer_id="x")]
@@ -74,12 +74,12 @@ async def test_bug_43_one_refused_row_costs_only_itself(client: Redis, database_
     await audit(database_url, client)
 
     assert await count_requests(db) == {"completed": 30}
-    aside = await client.lrange(KEYS.outbox_bad, 0, -1)
-    assert [record.id for entry in aside for record in decode_entry(entry)[0]] == [bad]
+    entries = await client.lrange(KEYS.outbox_bad, 0, -1)
+    assert [record.id for entry in entries for record in decode_entry(entry)[0]] == [bad]
 
 
-async def test_bug_43_one_id_with_two_times_is_two_rows(client: Redis, database_url: str, db: Connection) -> None:
-    """A partition key beside the id lets one id in twice; here the time is made from the id, so both are one thing."""
+async def test_bug_43_one_id_has_one_row(client: Redis, database_url: str, db: Connection) -> None:
+    """With a partition key next to the id, one id can have two rows. Here the time is derived from the id."""
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id)])
     await audit(database_url, client)
@@ -90,8 +90,8 @@ async def test_bug_43_one_id_with_two_times_is_two_rows(client: Redis, database_
     assert len(rows) == 1
 
 
-async def test_bug_44_synchronous_commit_is_off(database_url: str) -> None:
-    """With it off, a crash lost commits that had been answered; here nobody turns it off, nor for a server that keeps nothing."""
+async def test_bug_44_synchronous_commit_is_on(database_url: str) -> None:
+    """With it off, a crash loses acknowledged commits. Here no setting and no statement turns it off."""
     connection = await connect(
         database_url,
         name="tierlane-auditor",
@@ -99,42 +99,42 @@ async def test_bug_44_synchronous_commit_is_off(database_url: str) -> None:
         statement_timeout_ms=1000,
         settings=LEADER_SETTINGS,
     )
-    asked = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
-    here = await connection.fetchrow(asked)
+    query = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
+    setting = await connection.fetchrow(query)
     await connection.close()
 
-    assert tuple(here) == ("on", "default")  # The tests' own server.
+    assert tuple(setting) == ("on", "default")
     assert "synchronous_commit" not in SETTINGS
-    places = [name for name, text in texts_of_the_product() if re.search(r"synchronous_commit\W+(off|local)", text)]
+    places = [name for name, text in product_texts() if re.search(r"synchronous_commit\W+(off|local)", text)]
     assert places == []
 
 
-def texts_of_the_product() -> Iterator[tuple[str, str]]:
-    """Every file of ours that could say something to PostgreSQL."""
-    for room in ("gateway", "scheduler", "gpu_pool", "ledger", "tierlane", "migrations"):
-        for path in sorted((ROOT / room).rglob("*")):
+def product_texts() -> Iterator[tuple[str, str]]:
+    """Every product file with Python or SQL."""
+    for package in ("gateway", "scheduler", "gpu_pool", "ledger", "tierlane", "migrations"):
+        for path in sorted((ROOT / package).rglob("*")):
             if path.suffix in {".py", ".sql"}:
                 yield str(path.relative_to(ROOT)), path.read_text("utf-8")
 
 
-async def test_bug_45_notify_on_the_hot_path(client: Redis, database_url: str, db: Connection) -> None:
-    """NOTIFY makes commits wait for each other (recall.ai); here only the catalog notifies, and no audit row does."""
-    heard: list[str] = []
-    await db.add_listener(CHANNEL, lambda *told: heard.append(str(told[-1])))
+async def test_bug_45_audit_rows_send_no_notify(client: Redis, database_url: str, db: Connection) -> None:
+    """NOTIFY serializes commits (recall.ai). Here only changes of the catalog notify."""
+    notifications: list[str] = []
+    await db.add_listener(CHANNEL, lambda *arguments: notifications.append(str(arguments[-1])))
     ids = new_ids(50)
     await put(client, *[[accepted(i), ended(i)] for i in ids])
 
     await audit(database_url, client)
     assert await count_requests(db) == {"completed": 50}
-    assert heard == []
+    assert notifications == []
     assert await db.fetchval("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'requests'::regclass") == 0
 
     await db.execute("UPDATE tiers SET burst = burst + 1 WHERE name = 'free'")
-    await eventually(lambda: heard, "the catalog does")
+    await eventually(lambda: notifications, "the notification of the catalog")
 
 
-async def test_bug_49_the_auth_cache_is_down(postgres_server: EmbeddedPostgres) -> None:
-    """With its cache of keys down, an API was down for hours (OpenAI 2023); here keys are in the process, and stay good."""
+async def test_bug_49_keys_are_valid_without_the_database(postgres_server: EmbeddedPostgres) -> None:
+    """An API was unavailable for hours with its cache of keys (OpenAI 2023). Here keys are in the process, and stay valid."""
     url = await copy_of(postgres_server, "migrated")
     db = await asyncpg.connect(dsn(url))
     await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
@@ -144,7 +144,7 @@ async def test_bug_49_the_auth_cache_is_down(postgres_server: EmbeddedPostgres) 
     catalog = Catalog(url, clock=lambda: time.monotonic() + offset_s)
     await catalog.start()
     await drop(postgres_server, url)
-    await eventually(lambda: catalog.problem, "the loss is noticed")
+    await eventually(lambda: catalog.problem, "the loss is detected")
 
     offset_s = 10 * 60.0
     assert catalog.identify(known, time.time()).tier == "paid"

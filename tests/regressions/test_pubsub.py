@@ -1,4 +1,4 @@
-"""Bugs of systems that answer by pub/sub: whatever a message loses, the stored reply is found."""
+"""Bugs of systems that reply by pub/sub: if a message is lost, the stored reply is found."""
 
 import asyncio
 import time
@@ -24,8 +24,8 @@ CHANNEL = Keys().responses("g1")
 
 
 @dataclass
-class Waiting:
-    """A request that runs, and whoever waits for it at gateway `g1`."""
+class RunningRequest:
+    """A request that runs, and is pending at gateway `g1`."""
 
     pool: Pool
     batch: ClaimedBatch
@@ -33,30 +33,30 @@ class Waiting:
     outcome: "asyncio.Future[Outcome]"
 
     async def finish(self) -> None:
-        """The worker ends it: the reply is stored, then published."""
+        """The worker finishes it: the reply is stored, then published."""
         assert await self.pool.batches.finish(self.batch.batch_id, self.batch.token, [done(self.pending.id)]) == 0
 
-    async def answered(self, timeout_s: float = 5.0) -> Reply:
-        async with asyncio.timeout(timeout_s):
+    async def output(self) -> str:
+        """The output that the gateway gets."""
+        async with asyncio.timeout(5):
             reply = await self.outcome
         assert isinstance(reply, Reply)
-        return reply
+        return reply.output
 
 
-async def wait_at(pending_requests: PendingRequests, pool: Pool) -> Waiting:
-    """One running request with a waiter."""
+async def start(pending_requests: PendingRequests, pool: Pool) -> RunningRequest:
+    """Start a request."""
     batch = await pool.running(1)
-    submission = pool.submission(id=batch.requests[0].id)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    pending = PendingRequest(submission, time.monotonic(), outcome.set_result)
+    pending = PendingRequest(pool.submission(id=batch.requests[0].id), time.monotonic(), outcome.set_result)
     pending.verdict = Verdict(Admission.ACCEPTED, remaining(1.0))
     pending_requests.add(pending)
-    return Waiting(pool, batch, pending, outcome)
+    return RunningRequest(pool, batch, pending, outcome)
 
 
 @asynccontextmanager
-async def listening(url: str, pool: Pool, pending_requests: PendingRequests) -> AsyncIterator[ResponseSubscriber]:
-    """A gateway's subscription that has been acknowledged."""
+async def subscribed(url: str, pool: Pool, pending_requests: PendingRequests) -> AsyncIterator[ResponseSubscriber]:
+    """A gateway's subscription, acknowledged by Redis."""
     client = subscriber_client(url)
     subscriber = ResponseSubscriber(client, CHANNEL, pending_requests, pool.results)
     task = asyncio.create_task(subscriber.run())
@@ -68,92 +68,92 @@ async def listening(url: str, pool: Pool, pending_requests: PendingRequests) -> 
         await client.aclose()
 
 
-async def test_bug_01_publish_before_subscribe(pool: Pool, redis_url: str) -> None:
-    """A result published before anybody listens is gone; here it was stored first and is read with the subscription."""
+async def test_bug_01_a_result_before_the_subscription(pool: Pool, redis_url: str) -> None:
+    """A message without a subscriber is lost. Here the reply was stored, and is read after the subscription."""
     pending_requests = PendingRequests()
-    waiting = await wait_at(pending_requests, pool)
+    request = await start(pending_requests, pool)
     assert await pool.client.pubsub_numsub(CHANNEL) == [(CHANNEL.encode(), 0)]
-    await waiting.finish()
+    await request.finish()
 
-    async with listening(redis_url, pool, pending_requests):
-        assert (await waiting.answered()).output == "olleh"
+    async with subscribed(redis_url, pool, pending_requests):
+        assert await request.output() == "olleh"
 
 
-async def test_bug_02_reconnect_loses_what_came_meanwhile(pool: Pool, line: BadLine) -> None:
-    """Messages sent between two connections strand their waiters; here every new subscription reads stored replies."""
+async def test_bug_02_a_result_between_two_connections(pool: Pool, line: BadLine) -> None:
+    """Messages during a reconnect are lost. Here every new subscription reads the stored replies."""
     pending_requests = PendingRequests()
-    async with listening(line.url, pool, pending_requests) as subscriber:
-        waiting = await wait_at(pending_requests, pool)
+    async with subscribed(line.url, pool, pending_requests) as subscriber:
+        request = await start(pending_requests, pool)
         line.refuse = True
         line.cut()
-        await eventually(lambda: not subscriber.subscribed.is_set(), "the loss is noticed")
-        await waiting.finish()
+        await eventually(lambda: not subscriber.subscribed.is_set(), "the loss is detected")
+        await request.finish()
         line.refuse = False
 
-        assert (await waiting.answered()).output == "olleh"
+        assert await request.output() == "olleh"
         assert subscriber.reconnects >= 1
 
 
-async def test_bug_03_half_open_subscriber(pool: Pool, line: BadLine) -> None:
-    """A connection that died without a word looks alive for ever; here a ping that is not answered ends it."""
+async def test_bug_03_a_half_open_connection(pool: Pool, line: BadLine) -> None:
+    """A connection can be lost without a packet. Here an unanswered ping ends it."""
     pending_requests = PendingRequests()
-    async with listening(line.url, pool, pending_requests) as subscriber:
-        waiting = await wait_at(pending_requests, pool)
+    async with subscribed(line.url, pool, pending_requests) as subscriber:
+        request = await start(pending_requests, pool)
         line.drop_replies = True
         began = time.monotonic()
-        await waiting.finish()
-        await eventually(lambda: not subscriber.subscribed.is_set(), "the silence is noticed")
+        await request.finish()
+        await eventually(lambda: not subscriber.subscribed.is_set(), "the loss is detected")
         assert time.monotonic() - began < PING_EVERY_S + PONG_WITHIN_S + 1.0
         line.drop_replies = False
 
-        assert (await waiting.answered()).output == "olleh"
+        assert await request.output() == "olleh"
 
 
-async def test_bug_04_output_buffer_overflow_drops_the_subscriber(pool: Pool, line: BadLine) -> None:
-    """Redis drops a subscriber that reads too slowly, PUBLISH still says 1; here what was lost is read afterwards."""
+async def overflows(pool: Pool) -> int:
+    """The number of clients that this server disconnected for the size of their output buffers."""
+    return int((await pool.client.info("stats"))["client_output_buffer_limit_disconnections"])
+
+
+async def test_bug_04_a_slow_subscriber_is_disconnected(pool: Pool, line: BadLine) -> None:
+    """Redis disconnects a subscriber that reads too slowly, though PUBLISH counted it. Here lost replies are read afterwards."""
     pending_requests = PendingRequests()
     before = await overflows(pool)
     await pool.client.config_set("client-output-buffer-limit", "pubsub 262144 131072 1")
     try:
-        async with listening(line.url, pool, pending_requests):
-            waiting = await wait_at(pending_requests, pool)
+        async with subscribed(line.url, pool, pending_requests):
+            request = await start(pending_requests, pool)
             line.stall()
-            sent = 0
+            received = 0
 
-            async def dropped() -> bool:
-                nonlocal sent
-                # Small ones: Valkey only refers to a large message from its output buffers, and does not count it there.
+            async def is_disconnected() -> bool:
+                nonlocal received
+                # Small messages: Valkey does not count large ones in the output buffer.
                 for _ in range(50):
-                    sent += await pool.client.publish(CHANNEL, b"\xc1" * (1 << 13))
+                    received += await pool.client.publish(CHANNEL, b"\xc1" * (1 << 13))
                 return await overflows(pool) > before
 
-            await eventually(dropped, "the subscriber that does not read is dropped")
-            assert sent > 1  # PUBLISH said every time that somebody had got it.
-            await waiting.finish()
+            await eventually(is_disconnected, "the slow subscriber is disconnected")
+            assert received > 1
+            await request.finish()
             line.flow()
 
-            assert (await waiting.answered()).output == "olleh"
+            assert await request.output() == "olleh"
     finally:
         await pool.client.config_set("client-output-buffer-limit", "pubsub 33554432 8388608 60")
 
 
-async def overflows(pool: Pool) -> int:
-    """How many clients this server has dropped for the size of their output buffer."""
-    return int((await pool.client.info("stats"))["client_output_buffer_limit_disconnections"])
-
-
-async def test_bug_26_late_result_for_a_gone_waiter_kills_the_reader(pool: Pool, redis_url: str) -> None:
-    """A reply for somebody who left raised in the reader and ended it; here it is counted, and the next one arrives."""
+async def test_bug_26_a_late_or_malformed_message_stops_no_reader(pool: Pool, redis_url: str) -> None:
+    """A reply without a pending request raised in the reader and ended it. Here it is counted."""
     pending_requests = PendingRequests()
-    async with listening(redis_url, pool, pending_requests) as subscriber:
-        gone = await wait_at(pending_requests, pool)
+    async with subscribed(redis_url, pool, pending_requests) as subscriber:
+        gone = await start(pending_requests, pool)
         pending_requests.remove(gone.pending)
         await gone.finish()
         await pool.client.publish(CHANNEL, b"\xc1")
         await eventually(lambda: pending_requests.unknown_replies == 1, "the late reply is counted")
-        await eventually(lambda: subscriber.malformed == 1, "the bad message is counted")
+        await eventually(lambda: subscriber.malformed == 1, "the malformed message is counted")
 
-        waiting = await wait_at(pending_requests, pool)
-        await waiting.finish()
-        assert (await waiting.answered()).output == "olleh"
+        request = await start(pending_requests, pool)
+        await request.finish()
+        assert await request.output() == "olleh"
         assert subscriber.reconnects == 0

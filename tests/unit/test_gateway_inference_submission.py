@@ -172,12 +172,12 @@ def test_the_fingerprint_depends_on_values_only(body: bytes, equal: bool) -> Non
 
     assert (idempotency("c", "k", payload(body)).fingerprint == fingerprint) is equal
     assert idempotency("c", "k", replace(first, model="other")).fingerprint != fingerprint
-    assert idempotency("c", "k", first.on_its_way("g n", 3)).fingerprint == fingerprint
+    assert idempotency("c", "k", first.with_target("g n", 3)).fingerprint == fingerprint
 
 
 def test_the_fingerprint_is_stable_across_versions() -> None:
     """Fingerprints outlive an update: a repeated request must not become a different one."""
-    made = idempotency("c", "k", Payload("m", "a", {"t": 1}).on_its_way("", 2))
+    made = idempotency("c", "k", Payload("m", "a", {"t": 1}).with_target("", 2))
 
     assert made.fingerprint == sha256(b"\x95\xa1m\xa1a\x81\xa1t\x01\x00\xa0").hexdigest()[: len(made.fingerprint)]
 

@@ -34,7 +34,7 @@ class Listener:
 
 def test_item_has_all_stored_fields() -> None:
     """A body that cannot be decoded is None at its position."""
-    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).on_its_way("", 3)
+    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).with_target("", 3)
 
     item, unreadable = read_items([encode_payload(stored), b"junk"], lambda *_: Listener(), [5.0, 6.0])
 

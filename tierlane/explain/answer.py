@@ -21,8 +21,8 @@ from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.protocol.limits import (
     LimitState,
     RejectionRecord,
-    find_refusal,
-    recent_refusals,
+    find_rejection,
+    recent_rejections,
 )
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
@@ -158,7 +158,7 @@ async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int
     observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
     left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
     customer_id = rows.row.customer.id if rows.row else _as_customer_id(asked)
-    known = await recent_refusals(client, keys, customer_id, refusals) if customer_id else None
+    known = await recent_rejections(client, keys, customer_id, refusals) if customer_id else None
     return RedisState(observation, left, known)
 
 
@@ -191,7 +191,7 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
             keys = Keys(settings.pool)
             detail = await Results(client, keys).request_detail(request_id)
             if row is None and detail is None:
-                refusal = await find_refusal(client, keys, request_id)
+                refusal = await find_rejection(client, keys, request_id)
     except RedisUnavailable as error:
         not_read.append(_without(error, "running requests and rejections"))
     if len(not_read) == 2:

@@ -1,10 +1,10 @@
--- batch: the lists and the lease of one batch (needs prelude and ending).
--- load_batch(id) gives {id, state, size, worker, token, tiers, losses, formed}, or nil where no such batch is left. `losses`
--- says how often its members were lost, `formed` when they left their tier queues: together, so that it is told once.
--- One that cannot be read is dropped: its members end at their deadlines, by their gateways.
+-- batch: the lists and the lease of one batch (needs prelude, row and finalize).
+-- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed}, or nil if the batch does not exist. `losses` is how
+-- often its members were lost, `formed` when they left their tier queues; both are the same for all members. A batch that
+-- cannot be read is deleted; its gateways end its members at their deadlines.
 local function load_batch(id)
   local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at')
-  if row.err and of_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
+  if row.err and is_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
     call('ZREM', P .. 'leases', id)
@@ -17,15 +17,15 @@ local function load_batch(id)
   return batch
 end
 
--- each_member(batch, visit, last): visit(id, row, list) for every id that is still processing in this batch, oldest first a
--- tier; `last` as in read, or a table that has it, which `visit` may change.
-local function each_member(batch, visit, last)
+-- each_member(batch, visit, last_field): visit(id, row, list) for each member that is still processing, oldest first per tier.
+-- `last_field` as in read_row; a value that `visit` returns replaces it for the rest.
+local function each_member(batch, visit, last_field)
   for _, tier in ipairs(batch.tiers) do
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
     local ids = call('LRANGE', list, 0, -1)
     for i = #ids, 1, -1 do
-      local row = read(ids[i], last)
-      if row[STATE] == 'processing' and row[BATCH] == batch.id then last = visit(ids[i], row, list) or last
+      local row = read_row(ids[i], last_field)
+      if row[STATE] == 'processing' and row[BATCH] == batch.id then last_field = visit(ids[i], row, list) or last_field
       else call('LREM', list, 1, ids[i]) end
     end
   end
@@ -35,21 +35,20 @@ local function lease(batch, lease_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch.id)
 end
 
--- keep(batch, keep_ms): how long its keys outlive this moment, or the deadline of each of its members (`batch.last`) where
--- that is known, should no worker and no scheduler renew them. Never shortens what they have: a batch that ran out would
--- leave its members without anybody who could run or end them.
+-- keep(batch, keep_ms): extends the lifetime of its keys to `keep_ms` after now, or after the latest deadline of its members
+-- (`batch.last`) if that is known. Never shortens it: if the keys of a batch expired, no process could run or end its members.
 local function keep(batch, keep_ms)
   local ms = math.max(0, (batch.last or now) - now) + keep_ms
-  if not batch.fresh then outlive(P .. 'batch:' .. batch.id, ms) else call('PEXPIRE', P .. 'batch:' .. batch.id, ms) end
+  if not batch.fresh then extend_ttl(P .. 'batch:' .. batch.id, ms) else call('PEXPIRE', P .. 'batch:' .. batch.id, ms) end
   for _, tier in ipairs(batch.tiers) do
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
-    if not batch.fresh then outlive(list, ms) else call('PEXPIRE', list, ms) end
+    if not batch.fresh then extend_ttl(list, ms) else call('PEXPIRE', list, ms) end
   end
 end
 
--- stand_first(batch, size, lease_ms, keep_ms): nobody's again, and the next that a worker takes. `batch` may be new, and
--- then has `last`, the latest deadline of its members.
-local function stand_first(batch, size, lease_ms, keep_ms)
+-- push_first(batch, size, lease_ms, keep_ms): makes a batch ready, without an owner, at the head of batch_queue. A new batch has
+-- `last`, the latest deadline of its members.
+local function push_first(batch, size, lease_ms, keep_ms)
   call('HSET', P .. 'batch:' .. batch.id, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '),
     'losses', batch.losses, 'at', batch.formed or now, 'worker', '', 'token', '')
   keep(batch, keep_ms)
@@ -57,8 +56,8 @@ local function stand_first(batch, size, lease_ms, keep_ms)
   call('LPUSH', P .. 'batch_queue', batch.id)
 end
 
--- drop_batch(batch): forget a batch whose members have all left it.
-local function drop_batch(batch)
+-- delete_batch(batch): deletes a batch that has no members left.
+local function delete_batch(batch)
   for _, tier in ipairs(batch.tiers) do call('DEL', P .. 'inflight:' .. tier .. ':' .. batch.id) end
   call('DEL', P .. 'batch:' .. batch.id)
   call('ZREM', P .. 'leases', batch.id)

@@ -1,90 +1,90 @@
--- coalescing: equal submissions share one run, or get an answer that is kept (needs asking, charge, entering, row and same).
--- answering: a submission whose answer is kept has ended as it came (needs asking, row, replays and same). Its reply goes with the
--- verdict: nobody has to be told by a message.
-local answered = {}
+-- coalescing: equal submissions share one run or get a cached reply (needs submissions, charge, enqueue, row and
+-- coalescing_keys). Each has its own row, audit record and lease; only the primary is in a queue. With a cached reply, a
+-- submission ends when it is admitted, and the reply is part of the verdict, not a message.
+local cached_outcomes = {}
 
--- answer_now(g, o, key, paid, answer) -> its reply: it completed as it came. Of its tokens it pays what the answer has.
-local function answer_now(g, o, key, paid, answer)
+-- finish_from_cache(g, o, key, charged, answer) -> the reply of a submission that completes at once. It pays the reply's tokens.
+local function finish_from_cache(g, o, key, charged, answer)
   local used, bytes, tail = cmsgpack.unpack(answer)
-  local id, nonce, n, c = asked[o + ID], asked[o + NONCE], #answered, g.customer
-  local reply = '\220\0\17' .. text_head[#id] .. id .. packed[g.customer_id] .. text_head[#nonce] .. nonce ..
+  local id, nonce, n, c = submissions[o + ID], submissions[o + NONCE], #cached_outcomes, g.customer
+  local reply = '\220\0\17' .. str_header[#id] .. id .. packed[g.customer_id] .. str_header[#nonce] .. nonce ..
     cmsgpack.pack('completed', '', 0, -1, '', 0, '') .. tail .. packed.cache
   call('HSET', key, 'ended', string.format('%.0f', now), 'reply', reply)
-  if asked[o + RARE][1] ~= '' then keep_replay(id, g.customer_id, tonumber(ARGV[7]), came + asked[o + TOTAL_MS], #reply) end
-  if paid ~= 'nothing' and used > 0 then settle_charge(c, o, used) end
-  for i, v in ipairs({id, 0, -1, -1, used, bytes}) do answered[n + i] = v end
+  if submissions[o + RARE][1] ~= '' then
+    record_replay(id, g.customer_id, tonumber(ARGV[7]), arrived_at + submissions[o + TOTAL_MS], #reply)
+  end
+  if charged ~= 'nothing' and used > 0 then settle_charge(c, o, used) end
+  for i, v in ipairs({id, 0, -1, -1, used, bytes}) do cached_outcomes[n + i] = v end
   return reply
 end
 
--- note_answered(): the audit's record of all that completed so.
-local function note_answered()
-  if #answered == 0 then return end
-  call('LPUSH', P .. 'outbox', '\145\154\161f' .. cmsgpack.pack('completed', '', now, '', 0, '', 0, answered, 'cache'))
+-- record_cached_outcomes(): writes the audit record of all submissions that completed from the cache.
+local function record_cached_outcomes()
+  if #cached_outcomes == 0 then return end
+  call('LPUSH', P .. 'outbox', '\145\154\161f' .. cmsgpack.pack('completed', '', now, '', 0, '', 0, cached_outcomes, 'cache'))
 end
 
--- with_reply(told, reply): a verdict, packed, with one field more where there is a reply, as a bin.
-local function with_reply(told, reply)
-  return reply and '\151' .. sub(told, 2) .. struct.pack('>BI2', 0xc5, #reply) .. reply or told
+-- with_reply(verdict, reply): the packed verdict, with the reply, if there is one, as another field (bin).
+local function with_reply(verdict, reply)
+  return reply and '\151' .. sub(verdict, 2) .. struct.pack('>BI2', 0xc5, #reply) .. reply or verdict
 end
 
--- collapsing: equal submissions share one run, or an answer that is kept (needs asking, row, same, entering,
--- charge and answering). Each has its own row, audit records and lease; only one of them stands in a queue.
-
--- match(g, rare) -> 'cached' and the answer that is kept, 'rides' or 'lifts' and the id of the leader; nil where it is to
--- run by itself. One whose own time is over leads nobody, whatever became of it.
+-- match(g, rare) -> 'cached' and the cached reply; 'follow' or 'replace' and the id of the primary; nil if the submission runs by
+-- itself. A primary after its deadline has no followers any more, whatever its state.
 local function match(g, rare)
   if not (rare and rare[5]) then return nil end
-  local known = call('HMGET', P .. 'same:' .. rare[5], 'answer', 'leader')
-  if known[1] then return 'cached', known[1] end
+  local stored = call('HMGET', P .. 'same:' .. rare[5], 'answer', 'leader')
+  if stored[1] then return 'cached', stored[1] end
   local row, is_damaged = {}, false
-  if known[2] then row, is_damaged = peek(known[2]) end
+  if stored[2] then row, is_damaged = peek_row(stored[2]) end
   if is_damaged or row[STATE] ~= 'queued' and row[STATE] ~= 'processing' or now >= row[DEADLINE] then return nil end
-  if row[STATE] == 'processing' then return 'rides', known[2] end
+  if row[STATE] == 'processing' then return 'follow', stored[2] end
   for _, name in ipairs(g.tier.ahead) do
-    if name == party(row).tier then return 'rides', known[2] end
+    if name == account_of(row).tier then return 'follow', stored[2] end
   end
-  return 'lifts', known[2]
+  return 'replace', stored[2]
 end
 
--- shares(g, rare): whether it needs neither a GPU's time nor a place in the queue.
-local function shares(g, rare)
+-- needs_no_run(g, rare): whether a submission needs neither GPU time nor a place in the queue.
+local function needs_no_run(g, rare)
   local how = match(g, rare)
-  return how == 'cached' or how == 'rides'
+  return how == 'cached' or how == 'follow'
 end
 
--- ride(leader, id): it ends when the leader does. The list lives as long as the row of each that is in it.
-local function ride(leader, id)
-  call('RPUSH', P .. 'riders:' .. leader, id)
-  outlive(P .. 'riders:' .. leader, call('PTTL', P .. 'request:' .. id))
+-- follow(primary, id): the list of followers lives as long as the row of each of them.
+local function follow(primary, id)
+  call('RPUSH', P .. 'riders:' .. primary, id)
+  extend_ttl(P .. 'riders:' .. primary, call('PTTL', P .. 'request:' .. id))
 end
 
--- lift(old, id): the leader waits in a lower tier: it rides from now on, as all do who rode on it. Its place in
--- the queue is dead, and passed over.
-local function lift(old, id)
+-- replace_primary(old, id): the primary is queued in a lower tier than the new request, which replaces it: the old primary and
+-- its followers follow the new one. Its id stays in the tier queue as a dead entry.
+local function replace_primary(old, id)
   if call('EXISTS', P .. 'riders:' .. old) == 1 then call('RENAME', P .. 'riders:' .. old, P .. 'riders:' .. id) end
   call('HSET', P .. 'request:' .. old, 'state', 'riding', 'lifted', 1)
-  ride(id, old)
+  follow(id, old)
 end
 
--- join(g, o, ...) -> the reply of one that has ended already: how one enters that may share.
-local function join(g, o, key, body, keep_ms, came, paid)
-  local rare, id, total_ms = asked[o + RARE], asked[o + ID], asked[o + TOTAL_MS]
-  local how, what = match(g, rare)
-  store(g, o, key, body, keep_ms, came, paid .. '+', how == 'cached' and 'completed' or how == 'rides' and 'riding' or 'queued')
-  if how == 'cached' then return answer_now(g, o, key, paid, what) end
+-- store_coalesced(g, o, ...) -> the reply if it ended at once: stores a submission with a coalescing key.
+local function store_coalesced(g, o, key, body, keep_ms, arrived_at, charged)
+  local rare, id, total_ms = submissions[o + RARE], submissions[o + ID], submissions[o + TOTAL_MS]
+  local how, value = match(g, rare)
+  store(g, o, key, body, keep_ms, arrived_at, charged .. '+',
+    how == 'cached' and 'completed' or how == 'follow' and 'riding' or 'queued')
+  if how == 'cached' then return finish_from_cache(g, o, key, charged, value) end
   call('HSET', key, 'same', rare[5] .. ' ' .. string.format('%.0f', rare[6]) .. ' ' .. rare[7])
-  hold_lease(g.customer, id, came + total_ms)
-  if how == 'rides' then return ride(what, id) end
+  add_lease(g.customer, id, arrived_at + total_ms)
+  if how == 'follow' then return follow(value, id) end
   depth[g.tier.name] = depth[g.tier.name] + 1
-  lead(rare[5], id, came + total_ms - now)
-  if how == 'lifts' then lift(what, id) end
+  set_primary(rare[5], id, arrived_at + total_ms - now)
+  if how == 'replace' then replace_primary(value, id) end
 end
 
--- take_in(g, o, key, body, keep_ms, came, paid) -> the reply of one that has ended already.
-local function take_in(g, o, key, body, keep_ms, came, paid)
-  local rare = asked[o + RARE]
-  if rare and rare[5] then return join(g, o, key, body, keep_ms, came, paid) end
-  store(g, o, key, body, keep_ms, came, paid)
-  hold_lease(g.customer, asked[o + ID], came + asked[o + TOTAL_MS])
+-- accept(g, o, key, body, keep_ms, arrived_at, charged) -> the reply if the submission ended at once.
+local function accept(g, o, key, body, keep_ms, arrived_at, charged)
+  local rare = submissions[o + RARE]
+  if rare and rare[5] then return store_coalesced(g, o, key, body, keep_ms, arrived_at, charged) end
+  store(g, o, key, body, keep_ms, arrived_at, charged)
+  add_lease(g.customer, submissions[o + ID], arrived_at + submissions[o + TOTAL_MS])
   depth[g.tier.name] = depth[g.tier.name] + 1
 end

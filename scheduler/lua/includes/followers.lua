@@ -1,33 +1,35 @@
--- followers: requests that wait for the run of an equal one, and how they end (needs batch, ending, retry_budget and same).
--- riders: those who wait for the run of an equal request, their leader (needs prelude, row, repaying, ending, batch and
--- same). `riders:<leader>` holds their ids, oldest first. A call looks at a few of them only.
-local room, HEIR_LEASE_MS, HEIR_KEEP_MS = 64, 600, 60000
+-- followers: requests that wait for the run of an equal one, their primary, and how they end when it ends (needs prelude, row,
+-- refund, finalize, batch, retry_budget and coalescing_keys). `riders:<primary>` lists their ids, oldest first. One call
+-- processes a limited number of them; `sharing` names the primaries with remaining ones.
+-- Followers get a result that another run would repeat. Any other end concerns the primary only, and the next follower runs,
+-- with the primary's losses, so that an input that kills workers has no more attempts than one request.
+local visits_left, PROMOTED_LEASE_MS, PROMOTED_KEEP_MS = 64, 600, 60000
 
--- each_rider(leader, visit) -> whether there may be more: visit(id, row) for those that still ride, until it says true.
-local function each_rider(leader, visit)
-  while room > 0 do
-    local id = call('LPOP', P .. 'riders:' .. leader)
+-- each_follower(primary, visit) -> whether there may be more: visit(id, row) for those that still wait, until it returns true.
+local function each_follower(primary, visit)
+  while visits_left > 0 do
+    local id = call('LPOP', P .. 'riders:' .. primary)
     if not id then return false end
-    room = room - 1
-    local row = read(id)
+    visits_left = visits_left - 1
+    local row = read_row(id)
     if row[STATE] == 'riding' and visit(id, row) then return false end
   end
-  return call('EXISTS', P .. 'riders:' .. leader) == 1
+  return call('EXISTS', P .. 'riders:' .. primary) == 1
 end
 
--- give(leader, told) -> whether any are left: they end as it did, without a run of their own.
-local function give(leader, told)
-  local state, code, id, size, worker, used, bytes, tail = cmsgpack.unpack(told)
+-- finalize_followers(primary, result) -> whether any are left: they end with the packed result, without a run of their own.
+local function finalize_followers(primary, result)
+  local state, code, id, size, worker, used, bytes, tail = cmsgpack.unpack(result)
   local batch, run = {id = id, size = size, worker = worker, losses = 0, served_from = 'collapsed'}, {-1, used, bytes, tail}
-  return each_rider(leader, function(rider, row) return not close(rider, row, state, code, batch, run) end)
+  return each_follower(primary, function(follower, row) return not finalize(follower, row, state, code, batch, run) end)
 end
 
--- stand_in(id, row, losses): it runs in the leader's place, first in its tier; it waited in time, so that it may wait until
--- its deadline. What lost workers before never joins fresh work: then it is a batch by itself.
-local function stand_in(id, row, losses)
-  local key, tier, env = P .. 'request:' .. id, party(row).tier, row[ENV]
+-- queue_follower(id, row, losses): a follower runs in place of its primary, first in its tier; its queue timeout no longer
+-- applies. With losses it is a batch by itself, because it must not join new requests.
+local function queue_follower(id, row, losses)
+  local key, tier, env = P .. 'request:' .. id, account_of(row).tier, row[ENV]
   local batch = {id = sub(id, 5), losses = losses, last = row[DEADLINE]}
-  -- One that was lifted may have an old place still: with two of them it would run twice.
+  -- A former primary may still be in its tier queue: with two entries it would run twice.
   if call('HDEL', key, 'lifted') == 1 then call('LREM', P .. 'queue:' .. tier, -1, id) end
   call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
   if losses == 0 then call('RPUSH', P .. 'queue:' .. tier, id)
@@ -35,63 +37,62 @@ local function stand_in(id, row, losses)
     call('HSET', key, 'state', 'processing', 'batch', batch.id, 'losses', losses)
     call('LPUSH', P .. 'inflight:' .. tier .. ':' .. batch.id, id)
     batch.tiers = {tier}
-    stand_first(batch, 1, HEIR_LEASE_MS, HEIR_KEEP_MS)
+    push_first(batch, 1, PROMOTED_LEASE_MS, PROMOTED_KEEP_MS)
   end
   if call('LLEN', P .. 'wake') == 0 then call('LPUSH', P .. 'wake', 1) end
 end
 
--- succeed(leader, hash, losses) -> whether any are left to be looked at: the oldest that has time left leads the others.
-local function succeed(leader, hash, losses)
-  return each_rider(leader, function(id, row)
-    if now >= row[DEADLINE] then return not close(id, row, 'failed', 'deadline_exceeded', NO_BATCH, NO_RUN) end
-    stand_in(id, row, losses)
-    local left = P .. 'riders:' .. leader
-    if call('EXISTS', left) == 1 then call('RENAME', left, P .. 'riders:' .. id) end
-    if call('EXISTS', P .. 'same:' .. hash) == 0 then lead(hash, id, row[DEADLINE] - now) end
+-- promote_follower(primary, hash, losses) -> whether followers are left to process: the oldest with time left becomes the primary.
+local function promote_follower(primary, hash, losses)
+  return each_follower(primary, function(id, row)
+    if now >= row[DEADLINE] then return not finalize(id, row, 'failed', 'deadline_exceeded', NO_BATCH, NO_RUN) end
+    queue_follower(id, row, losses)
+    local list = P .. 'riders:' .. primary
+    if call('EXISTS', list) == 1 then call('RENAME', list, P .. 'riders:' .. id) end
+    if call('EXISTS', P .. 'same:' .. hash) == 0 then set_primary(hash, id, row[DEADLINE] - now) end
     return true
   end)
 end
 
--- sharing: what a leader leaves to its riders (needs prelude, row, repaying, ending, retry_budget, same and riders).
--- An outcome that another run would repeat is theirs as well: a few of them are told at once, and `sharing` names whose are
--- not all told. Any other end is the leader's own, and the next of them runs, with its losses: what killed workers for one
--- kills no more of them for the next.
-local owing, OWING_KEEP_MS, AGAIN = false, 60000, {poison_request = true, invalid_request = true, invalid_output = true}
+local followers_left, SHARING_KEEP_MS = false, 60000
+local REPEATABLE_FAILURES = {poison_request = true, invalid_request = true, invalid_output = true}
 
--- final(...) -> how riders end at once, packed; nil where one of them runs.
-local function final(row, state, code, batch, run, losses)
-  if run and (state == 'completed' or AGAIN[code] or row.buried) then
-    return cmsgpack.pack(state, code, batch.id, batch.size, batch.worker, run[USED], run[BYTES], unrun(run[TAIL]))
+-- shared_result(...) -> the packed result of all followers, or nil if one of them runs.
+local function shared_result(row, state, code, batch, run, losses)
+  if run and (state == 'completed' or REPEATABLE_FAILURES[code] or row.is_dead_letter) then
+    return cmsgpack.pack(state, code, batch.id, batch.size, batch.worker, run[USED], run[BYTES], without_gpu_ms(run[TAIL]))
   end
-  if losses > 0 and withdraw(1) == 0 then -- it would be a retry, of which the pool can afford no more
+  if losses > 0 and withdraw(1) == 0 then -- it would be a retry, and the pool has no retry budget left
     return cmsgpack.pack('failed', 'worker_lost', '', 0, '', 0, 0, NO_RUN[TAIL])
   end
 end
 
--- bequeath(...): for one that has been closed so; `run` is false where its output is not here.
-local function bequeath(id, row, state, code, batch, run)
-  local known = redis.pcall('HMGET', P .. 'request:' .. id, 'same', 'losses')
-  if known.err then return end
-  local hash, ttl_ms, version = string.match(known[1] or '', '^(%S+) (%d+) (.*)$')
+-- end_primary(...): for a coalesced request that was finalized; `run` is false if its output is not in Redis.
+local function end_primary(id, row, state, code, batch, run)
+  local stored = redis.pcall('HMGET', P .. 'request:' .. id, 'same', 'losses')
+  if stored.err then return end
+  local hash, ttl_ms, version = string.match(stored[1] or '', '^(%S+) (%d+) (.*)$')
   if not hash then return end
-  local led, losses, left = let_go(hash, id), tonumber(known[2]) or 0, nil
-  if led and run and state == 'completed' then keep_answer(hash, tonumber(ttl_ms), version, run[USED], run[BYTES], run[TAIL]) end
+  local was_primary, losses, has_more = clear_primary(hash, id), tonumber(stored[2]) or 0, nil
+  if was_primary and run and state == 'completed' then
+    cache_reply(hash, tonumber(ttl_ms), version, run[USED], run[BYTES], run[TAIL])
+  end
   if call('EXISTS', P .. 'riders:' .. id) == 0 then return end
-  local told = final(row, state, code, batch, run, losses)
-  if told then left = give(id, told) else left = succeed(id, hash, losses) end
-  if not left then return end
-  if told then call('HSET', P .. 'request:' .. id, 'told', told) end
+  local result = shared_result(row, state, code, batch, run, losses)
+  if result then has_more = finalize_followers(id, result) else has_more = promote_follower(id, hash, losses) end
+  if not has_more then return end
+  if result then call('HSET', P .. 'request:' .. id, 'told', result) end
   call('ZADD', P .. 'sharing', now, id)
-  -- As long as any of them may be told: whoever tells them may be away for a while.
-  local kept_ms = math.max(OWING_KEEP_MS, call('PTTL', P .. 'riders:' .. id))
-  outlive(P .. 'sharing', kept_ms)
-  outlive(P .. 'request:' .. id, kept_ms)
-  owing = true
+  -- As long as any follower lives, because the process that ends them may be unavailable for some time.
+  local keep_ms = math.max(SHARING_KEEP_MS, call('PTTL', P .. 'riders:' .. id))
+  extend_ttl(P .. 'sharing', keep_ms)
+  extend_ttl(P .. 'request:' .. id, keep_ms)
+  followers_left = true
 end
 
-local write_ends = flush
+local flush_results = flush
 local function flush()
-  end_damaged()
-  for _, leader in ipairs(ridden) do bequeath(unpack(leader)) end
-  write_ends()
+  finalize_damaged()
+  for _, primary in ipairs(ended_primaries) do end_primary(unpack(primary)) end
+  flush_results()
 end

@@ -1,23 +1,23 @@
--- owners: whether anybody still waits for a request (needs prelude and row).
--- Jobs have no gateway that waits for them, and are wanted whoever is gone.
-local alive = {jobs = true}
+-- owners: whether the gateway of a request still runs (needs prelude and row).
+-- Jobs have no gateway that waits for them, and are never abandoned.
+local is_alive = {jobs = true}
 
--- spared(): Redis or the schedulers stood still a moment ago, and no gateway had the time to beat since. The reaper, which
--- passes every 100 ms, notes it; before it does, its last pass is long ago.
+-- in_grace_period(): Redis or the schedulers were suspended a moment ago, and gateways may not have sent heartbeats since. The
+-- reaper, which runs every 100 ms, records it; until then its last pass is old.
 local SILENCE_MS, grace = 500, nil
-local function spared()
+local function in_grace_period()
   if grace == nil then
-    local last = tonumber(call('GET', P .. 'reaped_at') or now)
-    grace = now - last > SILENCE_MS or call('EXISTS', P .. 'resumed_at') == 1
+    local last_pass = tonumber(call('GET', P .. 'reaped_at') or now)
+    grace = now - last_pass > SILENCE_MS or call('EXISTS', P .. 'resumed_at') == 1
   end
   return grace
 end
 
--- abandoned(row, gone_ms): nobody waits for it any more. A request younger than that shows itself that its gateway
--- lived, whatever Redis has forgotten meanwhile.
+-- abandoned(row, gone_ms): whether the gateway of a request is lost. A request younger than `gone_ms` proves that its gateway
+-- was alive, even if Redis has lost the heartbeat.
 local function abandoned(row, gone_ms)
-  if now - row[AT] < gone_ms or spared() then return false end
-  local gateway = party(row).gateway
-  if alive[gateway] == nil then alive[gateway] = call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
-  return not alive[gateway]
+  if now - row[AT] < gone_ms or in_grace_period() then return false end
+  local gateway = account_of(row).gateway
+  if is_alive[gateway] == nil then is_alive[gateway] = call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
+  return not is_alive[gateway]
 end

@@ -1,11 +1,14 @@
--- protocol: the version of all that is stored in Redis, "<major>.<minor>" (needs prelude). Another major is of rows that this
--- code cannot read: scripts that let work in, hand it out or look it over then refuse to, each time with one sentence.
--- A user of Redis that may not read the key (an ACL of before) is not refused.
+-- protocol: the version of the stored data, "<major>.<minor>" (needs prelude). This code cannot read rows of another major
+-- version: scripts that accept, assign or scan work then return an error. A Redis user that may not read the key (older ACL
+-- rules) is not rejected.
 local PROTOCOL = '1.0'
-local stored = redis.pcall('GET', 'protocol')
+local stored_protocol = redis.pcall('GET', 'protocol')
 
-local function other_protocol()
-  if type(stored) ~= 'string' or string.match(stored, '^%d+') == string.match(PROTOCOL, '^%d+') then return nil end
-  return redis.error_reply('PROTOCOL Redis holds data of protocol ' .. string.sub(stored, 1, 16) .. ' and this process speaks ' ..
-    PROTOCOL .. ': run roles of one version of Tierlane on it.')
+-- protocol_error() -> the error to return, or nil if the stored version is compatible.
+local function protocol_error()
+  if type(stored_protocol) ~= 'string' or string.match(stored_protocol, '^%d+') == string.match(PROTOCOL, '^%d+') then
+    return nil
+  end
+  return redis.error_reply('PROTOCOL Redis holds data of protocol ' .. string.sub(stored_protocol, 1, 16) ..
+    ' and this process uses ' .. PROTOCOL .. ': run roles of one version of Tierlane on it.')
 end

@@ -1,4 +1,4 @@
--- queues: what waits and what runs, O(1) in queue length (needs prelude).
+-- queues: numbers of queued and running work, O(1) in queue length (needs prelude).
 -- queues(tiers) -> {now, {{tier, depth, oldest_ms}...}, ready batches, leased batches, healthy GPUs or -1}.
 local function queues(tiers)
   local rows = {}
@@ -7,8 +7,8 @@ local function queues(tiers)
     local depth = call('LLEN', list)
     if depth > 0 then
       local env = redis.pcall('HGET', P .. 'request:' .. call('LINDEX', list, -1), 'env')
-      local at = type(env) == 'string' and tonumber(string.sub(env, 1, 13))
-      if at then oldest_ms = math.max(0, now - at) end
+      local accepted_at = type(env) == 'string' and tonumber(string.sub(env, 1, 13))
+      if accepted_at then oldest_ms = math.max(0, now - accepted_at) end
     end
     rows[i] = {tier, depth, oldest_ms}
   end

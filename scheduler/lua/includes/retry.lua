@@ -1,69 +1,67 @@
--- retry: a batch that its worker lost runs again, whole or in parts (needs batch, ending and retry_budget).
--- parts: a lost batch in smaller ones (needs prelude, ending and batch). Each is a batch of its own, never mixed with
--- fresh work.
+-- retry: a batch that its worker lost is retried, whole or in parts (needs batch, finalize and retry_budget). Parts are batches
+-- of their own, which no other requests join.
 
--- parts(seen, losses, count): in how many batches `count` members run next. What a supervisor saw die or hang was most
--- likely done by one of them: in halves, then one by one, so that in its last attempt the guilty one is alone and ends
--- alone. A lease runs out with a host or a network as well: whole at first.
-local function parts(seen, losses, count)
+-- part_count(reported, losses, count): into how many batches `count` members are split. A loss that a supervisor reports was
+-- probably caused by a member: so halves first, then single requests, and the cause is alone in its last attempt. An expired
+-- lease may have other causes (host, network): so the first retry is whole.
+local function part_count(reported, losses, count)
   if losses > 1 then return count end
-  return seen and math.min(2, count) or 1
+  return reported and math.min(2, count) or 1
 end
 
--- split(batch, kept, count, rule): batches `<id>.1`, `<id>.2`... of their own, the first of them first in line.
-local function split(batch, kept, count, rule)
-  drop_batch(batch)
-  for part = count, 1, -1 do
-    local piece, lists = {id = batch.id .. '.' .. part, tiers = {}, losses = batch.losses, formed = batch.formed, last = now}, {}
-    local first, last = math.floor((part - 1) * #kept / count) + 1, math.floor(part * #kept / count)
+-- split(batch, members, count, rule): makes batches `<id>.1`, `<id>.2`..., the first of them at the head of batch_queue.
+local function split(batch, members, count, rule)
+  delete_batch(batch)
+  for n = count, 1, -1 do
+    local part, lists = {id = batch.id .. '.' .. n, tiers = {}, losses = batch.losses, formed = batch.formed, last = now}, {}
+    local first, last = math.floor((n - 1) * #members / count) + 1, math.floor(n * #members / count)
     for i = first, last do
-      local tier = kept[i].tier
-      piece.last = math.max(piece.last, kept[i].row[DEADLINE])
-      if not lists[tier] then lists[tier], piece.tiers[#piece.tiers + 1] = P .. 'inflight:' .. tier .. ':' .. piece.id, tier end
-      call('LPUSH', lists[tier], kept[i].id)
-      call('HSET', P .. 'request:' .. kept[i].id, 'batch', piece.id)
+      local tier = members[i].tier
+      part.last = math.max(part.last, members[i].row[DEADLINE])
+      if not lists[tier] then lists[tier], part.tiers[#part.tiers + 1] = P .. 'inflight:' .. tier .. ':' .. part.id, tier end
+      call('LPUSH', lists[tier], members[i].id)
+      call('HSET', P .. 'request:' .. members[i].id, 'batch', part.id)
     end
-    stand_first(piece, last - first + 1, rule.lease_ms, rule.keep_ms)
+    push_first(part, last - first + 1, rule.lease_ms, rule.keep_ms)
   end
 end
 
--- retry: what becomes of a batch that its worker lost (needs prelude, ending, dead_letters, batch, retry_budget and parts).
--- rule = {seen, budget, min_left_ms, lease_ms, keep_ms}; `seen`: a supervisor saw the loss, else a lease ran out.
+-- rule = {reported, max_losses, min_left_ms, lease_ms, keep_ms}; `reported`: a supervisor reported the loss, else a lease expired.
 
--- survivors(batch, cause, rule) -> {id, row, tier} of each member that may run once more, and their losses; others end.
+-- survivors(batch, cause, rule) -> {id, row, tier} of each member that may run again, and their losses; the others end.
 local function survivors(batch, cause, rule)
-  local kept, most = {}, 0
+  local kept, max_losses = {}, 0
   each_member(batch, function(id, row, list)
     local losses = redis.pcall('HINCRBY', P .. 'request:' .. id, 'losses', 1)
-    if type(losses) ~= 'number' then set_aside(id, row)
-    elseif losses > rule.budget then bury(id, row, cause, batch, NO_RUN)
+    if type(losses) ~= 'number' then quarantine(id, row)
+    elseif losses > rule.max_losses then finalize_as_dead_letter(id, row, cause, batch, NO_RUN)
     elseif row[DEADLINE] - now < rule.min_left_ms then
-      close(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
+      finalize(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
     else
-      kept[#kept + 1], most = {id = id, row = row, tier = party(row).tier}, math.max(most, losses)
+      kept[#kept + 1], max_losses = {id = id, row = row, tier = account_of(row).tier}, math.max(max_losses, losses)
       return
     end
     call('LREM', list, 1, id)
   end)
-  for i = #kept, withdraw(#kept) + 1, -1 do -- beyond what the pool may afford; oldest and highest tier come first
-    close(kept[i].id, kept[i].row, 'failed', 'worker_lost', batch, NO_RUN)
-    leave(kept[i].id, kept[i].row)
+  for i = #kept, withdraw(#kept) + 1, -1 do -- over the pool's retry budget; oldest and highest tier come first
+    finalize(kept[i].id, kept[i].row, 'failed', 'worker_lost', batch, NO_RUN)
+    leave_batch(kept[i].id, kept[i].row)
     kept[i] = nil
   end
-  return kept, most
+  return kept, max_losses
 end
 
--- retry(batch, cause, rule) -> number of members retried.
+-- retry(batch, cause, rule) -> number of members that are retried.
 local function retry(batch, cause, rule)
-  local kept, losses = survivors(batch, cause, rule)
-  call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list, where it may still stand from before its claim
-  if #kept == 0 then drop_batch(batch) return 0 end
+  local members, losses = survivors(batch, cause, rule)
+  call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list; the id may be there still from before its claim
+  if #members == 0 then delete_batch(batch) return 0 end
   batch.losses = losses
-  for _, member in ipairs(kept) do
+  for _, member in ipairs(members) do
     local key = P .. 'request:' .. member.id
     call('HSET', key, 'lost_by', (call('HGET', key, 'lost_by') or '') .. ' ' .. batch.worker)
   end
-  local count = parts(rule.seen, losses, #kept)
-  if count == 1 then stand_first(batch, #kept, rule.lease_ms, rule.keep_ms) else split(batch, kept, count, rule) end
-  return #kept
+  local count = part_count(rule.reported, losses, #members)
+  if count == 1 then push_first(batch, #members, rule.lease_ms, rule.keep_ms) else split(batch, members, count, rule) end
+  return #members
 end

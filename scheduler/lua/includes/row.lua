@@ -1,121 +1,121 @@
--- row: `request:<id>` as it is written and read (needs prelude). What never changes is two texts, since each field of a
--- hash costs as much as a text is long: `env` is the request's own, "<at> <deadline> <queue deadline> <tokens> <nonce>" in
--- fixed columns; `who` is the same for many, "<gateway> <customer> <tier> <paid> <key> <period> <window>...", and is taken
--- apart once a call. `paid` says what was charged: 'all' (and model tokens), 'requests', 'listed' (the field `charged`
--- has the units of each bucket) or 'nothing', with a + where the request shares its run with equal ones; what is told of that stands in fields that other rows do not have. Behind the
--- windows stands "large" where the body is, and "idem <ms>" where it has an Idempotency-Key: for so long after its
--- deadline it would live without.
+-- row: how `request:<id>` is written and read (needs prelude). The constant data is two strings, because each hash field costs
+-- time. `env` belongs to one request: "<accepted at> <deadline> <queue deadline> <tokens> <nonce>" in fixed columns. `who` is
+-- the same for many requests, and is parsed once per call:
+-- "<gateway> <customer> <tier> <charged> <key> <period> <window>...". `charged` is 'all' (one request and its tokens),
+-- 'requests', 'listed' (the field `charged` has the units of each bucket) or 'nothing', with a + if the request is coalesced.
+-- After the quota windows follow "large" for a large body, and "idem <ms>" for an Idempotency-Key: how long after its deadline
+-- the row would live without one.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
-local sub, parties, SHARED = string.sub, {}, 43
-local NONCE = 53 -- bytes of `env` before the nonce, which a job does not have
-local damaged, DAMAGED_CAP, DAMAGED_MS = {}, 1000, 30000
+local sub, accounts, COALESCED = string.sub, {}, 43
+local NONCE = 53 -- bytes of `env` before the nonce, which is empty for a job
+local damaged, DAMAGED_MAX, DAMAGED_MS = {}, 1000, 30000
 
--- number[text], stamp[ms], estimate[tokens]: to and from the columns of `env`; 13 digits last until the year 2286.
-local number = setmetatable({}, {__index = function(known, text)
-  local found = tonumber(text)
-  known[text] = found -- nil where it is none: no field is made
-  return found
+-- number[text], time_column[ms], token_column[tokens]: parse and format the columns of `env`; 13 digits last until the year 2286.
+local number = setmetatable({}, {__index = function(memo, text)
+  local value = tonumber(text)
+  memo[text] = value -- nil if it is not a number: then no entry is made
+  return value
 end})
 
-local stamp = setmetatable({}, {__index = function(known, ms)
-  known[ms] = string.format('%013.0f ', ms)
-  return known[ms]
+local time_column = setmetatable({}, {__index = function(memo, ms)
+  memo[ms] = string.format('%013.0f ', ms)
+  return memo[ms]
 end})
 
-local estimate = setmetatable({}, {__index = function(known, tokens)
-  known[tokens] = string.format('%010.0f ', math.min(tokens, 9999999999))
-  return known[tokens]
+local token_column = setmetatable({}, {__index = function(memo, tokens)
+  memo[tokens] = string.format('%010.0f ', math.min(tokens, 9999999999))
+  return memo[tokens]
 end})
 
--- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared, large, keep_ms},
--- whose request it is, whether it shares its run, whether its body is large, and whether it has an Idempotency-Key; nil
--- where `who` is none.
-local function party(row)
+-- account_of(row) -> {gateway, customer, tier, charged, key ('-' without a limit of its own), windows, coalesced, large,
+-- keep_ms (with an Idempotency-Key)}: the parsed field `who`; nil if it is not valid.
+local function account_of(row)
   local text = row[WHO]
-  local p = parties[text]
-  if p or not text then return p end
-  local gateway, customer, tier, paid, key, windows = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
+  local account = accounts[text]
+  if account or not text then return account end
+  local gateway, customer, tier, charged, key, windows = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
   if not gateway then return nil end
-  local before, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
-  windows = before or windows
-  local charged = string.match(windows, '^(.*) large$')
-  p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = charged or windows,
-    large = charged ~= nil, keep_ms = tonumber(keep_ms)}
-  if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
-  parties[text] = p
-  return p
+  local before_key, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
+  windows = before_key or windows
+  local before_large = string.match(windows, '^(.*) large$')
+  account = {gateway = gateway, customer = customer, tier = tier, charged = charged, key = key, windows = before_large or windows,
+    large = before_large ~= nil, keep_ms = tonumber(keep_ms)}
+  if string.byte(charged, -1) == COALESCED then account.coalesced, account.charged = true, sub(charged, 1, -2) end
+  accounts[text] = account
+  return account
 end
 
-local function open(row)
+local function is_open(row)
   return row[STATE] == 'queued' or row[STATE] == 'processing' or row[STATE] == 'riding'
 end
 
--- set_aside(id, row): a row of another format is no request any more, so that no script meets it twice. It is noted without
--- what the customer sent; `flush` ends it for its gateway and the audit, as far as the row still says whose it is.
-local function set_aside(id, row)
+-- quarantine(id, row): a row that cannot be read becomes a failed request, so that no script reads it again. It is recorded
+-- without the input. `flush` reports its end to its gateway and the audit, if the row still names them.
+local function quarantine(id, row)
   local key = P .. 'request:' .. id
   if row.err then call('DEL', key)
   else
     call('HSET', key, 'state', 'failed', 'code', 'internal_error', 'ended', string.format('%.0f', now), 'body', '')
     call('PEXPIRE', key, DAMAGED_MS)
   end
-  local shown = {id, now, sub(row.err or row[ENV] or '', 1, 200), sub(row[WHO] or '', 1, 200)}
-  redis.pcall('LPUSH', P .. 'damaged', cmsgpack.pack(shown))
-  redis.pcall('LTRIM', P .. 'damaged', 0, DAMAGED_CAP - 1)
+  local record = {id, now, sub(row.err or row[ENV] or '', 1, 200), sub(row[WHO] or '', 1, 200)}
+  redis.pcall('LPUSH', P .. 'damaged', cmsgpack.pack(record))
+  redis.pcall('LTRIM', P .. 'damaged', 0, DAMAGED_MAX - 1)
   redis.log(redis.LOG_WARNING, 'The row of ' .. id .. ' is damaged or of another version and was set aside.')
   damaged[#damaged + 1] = {id = id, env = row[ENV], who = row[WHO]}
   return {false, false, false, false}
 end
 
--- peek(id, last) -> row, whose times are numbers, and whether it is damaged; the last field is `who` unless another is named,
--- and is then row[WHO]. STATE is false where nothing is known of it, ENV where only its end is.
-local function peek(id, last)
-  local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last or 'who')
+-- peek_row(id, last_field) -> row, is_damaged. Times in the row are numbers. The last field is `who` unless another is named,
+-- which is then in row[WHO]. STATE is false for an unknown request; ENV is false if only its end is stored.
+local function peek_row(id, last_field)
+  local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last_field or 'who')
   local env = row[ENV]
-  if not env then return row, row.err and of_wrong_type(row.err) or open(row) end
-  local at, deadline, queue_deadline = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)]
-  row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = at, deadline, queue_deadline
-  if at and deadline and queue_deadline and #env >= NONCE and (last or parties[row[WHO]] or party(row)) then return row, false end
-  return row, open(row)
+  if not env then return row, row.err and is_wrong_type(row.err) or is_open(row) end
+  local accepted_at, deadline, queue_deadline = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)]
+  row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = accepted_at, deadline, queue_deadline
+  if accepted_at and deadline and queue_deadline and #env >= NONCE and
+    (last_field or accounts[row[WHO]] or account_of(row)) then return row, false end
+  return row, is_open(row)
 end
 
--- read(id, last) -> the same row; one that is damaged is set aside, and its STATE is false. Only for scripts that `flush`.
-local function read(id, last)
-  local row, is_damaged = peek(id, last)
+-- read_row(id, last_field) -> the same row; a damaged one is quarantined, and its STATE is false. Only for scripts that `flush`.
+local function read_row(id, last_field)
+  local row, is_damaged = peek_row(id, last_field)
   if not is_damaged then return row end
-  if last and not row.err then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
-  return set_aside(id, row)
+  if last_field and not row.err then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
+  return quarantine(id, row)
 end
 
-local function tokens_of(row) return number[sub(row[ENV], 43, 52)] or 0 end
+local function charged_tokens(row) return number[sub(row[ENV], 43, 52)] or 0 end
 
--- replays: what is kept of a request with an Idempotency-Key after its end (needs prelude). `replays:<customer>` lists the
--- answers, oldest first: "<sum of costs up to this one> <cost> <TIME of its end of life> <the same without a key> <id> <value>".
--- A cost is the bytes that row, key and entry take in Redis: a little more than was measured. Ends call this by pcall: nothing
--- that is wrong here may keep an answer back.
-local FINAL = {poison_request = true, invalid_request = true} -- failures that another run would only repeat
+-- Replays: what is kept of a request with an Idempotency-Key after its end. `replays:<customer>` lists the stored replies,
+-- oldest first: "<sum of costs including this one> <cost> <expiry> <expiry without a key> <id> <value>". A cost is the memory of
+-- row, key and entry in bytes, slightly overestimated. These functions run in pcall at the end of a request, so that an error
+-- here cannot block its reply.
+local PERMANENT_FAILURES = {poison_request = true, invalid_request = true} -- another run would fail in the same way
 local COST, COST_PER_BYTE = 1200, 1.25
 
-local function replayable(state, code) return state == 'completed' or FINAL[code] end
+local function is_replayable(state, code) return state == 'completed' or PERMANENT_FAILURES[code] end
 
-local function kept_sum(entry) return tonumber(string.match(entry, '^%d+') or 0) end
+local function cumulative_cost(entry) return tonumber(string.match(entry, '^%d+') or 0) end
 
--- shorten(id, value, ms): the row and its key live for so long from now on, and go at once where that is over.
-local function shorten(id, value, ms)
+-- shorten_ttl(id, value, ms): the row and its Idempotency-Key expire after `ms`; at once if that is not positive.
+local function shorten_ttl(id, value, ms)
   local key = P .. 'idem:' .. value
   call('PEXPIRE', P .. 'request:' .. id, ms)
   if call('HGET', key, 'id') == id then call('PEXPIRE', key, ms) end
 end
 
--- keep_replay(id, customer, keep_ms, deadline, bytes): a row that has ended. Without `bytes` of a reply that may be replayed it
--- lives as long as any other row: until `keep_ms` after its deadline.
-local function keep_replay(id, customer, keep_ms, deadline, bytes)
+-- record_replay(id, customer, keep_ms, deadline, bytes): records a request that has ended, with the size of its reply. Without
+-- `bytes` (its reply must not be replayed) the row lives as long as other rows: until `keep_ms` after its deadline.
+local function record_replay(id, customer, keep_ms, deadline, bytes)
   local key, list = P .. 'request:' .. id, P .. 'replays:' .. customer
-  local value, ms, life_ms = call('HGET', key, 'idem'), call('PTTL', key), math.max(0, deadline - now) + keep_ms
-  if not value or ms <= life_ms then return end
-  if not bytes then return shorten(id, value, life_ms) end
-  local last, cost = call('LINDEX', list, -1), math.ceil(COST + COST_PER_BYTE * bytes)
-  call('RPUSH', list, string.format('%.0f %.0f %.0f %.0f %s %s', (last and kept_sum(last) or 0) + cost, cost, now + ms,
-    now + life_ms, id, value))
+  local value, ms, normal_ms = call('HGET', key, 'idem'), call('PTTL', key), math.max(0, deadline - now) + keep_ms
+  if not value or ms <= normal_ms then return end
+  if not bytes then return shorten_ttl(id, value, normal_ms) end
+  local newest, cost = call('LINDEX', list, -1), math.ceil(COST + COST_PER_BYTE * bytes)
+  call('RPUSH', list, string.format('%.0f %.0f %.0f %.0f %s %s', (newest and cumulative_cost(newest) or 0) + cost, cost, now + ms,
+    now + normal_ms, id, value))
   if call('PTTL', list) < ms then call('PEXPIRE', list, ms) end
 end

@@ -1,0 +1,87 @@
+-- decisions: the outcome of each submission, and its verdict (needs submissions, bucket, charge, coalescing, customer, enqueue
+-- and shedding).
+-- check_limits(g, o, count, sums, coalesced) -> the limit that rejects `count` requests, and ms until it would not; nil if none
+-- does. First the limits of key and customer, then the tier's rate. `sums` as in `cost`.
+local function check_limits(g, o, count, sums, coalesced)
+  local key, tier_bucket = g.key, g.tier_bucket
+  if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
+  local limit, retry_ms = check_customer(g.customer, o, count, sums)
+  if limit then return limit, retry_ms end
+  local wanted = math.max(1, math.min(count, tier_bucket.burst)) -- more are accepted if it is full; the debt rejects later ones
+  if not coalesced and tier_bucket.tokens < wanted then
+    return 'tier_limit', ms_until(tier_bucket.tokens, wanted, tier_bucket.rate)
+  end
+end
+
+-- check(g, o, capacity, max_wait_ms, count, sums, coalesced) -> the same, shedding included. Shedding and the tier's rate do not
+-- apply to a `coalesced` submission, which needs no GPU time.
+local function check(g, o, capacity, max_wait_ms, count, sums, coalesced)
+  local limit, retry_ms = check_limits(g, o, count, sums, coalesced)
+  if not limit and coalesced then return end
+  if not limit then return shed(g.tier, submissions[o + ID], capacity, max_wait_ms) end
+  save_changed_rates(g.customer, g.key, g.tier_bucket, o, count, sums)
+  return limit, retry_ms
+end
+
+-- known_outcome(o, key) -> the outcome that no limit changes, and the id whose stored reply is replayed; nil for others.
+local function known_outcome(o, key)
+  if may_be_known and call('EXISTS', key) == 1 then return 'duplicate' end
+  if arrived_at + submissions[o + TOTAL_MS] <= now then return 'too_late' end
+  local rare = submissions[o + RARE]
+  if rare and not rare[3] then return find_by_key(rare[1], rare[2]) end
+end
+
+-- evaluate(g, o, count, sums, coalesced) -> outcome, retry_ms, and the rejection of a tier in shadow.
+local function evaluate(g, o, count, sums, coalesced)
+  local t, max_wait_ms = g.tier, math.min(submissions[o + QUEUE_MS], submissions[o + TOTAL_MS] - run_ms)
+  local limit, retry_ms = check(g, o, capacity, max_wait_ms, count, sums, coalesced)
+  if limit and not t.shadow then return limit, retry_ms end
+  if not coalesced and depth[t.name] + count > t.max_depth then return 'queue_full', 0 end
+  return 'accepted', 0, limit
+end
+
+-- evaluate_together(g, keys, first, count) -> {outcome, retry_ms, shadowed} of submissions that are admitted together or not at
+-- all, evaluated as one request with all their costs; nil if all of them are known already.
+local function evaluate_together(g, keys, first, count)
+  local fresh_count, sums = 0, {}
+  for i = first, first + count - 1 do
+    local o = (i - 1) * SIZE
+    local known = known_outcome(o, keys[i])
+    if not known then
+      fresh_count = fresh_count + 1
+      for n, b in ipairs(g.customer.buckets) do sums[n] = (sums[n] or 0) + cost(b, n, o, 1) end
+    elseif known ~= 'replayed' and known ~= 'duplicate' then return {known, 0} end
+  end
+  return fresh_count > 0 and {evaluate(g, (first - 1) * SIZE, fresh_count, sums)} or nil
+end
+
+-- decide(g, o, key, together) -> outcome, retry_ms, what was charged, the id whose stored reply is replayed, the rejection that a
+-- tier in shadow would have returned.
+local function decide(g, o, key, together)
+  local known, id = known_outcome(o, key)
+  if known and (known == 'duplicate' or not together or together[1] == 'accepted') then return known, 0, nil, id end
+  local rare, outcome, retry_ms, limit = submissions[o + RARE], nil, nil, nil
+  if rare and rare[3] then return 'accepted', 0, 'nothing' end -- it was evaluated and charged when it was first submitted
+  local coalesced = rare and not together and needs_no_run(g, rare)
+  if together then outcome, retry_ms, limit = together[1], together[2], together[3]
+  else outcome, retry_ms, limit = evaluate(g, o, 1, nil, coalesced) end
+  if outcome ~= 'accepted' then return outcome, retry_ms end
+  if limit then return 'accepted', 0, 'nothing', nil, limit end
+  if g.key then spend(g.key) end
+  if not coalesced then spend(g.tier_bucket) end
+  return 'accepted', 0, charge(g.customer, o)
+end
+
+-- A verdict as `Verdict` decodes it. Numbers have fixed lengths, so that one struct.pack packs all of them.
+local UINT32, UINT32_MAX, NO_TEXT = 206, 4294967295, '\160'
+local VERDICT = '>Bc0c0BI4BI4c0c0'
+
+-- pack_verdict(...) -> a packed verdict. Only the time until the end of a long quota window does not fit into four bytes.
+local function pack_verdict(outcome, g, retry_ms, stored_id, shadowed)
+  local left, waiting = remaining(g.customer, g.key), depth[g.tier.name]
+  local stored, shadow = stored_id and packed[stored_id] or NO_TEXT, shadowed and packed[shadowed] or NO_TEXT
+  if retry_ms > UINT32_MAX then
+    return '\150' .. packed[outcome] .. left .. cmsgpack.pack(retry_ms) .. cmsgpack.pack(waiting) .. stored .. shadow
+  end
+  return struct.pack(VERDICT, 150, packed[outcome], left, UINT32, retry_ms, UINT32, waiting, stored, shadow)
+end

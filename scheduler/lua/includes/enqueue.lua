@@ -1,0 +1,102 @@
+-- enqueue: Idempotency-Keys, and how accepted submissions are stored (needs row, submissions and retry_budget).
+-- `idem:<value>` names the request of an Idempotency-Key. replay_ms, replay_rows, replay_bytes: how long replies are stored, and
+-- how many of them for one customer.
+local replay_ms, replay_rows, replay_bytes, keys_claimed = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), {}
+local MAX_EVICTIONS = 64 -- per call, plus two for each key that it stores: lowered limits take some calls to apply
+
+-- find_by_key(value, fingerprint) -> 'replayed' or 'in_progress' and the id of the request with this key, or 'reused'; nil if
+-- the key may be claimed: it is new or expired, or its request failed for a reason other than its input.
+local function find_by_key(value, fingerprint)
+  if value == '' then return nil end
+  local row = call('HMGET', P .. 'idem:' .. value, 'id', 'fp')
+  if not row[1] then return nil end
+  if row[2] ~= fingerprint then return 'reused' end
+  local key = P .. 'request:' .. row[1]
+  local request = redis.pcall('HMGET', key, 'state', 'code') -- no fields if the key has a wrong type
+  local in_progress = request[1] == 'queued' or request[1] == 'processing' or request[1] == 'riding'
+  if in_progress then return 'in_progress', row[1] end
+  -- A request that ended in direct mode is known to be completed, but its reply is not in Redis.
+  local has_reply = is_replayable(request[1], request[2]) and call('HEXISTS', key, 'reply') == 1
+  if has_reply then return 'replayed', row[1] end
+end
+
+-- claim_key(customer, value, fingerprint, id, life_ms, again): stores the id under the key; row and key live equally long, and at
+-- least `life_ms`. A resubmitted request does not replace a request that claimed the key after Redis lost its data.
+local function claim_key(customer, value, fingerprint, id, life_ms, again)
+  local key, row, ms = P .. 'idem:' .. value, P .. 'request:' .. id, math.max(replay_ms, life_ms)
+  call('HSET', row, 'idem', value)
+  extend_ttl(row, ms)
+  keys_claimed[customer] = (keys_claimed[customer] or 0) + 1
+  if again and call('EXISTS', key) == 1 then return end
+  call('HSET', key, 'id', id, 'fp', fingerprint)
+  call('PEXPIRE', key, ms)
+end
+
+-- evict(list, count): evicts up to `count` of the oldest replies of one customer that are over its limits or have expired.
+local function evict(list, count)
+  local newest = call('LINDEX', list, -1)
+  local total, rows = newest and cumulative_cost(newest) or 0, newest and call('LLEN', list) or 0
+  while rows > 0 and count > 0 do
+    local entry = call('LINDEX', list, 0)
+    local cumulative, cost, expires_at, normal_expiry, id, value = string.match(entry, '^(%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    if cumulative and rows <= replay_rows and total - cumulative + cost <= replay_bytes and tonumber(expires_at) > now then
+      return
+    end
+    call('LPOP', list)
+    rows, count = rows - 1, count - 1
+    if cumulative then
+      local stored_until = tonumber(redis.pcall('HGET', P .. 'request:' .. id, 'stored')) -- a job whose result is in PostgreSQL
+      shorten_ttl(id, value, math.min(normal_expiry, stored_until or normal_expiry) - now)
+    end
+  end
+end
+
+-- evict_replays(): for the customers that claimed keys in this call. Only requests that have ended are in their lists.
+local function evict_replays()
+  for customer, count in pairs(keys_claimed) do evict(P .. 'replays:' .. customer, MAX_EVICTIONS + 2 * count) end
+end
+
+-- store(g, o, ...) for each accepted submission of group g; then enqueue() queues and records all of them at once. Deadlines
+-- count from `arrived_at`, when the gateway sent the call. The state is 'queued' unless another one is given.
+local accepted, fresh = {}, 0
+local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch
+
+-- who_field(g, charged, marks) -> the field `who` of a group's requests; `marks` is what only some of them have.
+local function who_field(g, charged, marks)
+  local kind = charged .. marks
+  if g.who[kind] then return g.who[kind] end
+  local tail = string.find(charged, 'nothing', 1, true) and '-' or (g.key and g.key_id or '-') .. g.customer.windows
+  g.who[kind] = table.concat({gateway, g.customer_id, g.tier.name, charged, tail}, ' ') .. marks
+  return g.who[kind]
+end
+
+local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
+  local id, total_ms, rare, n = submissions[o + ID], submissions[o + TOTAL_MS], submissions[o + RARE], #accepted
+  local env = time_column[now] .. time_column[arrived_at + total_ms] .. time_column[arrived_at + submissions[o + QUEUE_MS]] ..
+    token_column[submissions[o + TOKENS]] .. submissions[o + NONCE]
+  local has_key, marks = rare and rare[1] ~= '', submissions[o + LENGTH] > LARGE_BYTES and ' large' or ''
+  if has_key then marks = marks .. ' idem ' .. ARGV[7] end
+  call('HSET', key, 'state', state or 'queued', 'env', env, 'who', marks == '' and g.who[charged] or who_field(g, charged, marks),
+    'body', body)
+  if sub(charged, 1, 6) == 'listed' then call('HSET', key, 'charged', charged_field(g.customer, o)) end
+  call('PEXPIRE', key, decimal[total_ms + keep_ms])
+  if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
+  if not state or state == 'queued' then
+    local ids = g.tier.ids
+    ids[#ids + 1] = id
+    if not (rare and rare[3]) then fresh = fresh + 1 end
+  end
+  accepted[n + 1], accepted[n + 2], accepted[n + 3], accepted[n + 4] =
+    id, submissions[o + GROUP], submissions[o + BYTES], submissions[o + TRACE]
+end
+
+-- enqueue() -> whether any submission was accepted.
+local function enqueue()
+  if #accepted == 0 then return false end
+  for name, t in pairs(tiers) do
+    if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
+  end
+  call('LPUSH', P .. 'outbox', '\145\148\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted))
+  if fresh > 0 then deposit(fresh) end
+  return true
+end

@@ -1,0 +1,108 @@
+-- finalize: the one compare-and-set into a terminal state, with reply, audit record and refund (needs prelude, row and refund).
+-- finalize(id, row, ...) ends a row that was read, once; flush() writes the audit records and publishes one message per gateway.
+local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
+local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
+local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- fields of a run; TAIL: the last six fields of a reply, packed by the worker
+local groups_ended, dead_letters, messages, ended_primaries, now_text = {}, {}, {}, {}, string.format('%.0f', now)
+
+-- attempts(batch): how often its members ran, including this run. They were lost together each time before.
+local function attempts(batch)
+  return batch.losses + (batch.state == 'running' and 1 or 0)
+end
+
+-- set_terminal(id, state, code, ...): writes a terminal state, and more fields, to an open row. Deletes the body.
+local function set_terminal(id, state, code, ...)
+  local key = P .. 'request:' .. id
+  if code == '' then call('HSET', key, 'state', state, 'ended', now_text, 'body', '', ...)
+  else call('HSET', key, 'state', state, 'ended', now_text, 'body', '', 'code', code, ...) end
+end
+
+-- leave_batch(id, row): removes a request from its batch. An empty batch is deleted by its worker or the reaper.
+local function leave_batch(id, row) call('LREM', P .. 'inflight:' .. account_of(row).tier .. ':' .. row[BATCH], 1, id) end
+
+-- group_of(batch, state, code): the constant parts of replies and of the audit record for all members of a batch with one
+-- result. The record ends with a flat list of the values of each request.
+local function group_of(batch, state, code)
+  local groups = batch.groups or {}
+  local tries, group = attempts(batch), groups[code]
+  if group and group.tries == tries then return group end
+  local from = batch.served_from and packed[batch.served_from] or '' -- one field more, in reply and record
+  group = {
+    tries = tries, each = {}, from = from, header = from == '' and '\220\0\16' or '\220\0\17',
+    before = cmsgpack.pack(state, code, tries), after = cmsgpack.pack(batch.id, batch.size, batch.worker),
+    record = (from == '' and '\153' or '\154') .. '\161f' ..
+      cmsgpack.pack(state, code, now, batch.id, batch.size, batch.worker, tries)}
+  batch.groups, groups[code], groups_ended[#groups_ended + 1] = groups, group, group
+  return group
+end
+
+-- finalize(...) -> true once; false if the request has ended before or is unknown.
+local function finalize(id, row, state, code, batch, run)
+  if not is_open(row) then return false end
+  local account, group, nonce, accepted_at = account_of(row), group_of(batch, state, code), sub(row[ENV], 54), row[AT]
+  local queue_ms, each, message, n =
+    batch.formed and batch.formed - accepted_at or -1, group.each, messages[account.gateway], #group.each
+  local reply = group.header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
+    packed[queue_ms] .. group.after .. run[TAIL] .. group.from
+  set_terminal(id, state, code, 'reply', reply)
+  if account.keep_ms then
+    pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
+  end
+  refund(id, row, account, state, code, run[USED])
+  each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
+    id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
+  if message then message[#message + 1] = reply else messages[account.gateway] = {reply} end
+  if account.coalesced and row[STATE] ~= 'riding' then
+    ended_primaries[#ended_primaries + 1] = {id, row, state, code, batch, run}
+  end
+  return true
+end
+
+-- finalize_damaged(): quarantined rows have failed: releases their leases, refunds them, and reports their end to gateway and
+-- audit, if the row still names them.
+local function finalize_damaged()
+  for i, entry in ipairs(damaged) do
+    local row = {false, false, entry.env, entry.who}
+    local id, account, each = entry.id, account_of(row), group_of(NO_BATCH, 'failed', 'internal_error').each
+    local accepted_at, nonce = number[sub(entry.env or '', 1, 13)] or now, sub(entry.env or '', 54)
+    local n = #each
+    each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - accepted_at, -1, -1, 0, 0
+    if account then
+      row[ENV] = entry.env or ''
+      refund(id, row, account, 'failed', 'internal_error', -1)
+      local message = messages[account.gateway] or {}
+      message[#message + 1] = '\220\0\16' ..
+        cmsgpack.pack(id, account.customer, nonce, 'failed', 'internal_error', 0, -1, '', 0, '') .. NO_RUN[TAIL]
+      messages[account.gateway] = message
+    end
+    ended_primaries[#ended_primaries + 1] = {id, row, 'failed', 'internal_error', NO_BATCH, false}
+    damaged[i] = nil
+  end
+end
+
+local function flush()
+  finalize_damaged()
+  if #groups_ended == 0 then return end
+  apply_refunds()
+  for i, group in ipairs(groups_ended) do groups_ended[i] = group.record .. cmsgpack.pack(group.each) .. group.from end
+  call('LPUSH', P .. 'outbox', pack_array(groups_ended))
+  for _, record in ipairs(dead_letters) do call('LPUSH', P .. 'outbox', cmsgpack.pack({record})) end -- one each: they are large
+  for gateway, replies in pairs(messages) do call('PUBLISH', P .. 'responses:' .. gateway, pack_array(replies)) end
+end
+
+-- Dead letters: failed requests that are kept for inspection and requeue.
+local DLQ_MAX = 10000
+
+-- finalize_as_dead_letter(id, row, code, batch, run): ends it as failed, and writes a dead letter with its body, which
+-- `finalize` deletes, and with the workers that lost it, the last of which is the batch's worker.
+local function finalize_as_dead_letter(id, row, code, batch, run)
+  local stored = call('HMGET', P .. 'request:' .. id, 'body', 'lost_by')
+  row.is_dead_letter = true
+  if not finalize(id, row, 'failed', code, batch, run) then return end
+  local workers = {}
+  for worker in string.gmatch((stored[2] or '') .. ' ' .. batch.worker, '%S+') do workers[#workers + 1] = worker end
+  local account = account_of(row)
+  dead_letters[#dead_letters + 1] = {'d', id, account.customer, account.tier, code, attempts(batch), workers, stored[1] or ''}
+  call('LPUSH', P .. 'dlq', id)
+  call('LTRIM', P .. 'dlq', 0, DLQ_MAX - 1)
+end

@@ -1,0 +1,85 @@
+-- refund: at the end of a request, releases its concurrency lease and refunds what it was charged but did not use (needs
+-- prelude and row). A failure of the service refunds everything: the request, its tokens, its use of each quota. A failure
+-- caused by the client (cancelled, or a bad input) refunds nothing. For a stream that was partly delivered before its deadline
+-- or a cancellation, the request and the delivered tokens are charged.
+local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true}
+local PARTIAL_DELIVERY = {deadline_exceeded = true, cancelled = true} -- with used tokens: a part of a stream was delivered
+local MAX_USED_FACTOR = 100 -- times the estimate: a wrong token count of a backend must not block a customer for days
+local released_leases, refunds = {}, {}
+
+local function was_partly_delivered(state, code, used) return state == 'failed' and used > 0 and PARTIAL_DELIVERY[code] end
+
+-- bucket_costs(id, row, account) -> {level field, rate field, units, settled} of each bucket that was charged, except requests.
+local NO_COSTS = {}
+local function bucket_costs(id, row, account)
+  if account.charged == 'all' then return {{'budget', 'pace', charged_tokens(row), true}} end
+  if account.charged ~= 'listed' then return NO_COSTS end
+  local costs, listed = {}, redis.pcall('HGET', P .. 'request:' .. id, 'charged')
+  for level, rate, units, settled in string.gmatch(type(listed) == 'string' and listed or '', '(%S+) (%S+) (%d+) ([01])') do
+    costs[#costs + 1] = {level, rate, tonumber(units), settled == '1'}
+  end
+  return costs
+end
+
+local function add_units(total, cost, units)
+  local entry = total.units[cost[1]]
+  if entry then entry[2] = entry[2] + units else total.units[cost[1]] = {cost[2], units} end
+end
+
+-- refund(id, row, account, state, code, used) -> the customer's total refund of this call, or nil if this request adds nothing.
+-- `used` tokens: 0 or less if they were not counted; then the estimate stays charged.
+local function refund(id, row, account, state, code, used)
+  local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, code, used)
+  if ids then ids[#ids + 1] = id else released_leases[account.customer] = {id} end
+  if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code]) then return end
+  local total = refunds[account.customer] or {requests = 0, units = {}, windows = {}, keys = {}}
+  refunds[account.customer] = total
+  for _, cost in ipairs(bucket_costs(id, row, account)) do
+    local units = cost[3]
+    if not is_charged then add_units(total, cost, units)
+    elseif cost[4] and units > 0 then add_units(total, cost, units - math.min(used, MAX_USED_FACTOR * units)) end
+  end
+  if is_charged then return total end
+  total.requests = total.requests + 1
+  if account.key ~= '-' then total.keys[account.key] = (total.keys[account.key] or 0) + 1 end
+  for period, number in string.gmatch(account.windows, '(%S+) (%d+)') do
+    local window = period .. ' ' .. number
+    total.windows[window] = (total.windows[window] or 0) + 1
+  end
+  return total
+end
+
+-- refund_bucket(key, level, amount, rate): `level` and `rate` are fields. Only if the field exists: a missing bucket is full, and
+-- a new one would have no TTL. Errors are ignored from here on: the requests have ended, and a refund must not block replies.
+local function refund_bucket(key, level, amount, rate)
+  if amount == 0 or redis.pcall('HEXISTS', key, level) ~= 1 then return end
+  local tokens = tonumber(redis.pcall('HINCRBYFLOAT', key, level, amount))
+  if not tokens or tokens >= 0 or amount > 0 then return end
+  -- A debt, which must not be cancelled by the expiry of the key: as ttl_ms in bucket.
+  local keep_ms = math.ceil(math.min(604800000, 120000 * (1 - tokens / math.max(1, call('HGET', key, rate) or 1))))
+  if call('PTTL', key) < keep_ms then call('PEXPIRE', key, keep_ms) end
+end
+
+-- refund_quota(key, window, count): only if `window` is still the current one.
+local function refund_quota(key, window, count)
+  local period, number = string.match(window, '^(%S+) (%d+)$')
+  local row = redis.pcall('HGET', key, 'q:' .. period)
+  local stored_number, spent = string.match(type(row) == 'string' and row or '', '^(%d+) (%d+)$')
+  if stored_number == number then
+    call('HSET', key, 'q:' .. period, stored_number .. ' ' .. string.format('%.0f', math.max(0, spent - count)))
+  end
+end
+
+local function apply_refunds()
+  for customer, ids in pairs(released_leases) do
+    for i = 1, #ids, 1000 do redis.pcall('ZREM', 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
+  end
+  for customer, total in pairs(refunds) do
+    local key = 'rl:customer:' .. customer
+    refund_bucket(key, 'tokens', total.requests, 'rate')
+    for level, entry in pairs(total.units) do refund_bucket(key, level, entry[2], entry[1]) end
+    for id, count in pairs(total.keys) do refund_bucket('rl:key:' .. id, 'tokens', count, 'rate') end
+    for window, count in pairs(total.windows) do refund_quota(key, window, count) end
+  end
+  released_leases, refunds = {}, {}
+end

@@ -1,0 +1,29 @@
+-- revoke: if a request ended in Redis with another result than the response that its client received, the response is
+-- authoritative (needs prelude, row and refund).
+
+-- final_charge(units, state, code, used): of `units` charged at admission, those that stay charged, settled.
+local function final_charge(units, state, code, used)
+  if state == 'completed' or was_partly_delivered(state, code, used) then
+    return used > 0 and math.min(used, MAX_USED_FACTOR * units) or units
+  end
+  return CLIENT_FAULTS[code] and units or 0
+end
+
+-- revoke(id, row, code, used) -> the audit record, or nil if nothing changed. The client received the error `code`, but the
+-- request ended otherwise: changes row and stored reply to `code`, and refunds as for any request that ends with it.
+local function revoke(id, row, code, used)
+  local key = P .. 'request:' .. id
+  local stored = call('HMGET', key, 'code', 'reply')
+  if is_open(row) or not row[ENV] or not stored[2] or (stored[1] or '') == code then return end
+  local reply, account, old_code = cmsgpack.unpack(stored[2]), account_of(row), stored[1] or ''
+  if row[STATE] == 'completed' or CLIENT_FAULTS[old_code] then
+    local total = refund(id, row, account, 'failed', code, used)
+    for _, cost in ipairs(total and bucket_costs(id, row, account) or NO_COSTS) do
+      if cost[4] then add_units(total, cost, final_charge(cost[3], row[STATE], old_code, reply[12]) - cost[3]) end
+    end
+  end
+  reply[4], reply[5], reply[12], reply[14], reply[15] = 'failed', code, used, '', 0
+  call('HSET', key, 'state', 'failed', 'code', code, 'reply', cmsgpack.pack(reply))
+  return {'e', id, 'failed', code, now, now - row[AT], reply[7], reply[11], reply[8], reply[9], reply[10], reply[6], used, 0,
+    'queue', true, reply[17] or ''}
+end

@@ -1,0 +1,34 @@
+-- submissions: unpacks the arguments of admit (needs prelude, bucket, customer and shedding): one flat list of submissions, and
+-- one entry per group for what the submissions of one key have in common.
+-- submissions[o + FIELD] for o = 0, SIZE, 2 * SIZE...; its RARE is false or {idempotency, fingerprint, again, together, same,
+-- keep_answer_ms, model_version}, as in Submission; group(n) -> the n-th {tier, customer, tier bucket, key bucket...}.
+local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, SIZE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10
+local gateway, capacity, tiers, groups, submissions =
+  ARGV[2], tonumber(ARGV[3]), {}, cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
+local keys, sent_at, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- keys: of the row of each submission, in order
+local arrived_at = sent_at > 0 and math.min(now, sent_at) or now
+local paused = scheduler_is_paused(tonumber(ARGV[15]))
+bucket_kinds = cmsgpack.unpack(ARGV[16])
+local max_ahead = #submissions / SIZE -- the most requests that can be queued after this call
+
+for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
+  tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = paused and -1 or t[6],
+    shed_wait_ms = t[7], share = t[8], shadow = t[9], ids = {}}
+  depth[t[1]] = call('LLEN', P .. 'queue:' .. t[1])
+  max_ahead = max_ahead + depth[t[1]]
+end
+for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
+
+local function group(n)
+  local g = groups[n]
+  if g.tier then return g end
+  local t, customer_id, key_id, key_rate, key_burst, limits = tiers[g[1]], g[2], g[3], g[5], g[6], g[7]
+  g = {tier = t, customer_id = customer_id, key_id = key_id, who = {}, customer = customer(customer_id, limits),
+    tier_bucket = bucket(P .. 'rl:tier:' .. t.name, t.rate, t.burst),
+    key = key_rate > 0 and bucket('rl:key:' .. key_id, key_rate, key_burst) or nil}
+  groups[n] = g
+  return g
+end
+
+for o = 1, #submissions, SIZE do keys[#keys + 1] = P .. 'request:' .. submissions[o] end
+local may_be_known = ARGV[11] == '1' or call('EXISTS', unpack(keys)) > 0 -- rare: a call that is sent again

@@ -1,0 +1,194 @@
+"""Quota windows against Python's calendar, and quotas restored from the audit after a loss of Redis."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from contract.builders import CUSTOMER, admit
+from pool import Pool
+from scheduler.errors import ErrorCode
+from scheduler.protocol.limits import CHUNK, QuotaRestore, QuotaSpent
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SCRIPT = (
+    "local now = tonumber(ARGV[1])\n"
+    + files("ratelimit").joinpath("lua", "quota.lua").read_text("utf-8")
+    + "\nlocal number, ends_at = window(ARGV[2])\nreturn {number, string.format('%.0f', ends_at)}"
+)
+
+
+async def window(client: Redis, time: datetime, period: str) -> tuple[int, datetime]:
+    """The number of the window, and its end."""
+    number, ends_at = await client.eval(SCRIPT, 0, (time - EPOCH) // timedelta(milliseconds=1), period)
+    return int(number), EPOCH + timedelta(milliseconds=int(ends_at))
+
+
+def first_of(year: int, month: int) -> datetime:
+    """Midnight UTC of the first day of a month; months over 12 are of later years."""
+    return datetime(year + (month - 1) // 12, (month - 1) % 12 + 1, 1, tzinfo=UTC)
+
+
+def times() -> list[datetime]:
+    """Edges of months and years, and random times of four centuries."""
+    random.seed(4)
+    edges = [
+        datetime(2028, 2, 28, 23, 59, 59, 999000, UTC),
+        datetime(2028, 2, 29, tzinfo=UTC),
+        datetime(2100, 3, 1, tzinfo=UTC),
+        datetime(2026, 12, 31, 23, 59, 59, 999000, UTC),
+        datetime(2027, 1, 1, tzinfo=UTC),
+        EPOCH,
+    ]
+    return edges + [EPOCH + timedelta(seconds=random.uniform(0, 400 * 365.25 * 86400)) for _ in range(300)]
+
+
+async def test_months_and_years_are_those_of_the_calendar(client: Redis) -> None:
+    """Leap years and centuries included; windows of two years begin with an even number of years after 1970."""
+    for time in times():
+        years = time.year - 1970
+        expected = {
+            "1month": (years * 12 + time.month - 1, first_of(time.year, time.month + 1)),
+            "1year": (years, first_of(time.year + 1, 1)),
+            "2year": (years // 2, first_of(1970 + 2 * (years // 2 + 1), 1)),
+        }
+        assert {period: await window(client, time, period) for period in expected} == expected, time
+
+
+@pytest.mark.parametrize(
+    ("period", "length"),
+    [
+        ("1second", timedelta(seconds=1)),
+        ("15minute", timedelta(minutes=15)),
+        ("6hour", timedelta(hours=6)),
+        ("1day", timedelta(days=1)),
+        ("7day", timedelta(days=7)),
+    ],
+)
+async def test_shorter_windows_are_counted_from_the_epoch(client: Redis, period: str, length: timedelta) -> None:
+    """A day is a UTC day."""
+    for time in times()[:100]:
+        number = (time - EPOCH) // length
+        assert await window(client, time, period) == (number, EPOCH + (number + 1) * length)
+
+
+# Restore after a loss of Redis
+
+YEAR = [("1year", 10)]
+
+
+async def test_a_restore_is_wanted_once_per_epoch(pool: Pool) -> None:
+    """After a loss of data, and when another server took over: its run_id differs from the one of the epoch."""
+    restore = QuotaRestore(pool.client, pool.keys)
+    assert await restore.wanted()
+    assert await restore.tell([]) == 0
+    assert not await restore.wanted()
+
+    await pool.client.flushall()
+    assert not await restore.wanted()  # it is not used yet
+    before = (await pool.gateway_lives("g1")).epoch_us
+    assert await restore.wanted()
+    await restore.tell([])
+
+    await pool.client.delete(pool.keys.epoch_run)  # written by an older version: no loss
+    assert (await pool.gateway_lives("g1")).epoch_us == before
+    await pool.client.set(pool.keys.epoch_run, "0" * 40)  # in the dump of another server
+    after = (await pool.gateway_lives("g1")).epoch_us
+    assert after > before
+    assert await restore.wanted()
+    assert (await pool.gateway_lives("g1")).epoch_us == after
+
+
+@pytest.mark.parametrize(
+    ("spent", "restored", "age_ms", "raised", "outcomes"),
+    [
+        (0, 8, 0, 1, ["accepted", "accepted", "quota"]),
+        (9, 5, 0, 0, ["accepted", "quota", "quota"]),  # the audit lags: the higher count is right
+        (0, 10, 400 * 86_400_000, 0, ["accepted"] * 3),  # of a past window
+    ],
+)
+async def test_counts_are_only_raised(
+    pool: Pool, spent: int, restored: int, age_ms: int, raised: int, outcomes: list[str]
+) -> None:
+    """Restored requests count against the quota."""
+    await admit(pool, spent, quotas=YEAR)
+    began_ms = await pool.now_ms() - age_ms
+
+    restore = QuotaRestore(pool.client, pool.keys)
+    assert await restore.tell([QuotaSpent("customer", "1year", began_ms, restored)]) == raised
+
+    assert await admit(pool, 3, quotas=YEAR) == outcomes
+    assert await pool.client.pttl(CUSTOMER) > 0
+
+
+async def test_a_refund_keeps_restored_quotas(pool: Pool) -> None:
+    """Regression: the hash with restored quotas has no bucket yet, and the refund of an earlier request must add none."""
+    submission = pool.submission(quotas=YEAR)
+    await pool.admit([submission])
+    await pool.client.delete(CUSTOMER)
+    await QuotaRestore(pool.client, pool.keys).tell([QuotaSpent("customer", "1year", await pool.now_ms(), 8)])
+
+    await pool.terminations.cancel([(submission.id, ErrorCode.WORKER_LOST)])
+
+    fields = await pool.client.hgetall(CUSTOMER)
+    assert list(fields) == [b"q:1year"]
+    assert fields[b"q:1year"].split()[1] == b"7"
+
+
+async def test_many_quotas_are_restored_in_several_calls(pool: Pool) -> None:
+    """Regression: if Redis is lost between two calls, the restore is still wanted afterwards."""
+    now = await pool.now_ms()
+    spent = [QuotaSpent(f"c{n}", "1year", now, 1) for n in range(2 * CHUNK + 1)]
+    assert await QuotaRestore(pool.client, pool.keys).tell(spent) == len(spent)
+    assert await admit(pool, customer_id=f"c{2 * CHUNK}", quotas=[("1year", 1)]) == ["quota"]
+
+    class Interrupted(QuotaRestore):
+        async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
+            raised = await super()._tell_some(chunk, restored_epoch)
+            if not restored_epoch:
+                await pool.client.flushall()
+                await pool.gateway_lives("g1")
+            return raised
+
+    restore = Interrupted(pool.client, pool.keys)
+    await restore.tell(spent)
+    assert await restore.wanted()
+
+
+async def test_quotas_are_restored_after_a_restart_from_an_older_dump(tmp_path: Path) -> None:
+    """With a real server: requests after the dump count by the audit."""
+    home = tmp_path / "redis"
+    options = ("--appendonly", "no")
+    server = EmbeddedRedis(home, home / "socket", extra_args=options)
+    await server.start()
+    client = command_client(server.url, 5.0)
+    pool = Pool(client, Keys())
+    first = await pool.gateway_lives("g1")
+    await QuotaRestore(client, pool.keys).tell([])
+    assert await admit(pool, 2, quotas=YEAR) == ["accepted"] * 2
+    await client.save()
+    assert await admit(pool, 6, quotas=YEAR) == ["accepted"] * 6
+    now = await pool.now_ms()
+    await client.aclose()
+    server.kill()
+
+    again = EmbeddedRedis(home, home / "socket", extra_args=options)
+    await again.start()
+    client = command_client(again.url, 5.0)
+    pool = Pool(client, Keys())
+    try:
+        assert (await pool.gateway_lives("g1")).epoch_us != first.epoch_us
+        restore = QuotaRestore(client, pool.keys)
+        assert await restore.wanted()
+        assert await restore.tell([QuotaSpent("customer", "1year", now, 8)]) == 1
+        assert await admit(pool, 3, quotas=YEAR) == ["accepted", "accepted", "quota"]
+    finally:
+        await client.aclose()
+        await again.stop()

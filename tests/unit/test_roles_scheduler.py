@@ -1,0 +1,70 @@
+"""The batch policy of a pool from the rows of the catalog."""
+
+import msgspec
+import pytest
+
+from ledger.catalog.snapshot import Model, Snapshot, Tier
+from scheduler.batching.policy import BatchPolicy, TierPolicy
+from tierlane.roles.scheduler import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model, without_paused
+from tierlane.settings.model import Settings
+
+SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03)
+
+
+def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
+    return Model(name, pool, size, None, 25, 3000, 20.0, 0.85, 0, enabled)
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        ([], None),
+        ([model("a", enabled=False)], None),
+        ([model("a", pool="other")], None),
+        ([model("a", size=8), model("b", size=4), model("c", size=2, enabled=False)], "b"),  # the smallest size
+    ],
+)
+def test_the_model_of_a_pool(models: list[Model], chosen: str | None) -> None:
+    """Of several enabled models, the one with the smallest batches."""
+    found = pool_model(models, "default")
+
+    assert (found.name if found else None) == chosen
+
+
+def test_the_policy_of_a_pool() -> None:
+    """Size, window and token limit from the model's row, tiers from their rows, the rest from the settings; the defaults
+    without a catalog, so that a scheduler works while PostgreSQL is unavailable.
+    """
+    gold = Tier("gold", 1, 0.5, (10.0, 10.0, 5, None), 100, 2000, None, None)
+    tiny = msgspec.structs.replace(model("tiny"), max_batch_tokens=4096)
+    snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": tiny}, ())
+
+    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 4096, 0.03)
+    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03)
+
+
+def test_no_batch_is_formed_of_a_paused_tier() -> None:
+    """It is still a tier of the pool, whose overdue requests must end."""
+    gold = Tier("gold", 1, 0.5, (10.0, 10.0, 5, None), 100, 2000, None, None, paused=True)
+    basic = msgspec.structs.replace(gold, name="basic", priority=2, guaranteed_share=0.1, paused=False)
+    whole = batch_policy(Snapshot(3, (gold, basic), {}, {}, {}, ()), SETTINGS)
+
+    assert [tier.name for tier in whole.tiers] == ["gold", "basic"]
+    assert without_paused(whole).tiers == (TierPolicy("basic", 2, 0.1),)
+    assert without_paused(without_paused(whole)) == without_paused(whole)
+
+
+def test_a_renamed_tier_is_still_served() -> None:
+    """Requests queued under the old name keep their priority, without a share, until no gateway can use the name."""
+    now = 0.0
+    leaving = LeavingTiers(lambda: now)
+    gold, basic = TierPolicy("gold", 1, 0.5), TierPolicy("basic", 2, 0.1)
+    before = BatchPolicy(8, 25, 4, 1000, (gold, basic))
+    after = BatchPolicy(8, 25, 4, 1000, (TierPolicy("or", 1, 0.5), basic))
+
+    assert leaving.kept(before) == before
+    now = 1.0
+    assert leaving.kept(after).tiers == (*after.tiers, TierPolicy("gold", 1, 0.0))
+    assert leaving.kept(before).tiers == (*before.tiers, TierPolicy("or", 1, 0.0))
+    now = 1.0 + LEAVING_S
+    assert leaving.kept(before) == before
