@@ -14,8 +14,7 @@ local function check_customer(c, o, count, sums)
   local ends_at
   for i = 1, #c.buckets do
     local b = c.buckets[i]
-    local wanted = cost(b, i, o, count, sums)
-    if b.cost ~= 0 and wanted > b.burst then wanted = b.burst end
+    local wanted = b.cost == 0 and count or math.min(cost(b, i, o, count, sums), b.burst)
     if b.tokens < wanted then return b.kind[1], ms_until(b.tokens, wanted, b.rate) end
   end
   if c.max_concurrency > 0 and c.in_use + count > c.max_concurrency and

@@ -3,7 +3,13 @@
 -- which expire, because a counter would stay wrong after a crash. Expired leases are removed only if the limit is reached.
 -- bucket_kinds: BUCKETS of ratelimit/limits.py, {outcome, level field, rate field, period in s, index of the cost, settled} each.
 local customers, bucket_kinds = {}, {}
-local LEVEL, LEVEL_HEADER, NO_QUOTAS = '>BBdBI4', 146, '\144' -- msgpack of {double, uint32}
+local DOUBLE, UINT32, NO_QUOTAS, values = 0xcb, 0xce, '\144', {}
+
+-- REMAINING[n]: the format of `remaining` with n buckets, fewer than 16: msgpack whose numbers have fixed lengths.
+local REMAINING = setmetatable({}, {__index = function(formats, n)
+  formats[n] = '>BB' .. string.rep('BBdBI4', n) .. 'BI4c0'
+  return formats[n]
+end})
 
 -- count_leases(c): the number of requests in progress, without expired leases.
 local function count_leases(c)
@@ -44,28 +50,26 @@ local function customer(id, limits)
   return c
 end
 
--- level(b, key) -> packed {left, ms until full} of a bucket. Requests: the level of the key's bucket `key` if that is lower, and
--- never below 0.
-local function level(b, key)
-  if b.cost == 0 and key and key.tokens < b.tokens then b = key end
-  local left = (b.cost or 0) == 0 and b.tokens < 0 and 0 or b.tokens
-  return struct.pack(LEVEL, LEVEL_HEADER, 203, left, 206, ms_until(b.tokens, b.burst, b.rate))
-end
-
--- remaining(c, key) -> packed `RemainingLimits`.
+-- remaining(c, key) -> packed `RemainingLimits`: {{left, ms until full} of each bucket}, requests in progress, {{left, ms until the
+-- next window} of each quota}. Requests: the level of the key's bucket `key` if that is lower, and never below 0. One struct.pack
+-- for all, since admit calls this for each request.
 local function remaining(c, key)
-  local b, levels, quotas = c.buckets, '\144', NO_QUOTAS
-  if #b == 1 then levels = '\145' .. level(b[1], key)
-  elseif #b == 2 then levels = '\146' .. level(b[1], key) .. level(b[2], key)
-  elseif #b > 2 then
-    local parts = {}
-    for i = 1, #b do parts[i] = level(b[i], key) end
-    levels = pack_array(parts)
+  local v, n, quotas = values, #c.buckets, NO_QUOTAS
+  v[1], v[2] = 0x93, 0x90 + n
+  for i = 1, n do
+    local b, at = c.buckets[i], 5 * i - 2
+    local left = b.tokens
+    if b.cost == 0 then
+      if key and key.tokens < left then b, left = key, key.tokens end
+      if left < 0 then left = 0 end
+    end
+    v[at], v[at + 1], v[at + 2], v[at + 3], v[at + 4] = 0x92, DOUBLE, left, UINT32, ms_until(b.tokens, b.burst, b.rate)
   end
   if c.quotas[1] then
     quotas = {}
     for i, q in ipairs(c.quotas) do quotas[i] = {math.max(0, q.amount - q.spent), q.ends_at - now} end
     quotas = cmsgpack.pack(quotas)
   end
-  return '\147' .. levels .. struct.pack('>BI4', 206, c.in_use) .. quotas
+  v[5 * n + 3], v[5 * n + 4], v[5 * n + 5] = UINT32, c.in_use, quotas
+  return struct.pack(REMAINING[n], unpack(v, 1, 5 * n + 5))
 end

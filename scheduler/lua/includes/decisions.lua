@@ -72,16 +72,9 @@ local function decide(g, o, key, together)
   return 'accepted', 0, charge(g.customer, o)
 end
 
--- A verdict as `Verdict` decodes it. Numbers have fixed lengths, so that one struct.pack packs all of them.
-local UINT32, UINT32_MAX, NO_TEXT = 206, 4294967295, '\160'
-local VERDICT = '>Bc0c0BI4BI4c0c0'
-
--- pack_verdict(...) -> a packed verdict. Only the time until the end of a long quota window does not fit into four bytes.
+-- pack_verdict(...) -> a packed `Verdict`.
+local NO_TEXT = '\160'
 local function pack_verdict(outcome, g, retry_ms, stored_id, shadowed)
-  local left, waiting = remaining(g.customer, g.key), depth[g.tier.name]
-  local stored, shadow = stored_id and packed[stored_id] or NO_TEXT, shadowed and packed[shadowed] or NO_TEXT
-  if retry_ms > UINT32_MAX then
-    return '\150' .. packed[outcome] .. left .. cmsgpack.pack(retry_ms) .. cmsgpack.pack(waiting) .. stored .. shadow
-  end
-  return struct.pack(VERDICT, 150, packed[outcome], left, UINT32, retry_ms, UINT32, waiting, stored, shadow)
+  return '\150' .. packed[outcome] .. remaining(g.customer, g.key) .. packed[retry_ms] .. packed[depth[g.tier.name]] ..
+    (stored_id and packed[stored_id] or NO_TEXT) .. (shadowed and packed[shadowed] or NO_TEXT)
 end

@@ -60,6 +60,7 @@ end
 -- count from `arrived_at`, when the gateway sent the call. The state is 'queued' unless another one is given.
 local accepted, fresh = {}, 0
 local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch
+local LISTED = {listed = true, ['listed+'] = true} -- of `charged`: the cost of each bucket is a field
 
 -- who_field(g, charged, marks) -> the field `who` of a group's requests; `marks` is what only some of them have.
 local function who_field(g, charged, marks)
@@ -78,7 +79,7 @@ local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
   if has_key then marks = marks .. ' idem ' .. ARGV[7] end
   call('HSET', key, 'state', state or 'queued', 'env', env, 'who', marks == '' and g.who[charged] or who_field(g, charged, marks),
     'body', body)
-  if sub(charged, 1, 6) == 'listed' then call('HSET', key, 'charged', charged_field(g.customer, o)) end
+  if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o)) end
   call('PEXPIRE', key, decimal[total_ms + keep_ms])
   if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
   if not state or state == 'queued' then

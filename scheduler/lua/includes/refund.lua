@@ -21,10 +21,13 @@ local function bucket_costs(id, row, account)
   return costs
 end
 
-local function add_units(total, cost, units)
-  local entry = total.units[cost[1]]
-  if entry then entry[2] = entry[2] + units else total.units[cost[1]] = {cost[2], units} end
+local function add_units(total, level, rate, units)
+  local entry = total.units[level]
+  if entry then entry[2] = entry[2] + units else total.units[level] = {rate, units} end
 end
+
+-- unused(units, used): of the units charged, those that were not used; all of them without `used`.
+local function unused(units, used) return used and units - math.min(used, MAX_USED_FACTOR * units) or units end
 
 -- refund(id, row, account, state, code, used) -> the customer's total refund of this call, or nil if this request adds nothing.
 -- `used` tokens: 0 or less if they were not counted; then the estimate stays charged.
@@ -34,10 +37,12 @@ local function refund(id, row, account, state, code, used)
   if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code]) then return end
   local total = refunds[account.customer] or {requests = 0, units = {}, windows = {}, keys = {}}
   refunds[account.customer] = total
-  for _, cost in ipairs(bucket_costs(id, row, account)) do
-    local units = cost[3]
-    if not is_charged then add_units(total, cost, units)
-    elseif cost[4] and units > 0 then add_units(total, cost, units - math.min(used, MAX_USED_FACTOR * units)) end
+  local settled = is_charged and used
+  if account.charged == 'all' then add_units(total, 'budget', 'pace', unused(charged_tokens(row), settled)) -- without tables
+  else
+    for _, cost in ipairs(bucket_costs(id, row, account)) do
+      if cost[4] or not is_charged then add_units(total, cost[1], cost[2], unused(cost[3], settled)) end
+    end
   end
   if is_charged then return total end
   total.requests = total.requests + 1

@@ -19,7 +19,7 @@ local function revoke(id, row, code, used)
   if row[STATE] == 'completed' or CLIENT_FAULTS[old_code] then
     local total = refund(id, row, account, 'failed', code, used)
     for _, cost in ipairs(total and bucket_costs(id, row, account) or NO_COSTS) do
-      if cost[4] then add_units(total, cost, final_charge(cost[3], row[STATE], old_code, reply[12]) - cost[3]) end
+      if cost[4] then add_units(total, cost[1], cost[2], final_charge(cost[3], row[STATE], old_code, reply[12]) - cost[3]) end
     end
   end
   reply[4], reply[5], reply[12], reply[14], reply[15] = 'failed', code, used, '', 0
