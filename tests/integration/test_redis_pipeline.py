@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from eventually import eventually
@@ -141,3 +141,16 @@ async def test_a_blocking_read_without_a_server(tmp_path: Path) -> None:
     with pytest.raises(RedisUnavailable):
         await blocking_read(client, b"BLPOP", "batch_queue", 0.1, block_s=0.1)
     await client.aclose()
+
+
+async def test_a_read_only_server_loses_its_connection(calls: PipelinedClient, proxy: BadLine, client: Redis) -> None:
+    """A master that became a replica replies READONLY: the caller gets the error, and the next call connects anew."""
+    await client.replicaof("127.0.0.1", 1)
+    try:
+        with pytest.raises(ReadOnlyError):
+            await calls.call((b"SET", "a", "b", b"PX", "1000"), 5.0)
+    finally:
+        await client.replicaof("NO", "ONE")
+
+    assert await calls.call((b"SET", "a", "b", b"PX", "1000"), 5.0) == b"OK"
+    assert proxy.accepted == 2
