@@ -1,9 +1,8 @@
-"""What adaptive windows are worth: mean wait and fill beside a fixed window, in simulated time.
+"""Adaptive batch windows beside a fixed window: mean wait and fill in simulated time.
 
-Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`) with Poisson
-arrivals of one tier. Nothing of the machine is in it: batches take what `--base-ms` and `--item-ms` say, everything else
-takes no time, and the same seed prints the same table. The fixed window is what servers with one do: a batch leaves
-when it is full or its first member has waited so long, and a worker is idle.
+Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`) with Poisson arrivals of one tier.
+Batches take `--base-ms` and `--item-ms`, everything else takes no time, and the same seed prints the same table. With a
+fixed window, a batch starts at an idle worker when it is full or its first request has waited for the window.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
@@ -23,13 +22,13 @@ from scheduler.batching.timing import ArrivalRate, Service
 
 TIER = "free"
 AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4
-WARM_SHARE = 0.2  # Of the requests, at the beginning: they are not counted.
+WARM_SHARE = 0.2  # The first requests, which are not counted.
 
 Policy = Callable[[PoolSnapshot], Decision]
 
 
 class Pool(NamedTuple):
-    """The workers, and how the model wants its batches."""
+    """The workers, and the batch size, speed and window of the model."""
 
     workers: int
     batch: int
@@ -38,7 +37,7 @@ class Pool(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Waits in ms from arrival to the start of the run, sizes of batches, and the share of their time that workers ran."""
+    """Waits in ms from arrival to the start of the run, sizes of batches, and the busy share of workers."""
 
     waits: list[float]
     sizes: list[int]
@@ -46,25 +45,25 @@ class Result(NamedTuple):
 
 
 def adaptive(pool: Pool) -> Policy:
-    """The dispatcher's own policy."""
+    """The policy of the dispatcher."""
     policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, [TierPolicy(TIER, 1, 0.0)])
     return lambda snapshot: decide(snapshot, policy, {})
 
 
 def fixed(pool: Pool) -> Policy:
-    """Full, or the window is over."""
+    """Start a batch when it is full or its window is over."""
 
-    def leaves(snapshot: PoolSnapshot) -> Decision:
+    def decision(snapshot: PoolSnapshot) -> Decision:
         left_ms = pool.window_ms - snapshot.oldest_ms if snapshot.waiting else None
         if snapshot.idle and (snapshot.waiting >= pool.batch or (left_ms is not None and left_ms <= 1e-6)):
             return Decision([(TIER, min(pool.batch, snapshot.waiting))], None, WakeCondition(0), 1, {})
         return Decision((), left_ms if snapshot.idle else None, WakeCondition(1), 1, {})
 
-    return leaves
+    return decision
 
 
 class Simulation:
-    """One pool in simulated time: arrivals, ends of batches, and looks by the clock are the only events."""
+    """One pool in simulated time: the events are arrivals, ends of batches, and timers of the policy."""
 
     def __init__(self, pool: Pool, policy: Policy, rate: float, seed: int) -> None:
         self._pool, self._policy, self._rate = pool, policy, rate
@@ -72,22 +71,24 @@ class Simulation:
         self._queue: deque[float] = deque()
         self._ends: list[float] = []
         self._arrivals = ArrivalRate()
-        self._unseen = 0
-        self._look_at: float | None = None
+        self._unrecorded = 0
+        self._timer_at: float | None = None
         self._condition = WakeCondition(1)
         self.waits: list[float] = []
         self.sizes: list[int] = []
         self.busy_s = 0.0
 
     def run(self, requests: int) -> Result:
-        """Until so many have come and been served; the first fifth is not counted."""
+        """Run until a number of requests have been served; the first fifth is not counted."""
         now, left = 0.0, requests
         arrival = self._random.expovariate(self._rate)
         while left or self._queue:
-            events = [t for t in (arrival if left else None, self._ends[0] if self._ends else None, self._look_at) if t]
+            events = [
+                t for t in (arrival if left else None, self._ends[0] if self._ends else None, self._timer_at) if t
+            ]
             now = max(now, min(events))
-            if self._look_at is not None and now >= self._look_at:
-                self._turn(now)
+            if self._timer_at is not None and now >= self._timer_at:
+                self._decide(now)
             elif self._ends and now >= self._ends[0]:
                 self._ended(now)
             else:
@@ -97,18 +98,18 @@ class Simulation:
 
     def _arrived(self, now: float) -> None:
         self._queue.append(now)
-        self._unseen += 1
+        self._unrecorded += 1
         if self._condition.depth and len(self._queue) >= self._condition.depth:
-            self._turn(now)
+            self._decide(now)
 
     def _ended(self, now: float) -> None:
         heapq.heappop(self._ends)
         if self._condition.ready >= (0 if self._ends else -1) or self._condition.depth == 1:
-            self._turn(now)
+            self._decide(now)
 
-    def _turn(self, now: float) -> None:
-        """What the dispatcher does when it is woken: form until nothing more should leave."""
-        self._look_at = None
+    def _decide(self, now: float) -> None:
+        """Form batches until the policy forms no more, as the dispatcher does."""
+        self._timer_at = None
         while True:
             decision = self._policy(self._snapshot(now))
             if not decision.picks:
@@ -116,15 +117,15 @@ class Simulation:
             self._start(now, sum(count for _, count in decision.picks))
         self._condition = decision.condition
         if decision.wait_ms is not None:
-            self._look_at = now + max(1e-6, decision.wait_ms / 1000)
+            self._timer_at = now + max(1e-6, decision.wait_ms / 1000)
 
     def _snapshot(self, now: float) -> PoolSnapshot:
-        self._arrivals.record(self._unseen, now)
-        self._unseen = 0
+        self._arrivals.record(self._unrecorded, now)
+        self._unrecorded = 0
         oldest_ms = 1000 * (now - self._queue[0]) if self._queue else 0.0
         rate, running = self._arrivals.per_second(now), len(self._ends)
         waiting = {TIER: TierQueue(len(self._queue), oldest_ms)}
-        # With every worker busy nothing stands ready here: who starts when a worker ends is decided then.
+        # With every worker busy the policy decides when a worker becomes idle.
         ready = 1_000_000 if running >= self._pool.workers else 0
         return PoolSnapshot(waiting, ready, running, self._pool.workers, rate, self._pool.service)
 
@@ -137,7 +138,7 @@ class Simulation:
 
 
 def rows(pool: Pool, rates: Sequence[float], requests: int, seed: int) -> list[tuple[str, ...]]:
-    """A line for each rate: rate, then mean wait, p99 and fill, adaptive and fixed."""
+    """A row for each rate: rate, then mean wait, p99, fill and busy share, adaptive and fixed."""
     lines = []
     for rate in rates:
         count = min(requests, max(2000, int(rate * 20)))

@@ -1,6 +1,6 @@
-"""Models whose speed is known, for the case `capacity`: a function, and an endpoint that stands for one that exists.
+"""Models of known speed for the case `capacity`: a function, and an endpoint.
 
-Run as a script it is the endpoint: `python capacity_models.py PORT`.
+The endpoint runs as a script: `python capacity_models.py PORT`.
 """
 # ruff: noqa: INP001 - a script, and a module for a worker
 
@@ -12,29 +12,29 @@ from pathlib import Path
 
 BASE_S, ITEM_S = 0.05, 0.01
 AT_ONCE = 4
-"""Batches that the endpoint runs at a time."""
+"""The number of batches that the endpoint runs at a time."""
 
 
 def run_s(items: int) -> float:
-    """Seconds that a batch takes."""
+    """The duration of a batch in seconds."""
     return BASE_S + ITEM_S * items
 
 
 def capacity_rps(gpus: int, batch: int) -> float:
-    """Requests/s of so many with full batches."""
+    """Requests/s of a number of GPUs with full batches."""
     return gpus * batch / run_s(batch)
 
 
 def timed(inputs: list[str]) -> list[str]:
-    """Answers a batch after the time that it takes, times the factor in the file that CAPACITY_FACTOR names."""
+    """Run a batch for its duration times the factor in the file CAPACITY_FACTOR."""
     factor = float(Path(os.environ["CAPACITY_FACTOR"]).read_text("utf-8"))
     time.sleep(run_s(len(inputs)) * factor)
     return [text[::-1] for text in inputs]
 
 
 async def serve(port: int) -> None:
-    """The endpoint: /v1/models, and /v1/completions for a prompt or a list of them."""
-    from aiohttp import web  # noqa: PLC0415 - a worker that imports the function needs none of it
+    """Run the endpoint: /v1/models, and /v1/completions for a prompt or a list of prompts."""
+    from aiohttp import web  # noqa: PLC0415 - not for workers
 
     turns = asyncio.Semaphore(AT_ONCE)
 

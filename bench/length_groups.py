@@ -1,8 +1,7 @@
-"""What it is worth that similar lengths go together: tokens/s of `tiny` on batches as they come, and as `form_batch` groups them.
+"""Batches of similar length: tokens/s of `tiny` on batches in order of arrival, and as `form_batch` groups them.
 
-The batches are formed by the real script in a Redis of its own, out of a queue with a skewed mix of lengths: four of five
-texts are short, one is long. Then each batch runs on the model, on one core of the CPU, and what counts is the time of the
-processor: others on the machine are not in it. Waste is the share of positions that are padding.
+The real script forms the batches from a queue in which four of five texts are short and one is long. Each batch then runs
+on one core; only its CPU time counts. Waste is the share of positions that are padding.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
@@ -32,12 +31,15 @@ from scheduler.request_id import new_request_id
 from tierlane.embedded.redis import EmbeddedRedis
 
 TIER, LONG_MS = "free", 600_000
-AT_ONCE = 100  # Admitted by one call.
-NO_BUDGET, ANY_BUDGET = 0, 1_000_000  # Without one batches leave as they come; with a wide one only lengths decide.
+AT_ONCE = 100  # Submissions of one call.
+NO_BUDGET, ANY_BUDGET = (
+    0,
+    1_000_000,
+)  # Without a budget batches have the order of arrival; with a wide one only lengths decide.
 
 
-class Made(NamedTuple):
-    """What a run of all batches took: CPU seconds, real and padded positions."""
+class BatchRun(NamedTuple):
+    """The run of all batches: CPU seconds, real and padded positions."""
 
     cpu_s: float
     tokens: int
@@ -53,13 +55,13 @@ class Made(NamedTuple):
 
 
 def texts(count: int, chance: random.Random) -> list[str]:
-    """Skewed: most have 16 to 64 characters, one of five 300 to 440."""
+    """Texts of 16 to 64 characters, one of five of 300 to 440."""
     lengths = [chance.randint(300, 440) if chance.random() < 0.2 else chance.randint(16, 64) for _ in range(count)]
     return ["".join(chance.choice("etaoin shrdlu") for _ in range(length)) for length in lengths]
 
 
 async def formed(waiting: Sequence[str], size: int, budget: int) -> list[list[str]]:
-    """The batches of these texts, oldest first, as the scheduler's script makes them."""
+    """The batches that the script of the scheduler forms of these texts, oldest first."""
     with tempfile.TemporaryDirectory() as home:
         server = EmbeddedRedis(Path(home), Path(home) / "socket", ephemeral=True)
         await server.start()
@@ -100,8 +102,8 @@ def _submission(text: str) -> Submission:
     )
 
 
-def run(batches: Sequence[Sequence[str]], job: Callable[[Sequence[str]], object], written: int) -> Made:
-    """Run the job on every batch; each text is read with its mark of the beginning, and `written` tokens come of it."""
+def run(batches: Sequence[Sequence[str]], job: Callable[[Sequence[str]], object], written: int) -> BatchRun:
+    """Run the job on every batch; each text has a start token, and `written` tokens are generated for it."""
     began = time.process_time()
     for batch in batches:
         job(batch)
@@ -109,17 +111,17 @@ def run(batches: Sequence[Sequence[str]], job: Callable[[Sequence[str]], object]
     lengths = [[len(text) + 1 for text in batch] for batch in batches]
     tokens = sum(map(sum, lengths)) + written * sum(map(len, batches))
     padded = sum(max(batch) * len(batch) for batch in lengths) + written * sum(map(len, batches))
-    return Made(cpu_s, tokens, padded)
+    return BatchRun(cpu_s, tokens, padded)
 
 
 def main() -> None:
     """Print the table."""
     options = _options()
     model = TinyModel.load("cpu", 1)
-    wish = GenerationParameters(max_tokens=options.max_tokens, temperature=1.0)
+    parameters = GenerationParameters(max_tokens=options.max_tokens, temperature=1.0)
     jobs: list[tuple[str, Callable[[Sequence[str]], object], int]] = [
         ("vectors", model.embed, 0),
-        (f"{options.max_tokens} tokens each", lambda b: model.generate(b, [wish] * len(b)), options.max_tokens),
+        (f"{options.max_tokens} tokens each", lambda b: model.generate(b, [parameters] * len(b)), options.max_tokens),
     ]
     waiting = texts(options.requests, random.Random(options.seed))
     as_they_come = asyncio.run(formed(waiting, options.batch, NO_BUDGET))

@@ -1,7 +1,7 @@
-"""`make bench`: every figure that this project claims, measured anew, each case on a stack of its own.
+"""`make bench`: measures every published figure, each case on a new stack.
 
-Prints a table, keeps all figures in a JSON file, and writes docs/benchmarks.md from it: a case that was not run this
-time keeps what it had. Exit codes: 0 all targets of the cases that were run hold, 1 not so.
+Prints a table, stores all figures in a JSON file, and writes docs/benchmarks.md from it; cases that are not run keep their
+figures. Exit codes: 0 all targets of the run cases hold, 1 not so.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
@@ -60,13 +60,13 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "peers": peers.run,
 }
 FAULTS = (RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
-"""What ends a case without ending the suite: a stack that does not start, or a figure that is not there."""
+"""Errors that end a case but not the suite: a stack that does not start, or a missing figure."""
 
 Case = dict[str, Any]
 
 
 def measured(run: Callable[..., Outcome], *, quick: bool) -> Case:
-    """One case as the JSON file keeps it."""
+    """Run one case; returns it as stored in the JSON file."""
     began = time.monotonic()
     about = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "quick": quick}
     try:
@@ -100,7 +100,7 @@ def show(console: Console, name: str, case: Case) -> None:
 
 
 def holds(case: Case) -> bool:
-    """Whether it was measured and met every target."""
+    """Whether the case was measured and met every target."""
     return not case["error"] and all(check[3] is not False for check in case["checks"])
 
 
@@ -109,21 +109,21 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure everything, write docs/benchmarks.md.")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--skip", nargs="+", choices=CASES, default=[], metavar="CASE", help="cases to leave out")
-    parser.add_argument("--quick", action="store_true", help="short runs: for a look, not for figures to quote")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where figures are kept")
+    parser.add_argument("--quick", action="store_true", help="short runs; not for published figures")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks.json", help="the file of figures")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run it; return the exit code."""
+    """Run the suite; return the exit code."""
     arguments, console = read_arguments(), Console()
     kept = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
     chosen = [name for name in CASES if name in arguments.only and name not in arguments.skip]
     for name in chosen:
         console.print(f"{name} ...")
         kept[name] = measured(CASES[name], quick=arguments.quick)
-        # After each case, since the whole takes long and may be interrupted.
+        # After each case, since the suite takes long and may be interrupted.
         arguments.json.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
         write_page(arguments.page, kept)
         show(console, name, kept[name])

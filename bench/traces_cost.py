@@ -1,9 +1,8 @@
-"""What traces cost a gateway and a worker in CPU: off, at 1 % and at 10 %, in pairs of turns side by side.
+"""The CPU of traces in a gateway and a worker: off, at 1 % and at 10 %, in pairs of turns.
 
-A gateway's own path (fast lane, admission's verdict, reply, answer) runs here without sockets and without Redis, so that
-little else is measured; a turn with traces ends when all of them are encoded and sent, and its collector is another process. A
-noisy machine disturbs neighbouring turns alike, so each is compared with the one beside it: the median pair is told, and
-what lies between the quickest turns of both kinds, since other work on the machine only ever makes a turn slower.
+The path of a request in the gateway (fast path, admission, reply, response) runs without sockets and Redis. A turn with
+traces includes their export to a collector in another process. Each turn is compared with its neighbour, because other work
+of the machine affects both: printed are the median difference, and that of the fastest turns of both kinds.
 """
 # ruff: noqa: INP001, SLF001 - a folder of scripts, not a package; and an experiment on the inside of the gateway
 
@@ -42,22 +41,22 @@ from tierlane.roles.tracing import OtlpSpans
 BODY = b'{"input": "Once upon a time there was a gateway"}'
 BATCH = 32
 SHARES = (0.0, 0.01, 0.1)
-"""0: with all of the machinery, and nobody sampled."""
+"""0: tracing is on, but no request is sampled."""
 COLLECTOR = """
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-class Door(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *_): pass
-server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_address[1], flush=True)
 server.serve_forever()
 """
 
 
-say = Console(highlight=False, width=120).print
+show = Console(highlight=False, width=120).print
 
 
 class OneCustomer:
@@ -74,31 +73,31 @@ class OneCustomer:
         self.snapshot: Snapshot | None = Snapshot(1, (tier,), {}, {key.id: row}, {"tiny": model}, ())
 
     def age_s(self) -> float:
-        """Of now."""
+        """The snapshot is current."""
         return 0.0
 
     def identify(self, presented: str, wall_now: float) -> Identity:
-        """Verified as in production. Raises RequestError."""
+        """Verify a key as in production. Raises RequestError."""
         return verify(presented, cast("Snapshot", self.snapshot), wall_now, fresh=True)
 
 
 class Client:
-    """A connection that throws its answers away."""
+    """A connection that discards its responses."""
 
     remote = "127.0.0.1"
     answered = 0
 
     def write_response(self, answer: HttpResponse) -> None:
-        """As a connection, up to the socket."""
+        """Encode the response, without a socket."""
         self.answered += len(answer.head("") + answer.body) > 0
 
     def error_response(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
-        """Nothing may go wrong here."""
+        """No request may fail."""
         raise RuntimeError(f"{request_id} failed ({problem=})") from error
 
 
 def one_gateway(key: NewKey) -> Gateway:
-    """Which believes that there are workers."""
+    """A gateway that accepts requests without workers."""
     gateway = Gateway(
         GatewayConfig(gateway_id="g1", redis_url="unix:///nowhere", service_token="x" * 16), OneCustomer(key)
     )
@@ -107,13 +106,13 @@ def one_gateway(key: NewKey) -> Gateway:
 
 
 def switch(gateway: Gateway, traces: RequestTraces | None) -> None:
-    """The same gateway with traces, or without: two of them would differ by where they lie in memory."""
+    """Switch traces of the gateway on or off: two gateways would differ in their memory layout."""
     object.__setattr__(gateway.inference._parts, "traces", traces)
     gateway.inference.events._log = traces
 
 
 def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
-    """So many requests, one after another, in batches of one."""
+    """Serve a number of requests one after another, in batches of one."""
     client, verdict = Client(), Verdict(Admission.ACCEPTED, RemainingLimits([Level(1e6, 0)]), depth=1)
     for _ in range(count):
         fast_path_request = FastPathRequest(gateway._fast_path, client, headers, headers.getall("Authorization"))
@@ -128,7 +127,7 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
 
 
 def run(traces: BatchTraces, batches: Sequence[Sequence[ClaimedRequest]], outcomes: Sequence[Outcome]) -> None:
-    """What a worker does about traces for these batches."""
+    """Trace these batches as a worker does."""
     for requests in batches:
         with traces.of("b1", requests, 1.0) as trace:
             trace.begins()
@@ -137,7 +136,7 @@ def run(traces: BatchTraces, batches: Sequence[Sequence[ClaimedRequest]], outcom
 
 
 def claimed(share: float, count: int) -> list[list[ClaimedRequest]]:
-    """Batches of which every so many member is sampled."""
+    """Batches with a share of sampled requests."""
     plain, every = encode_payload(Payload("tiny", "hello", {})), round(1 / share) if share else 0
 
     def body(number: int) -> bytes:
@@ -150,20 +149,20 @@ def claimed(share: float, count: int) -> list[list[ClaimedRequest]]:
 
 
 def sent(spans: OtlpSpans, work: Callable[[], None]) -> None:
-    """The work, and the export of what it told."""
+    """Do the work, and export its spans."""
     work()
     spans._processor.force_flush()
 
 
 def microseconds(work: Callable[[], None], count: int) -> float:
-    """CPU of the whole process, its threads included, for each of so many requests."""
+    """The CPU of the process with its threads for one of `count` requests."""
     began = time.process_time()
     work()
     return (time.process_time() - began) / count * 1e6
 
 
 def paired(off: Callable[[], None], on: Callable[[], None], pairs: int, count: int) -> str:
-    """What comes on top, in words; who goes first changes from pair to pair."""
+    """The additional CPU as text; which turn is first alternates."""
     base: list[float] = []
     more: list[float] = []
     for turn in range(pairs):
@@ -179,7 +178,7 @@ def paired(off: Callable[[], None], on: Callable[[], None], pairs: int, count: i
 
 
 def measured_gateway(spans: OtlpSpans, pairs: int, count: int) -> None:
-    """Say a line for each share."""
+    """Print a line for each share."""
     key = mint()
     head = {"Authorization": f"Bearer {key.text}", "Content-Type": "application/json"}
     headers, gateway = CIMultiDictProxy(CIMultiDict(head)), one_gateway(key)
@@ -188,25 +187,25 @@ def measured_gateway(spans: OtlpSpans, pairs: int, count: int) -> None:
         switch(gateway, traces)
         serve(gateway, headers, count)
 
-    turn(None)  # Whatever is made on first use.
+    turn(None)  # Warm-up.
     for share in SHARES:
         on = partial(sent, spans, partial(turn, RequestTraces(spans, share)))
-        say(f"gateway, {share:>3.0%} sampled: {paired(partial(turn, None), on, pairs, count)}")
+        show(f"gateway, {share:>3.0%} sampled: {paired(partial(turn, None), on, pairs, count)}")
 
 
 def measured_worker(spans: OtlpSpans, pairs: int, count: int) -> None:
-    """The same for what a worker does about traces, and nothing else."""
+    """Print a line for each share, for the tracing of a worker alone."""
     outcomes = [Outcome(f"r{number}", "", 1.0, 1, "v", "out") for number in range(BATCH)]
     for share in SHARES:
         batches = claimed(share, count)
         off, on = (partial(run, BatchTraces(each, "w1", "default"), batches, outcomes) for each in (None, spans))
-        say(f"worker,  {share:>3.0%} sampled: {paired(off, partial(sent, spans, on), pairs, count)}")
+        show(f"worker,  {share:>3.0%} sampled: {paired(off, partial(sent, spans, on), pairs, count)}")
 
 
 async def measure(port: str, pairs: int, count: int) -> None:
-    """Within a loop, since a gateway's parts are made in one."""
+    """Measure in an event loop, which a gateway needs."""
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)  # As a gateway has it.
+    gc.set_threshold(*COLLECT_AFTER)  # As in a gateway.
     spans = OtlpSpans(f"http://127.0.0.1:{port}", "gateway", "g1")
     measured_gateway(spans, pairs, count)
     measured_worker(spans, pairs, count)
@@ -214,15 +213,15 @@ async def measure(port: str, pairs: int, count: int) -> None:
 
 
 def main() -> None:
-    """Measure as asked."""
+    """Run the measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--requests", type=int, default=10_000, help="in each turn")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True) as collector:
         try:
             port = (collector.stdout or sys.stdin).readline().strip()
-            asyncio.run(measure(port, asked.pairs, asked.requests))
+            asyncio.run(measure(port, arguments.pairs, arguments.requests))
         finally:
             collector.terminate()
 

@@ -1,6 +1,6 @@
-"""A model for `bench/cases/streams.py`: writes a word every 20 ms for each of its inputs, and notes when the first was there.
+"""A model for `bench/cases/streams.py`: writes a word every 20 ms for each input, and logs the time of the first.
 
-What it writes follows from the input, so a reader knows what must come. It stands for a GPU: it sleeps.
+The text follows from the input, so a client can verify it.
 """
 # ruff: noqa: INP001 - found by its name in the model process, through PYTHONPATH
 
@@ -12,16 +12,16 @@ from pathlib import Path
 WORDS = 50
 STEP_S = 0.02
 NOTES = "STREAMS_NOTES"
-"""The variable that names the file: a line `<input> <monotonic seconds>` for each, from every model process."""
+"""The variable with the log file: a line `<input> <monotonic seconds>` for each input."""
 
 
 def word(text: str, place: int) -> str:
-    """One word."""
+    """One word of the text."""
     return f"{text}:{place} "
 
 
 def whole(text: str) -> str:
-    """All that is written for an input."""
+    """The whole text of an input."""
     return "".join(word(text, place) for place in range(WORDS))
 
 
@@ -29,20 +29,20 @@ class Typist:
     """The model."""
 
     def predict(self, texts: list[str]) -> list[str]:
-        """At once."""
+        """Return the whole texts."""
         return [whole(text) for text in texts]
 
     def generate(self, texts: list[str], tell: Callable[[list[str]], list[bool]]) -> list[str]:
-        """Word by word."""
+        """Write the texts word by word."""
         for place in range(WORDS):
             time.sleep(STEP_S)
             if place == 0:
-                _note(texts)
+                _log(texts)
             tell([word(text, place) for text in texts])
         return self.predict(texts)
 
 
-def _note(texts: list[str]) -> None:
+def _log(texts: list[str]) -> None:
     now = time.monotonic()
     with Path(os.environ[NOTES]).open("a", encoding="utf-8") as notes:
         notes.write("".join(f"{text} {now}\n" for text in texts))

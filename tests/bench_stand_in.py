@@ -1,8 +1,9 @@
-"""A stand-in for the gateway, for tests of the bench: it answers as a test tells it to, and counts."""
+"""A fake gateway for tests of the load generators: it answers as a test defines, and counts requests."""
 
 import io
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,18 +29,19 @@ def error_answer(status: int, code: str) -> web.Response:
     return web.json_response({"error": {"message": "No.", "code": code}}, status=status)
 
 
+async def correct(number: int, text: str, request: web.Request) -> web.Response:
+    return reversed_answer(text)
+
+
 class StandIn:
     """Answers each request by `behaviour(number, input, request)`, number from 1 in order of arrival."""
 
     def __init__(self) -> None:
-        self.behaviour: Behaviour = self.obey
+        self.behaviour: Behaviour = correct
         self.number = 0
         self.keys: list[str] = []
         self.connections: set[object] = set()
         self.url = ""
-
-    async def obey(self, number: int, text: str, request: web.Request) -> web.Response:
-        return reversed_answer(text)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         text = (await request.json())["input"]
@@ -49,19 +51,25 @@ class StandIn:
         return await self.behaviour(self.number, text, request)
 
 
-@pytest.fixture
-async def stand_in() -> AsyncIterator[StandIn]:
-    """A server of the test's own on a free port."""
+@asynccontextmanager
+async def started_stand_in() -> AsyncIterator[StandIn]:
+    """A running fake gateway on a free port."""
     server = StandIn()
     app = web.Application()
     app.router.add_post("/v1/inference", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield server
     await runner.cleanup()
+
+
+@pytest.fixture
+async def stand_in() -> AsyncIterator[StandIn]:
+    """A fake gateway."""
+    async with started_stand_in() as server:
+        yield server
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ def write_stack(path: Path, **more: object) -> Path:
 
 
 async def bench(stand_in: StandIn, stack_file: Path, **options: str) -> Document:
-    """A run of 100 requests in half a second, unless the options say otherwise."""
+    """A run of 100 requests in half a second, unless the options differ."""
     defaults = {"rate": "200", "duration": "0.5", "warmup": "0", "arrivals": "constant", "timeout": "5", "seed": "1"}
     plan = read_plan({"stack": str(stack_file), **defaults, **options})
     stack = read_stack(stack_file)

@@ -1,7 +1,7 @@
-"""A pool of GPUs in virtual time, driven by the gateway's own limits: what is offered, refused and served by the second.
+"""A pool of GPUs in virtual time with the limits of the gateway: requests offered, rejected and served per second.
 
 The workers' measurements (`ServiceTime`, `ServedRate`), the estimate and the sharing (`LiveLimits`) are the product's. Only the
-queue, the batches (a free worker takes what waits, up to a full batch) and the judgement of admission are imitated.
+queue, the batches (an idle worker takes waiting requests up to a full batch) and admission are simulated.
 """
 
 import random
@@ -21,12 +21,12 @@ LOOK_S = 0.25
 TIER = "free"
 
 RunMs = Callable[[int, float], float]
-"""Milliseconds that a batch of n takes when it begins after so many seconds."""
+"""The milliseconds of a batch of n that begins after a number of seconds."""
 
 
 @dataclass
 class Gpu:
-    """One worker. `effective_batch`: more requests than that in a batch are left for the next one."""
+    """One worker. `effective_batch`: the most requests that it runs in a batch."""
 
     run_ms: RunMs
     effective_batch: int = 10_000
@@ -58,7 +58,7 @@ class Gpu:
 
 
 class Second(NamedTuple):
-    """What happened in one second, requests; the capacity is the last estimate in it, before `target_utilization`."""
+    """The requests of one second; the capacity is its last estimate, before `target_utilization`."""
 
     offered: int
     refused: int
@@ -69,7 +69,7 @@ class Second(NamedTuple):
 
 
 class Simulation:
-    """`offered_rps` arrives evenly with a little jitter; `deadline_s` is what each request has in all."""
+    """Requests arrive at `offered_rps` with a little jitter; each has `deadline_s` in all."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Simulation:
         return Snapshot(1, (self._tier,), {}, {}, {"m": model}, ())
 
     def run(self, seconds: int, change: Callable[["Simulation", int], None] = lambda *_: None) -> list[Second]:
-        """Run for so many seconds; `change` is called at the start of each."""
+        """Run for a number of seconds; `change` is called at the start of each."""
         steps = round(1 / STEP_S)
         for second in range(seconds):
             change(self, second)

@@ -1,4 +1,4 @@
-"""Faults for tests on a running stack: SIGKILL where it hurts."""
+"""Faults for tests on a running stack: kills of a worker or a model in the middle of a batch."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ RESTART_S = 30.0
 
 
 async def busy_worker(client: Redis) -> str:
-    """The name of a worker that runs a batch right now, or ""."""
+    """The name of a worker that runs a batch now, or ""."""
     for batch_id in await client.zrange(Keys().leases, 0, -1):
         state, worker = await client.hmget(Keys().batch(batch_id.decode()), "state", "worker")
         if state == b"running":
@@ -24,29 +24,29 @@ async def busy_worker(client: Redis) -> str:
 
 
 async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float, *, healthy: int = 0) -> list[int]:
-    """SIGKILL a worker, or its model, while it runs a batch; again and again. Returns the pids.
+    """Kill a worker, or its model, while it runs a batch, a number of times; returns the pids.
 
-    The next one only while `healthy` GPUs or more are, of which health misses a dead one within two seconds.
+    Each kill waits for at least `healthy` GPUs; health notices a lost one within two seconds.
     """
     client = command_client(stack.redis_url)
-    gone: list[int] = []
+    killed: list[int] = []
     for _ in range(times):
         await asyncio.sleep(every_s)
         await eventually(lambda: _healthy(stack, healthy), f"{healthy} healthy GPUs", RESTART_S)
-        gone.append(await eventually(lambda: _killed(client, stack, role, gone), f"a {role} is killed mid-batch"))
+        killed.append(await eventually(lambda: _killed(client, stack, role, killed), f"a {role} is killed mid-batch"))
     await client.aclose()
-    return gone
+    return killed
 
 
 async def _healthy(stack: Stack, least: int) -> bool:
     return not least or bool((await stack.health())["healthy_gpus"] >= least)
 
 
-async def _killed(client: Redis, stack: Stack, role: str, gone: list[int]) -> int:
-    """Kill the process that serves a running batch; 0 where there is none that is not gone already."""
+async def _killed(client: Redis, stack: Stack, role: str, killed: list[int]) -> int:
+    """Kill a process that runs a batch; returns its pid, 0 where there is none."""
     worker = await busy_worker(client)
     pid = stack.pids(role).get(worker if role == "worker" else f"{worker}-model", 0)
-    if not pid or pid in gone:
+    if not pid or pid in killed:
         return 0
     os.kill(pid, signal.SIGKILL)
     return pid

@@ -1,7 +1,7 @@
-"""Clients that send what no client should, so many at a time: each begins again when its connection has ended.
+"""Clients that violate HTTP, a number at a time: each connects again when its connection has ended.
 
-`python hostile_connections.py HOST PORT KEY COUNT` is a crowd of them in a process of its own, until its stdin closes; then
-it leaves what is open to the gateway to end. When all has ended it writes the fields of a `Crowd` as JSON to stdout.
+`python hostile_connections.py HOST PORT KEY COUNT` runs them in one process until its stdin closes; then it waits until
+the gateway has ended all connections, and writes the counts of `HostileClients` as JSON to stdout.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 
 BODY = b'{"input":"hello"}'
 LARGEST = 262_144  # The default of TIERLANE_MAX_BODY_BYTES.
-PAUSE_S = 5.0  # Between two connections of one client: they are to be many, not fast.
-PATIENCE_S = 25.0  # A connection that the gateway has not ended after so long has no deadline.
+PAUSE_S = 5.0  # Between two connections of one client.
+PATIENCE_S = 25.0  # A connection that the gateway has not ended by then has no deadline.
 
 
 class Line:
@@ -41,28 +41,28 @@ class Line:
         return self.head() + BODY
 
     async def send(self, data: bytes) -> None:
-        """Send it, as far as the gateway reads."""
+        """Send data as far as the gateway reads it."""
         self.writer.write(data)
         await self.writer.drain()
 
 
 async def undecodable_target(line: Line) -> None:
-    """A host that aiohttp cannot decode."""
+    """A host name that cannot be decoded."""
     await line.send(b"GET http://xn--/ HTTP/1.1\r\nHost: a\r\n\r\n")
 
 
 async def undecodable_authority(line: Line) -> None:
-    """The same as CONNECT."""
+    """A CONNECT with a host name that cannot be decoded."""
     await line.send(b"CONNECT xn--:80 HTTP/1.1\r\nHost: a\r\n\r\n")
 
 
 async def half_a_head(line: Line) -> None:
-    """A head that does not end."""
+    """An incomplete head."""
     await line.send(line.request()[:40])
 
 
 async def trickled_head(line: Line) -> None:
-    """A head that goes on for ever, a byte at a time."""
+    """A head that never ends, one byte at a time."""
     await line.send(line.request()[:-30])
     while True:
         await line.send(b"x")
@@ -70,17 +70,17 @@ async def trickled_head(line: Line) -> None:
 
 
 async def half_a_head_behind(line: Line) -> None:
-    """A valid request, and with it half of the next head."""
+    """A valid request with half of the next head."""
     await line.send(line.request() + line.request()[:40])
 
 
 async def a_byte_short(line: Line) -> None:
-    """The largest body but for its last byte."""
+    """The largest body without its last byte."""
     await line.send(line.head(length=LARGEST) + b"x" * (LARGEST - 1))
 
 
 async def chunks_without_end(line: Line) -> None:
-    """A body in chunks whose end never comes."""
+    """A chunked body without an end."""
     await line.send(line.head(length=-1) + b"10000\r\n%s\r\n" % (b"x" * 65_536))
 
 
@@ -91,18 +91,18 @@ async def broken_chunk(line: Line) -> None:
 
 
 async def garbage_behind(line: Line) -> None:
-    """A valid request with garbage behind it."""
+    """A valid request followed by garbage."""
     await line.send(line.request() + b"\x00garbage\r\n\r\n")
 
 
 async def half_closed(line: Line) -> None:
-    """A valid request, then the end of sending."""
+    """A valid request, then a half-closed connection."""
     await line.send(line.request())
     line.writer.write_eof()
 
 
 async def half_closed_body(line: Line) -> None:
-    """Half a body, then the end of sending."""
+    """Half a body, then a half-closed connection."""
     await line.send(line.head(length=LARGEST) + b"x" * (LARGEST // 2))
     line.writer.write_eof()
 
@@ -121,11 +121,11 @@ async def other_protocol(line: Line) -> None:
 
 
 async def unread(line: Line) -> None:
-    """Requests without end whose answers are not read."""
-    line.reader._transport.pause_reading()  # type: ignore[attr-defined]  # there is no public way to it
+    """Requests whose responses are never read."""
+    line.reader._transport.pause_reading()  # type: ignore[attr-defined]  # has no public interface
     while True:
         await line.send(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 1000)
-        await asyncio.sleep(0.1)  # Sending alone lets nobody else run before the buffers of both ends are full.
+        await asyncio.sleep(0.1)  # Sending does not yield to other tasks before the buffers are full.
 
 
 KINDS: tuple[Callable[[Line], Awaitable[None]], ...] = (
@@ -146,19 +146,17 @@ KINDS: tuple[Callable[[Line], Awaitable[None]], ...] = (
 )
 
 
-class Crowd:
-    """`count` hostile clients, of all kinds, until `stop` is set. What they open at last is left to the gateway to end."""
+class HostileClients:
+    """`count` clients of all kinds, until `stop` is set. The gateway has to end their last connections."""
 
     def __init__(self, host: str, port: int, key: str, count: int) -> None:
-        self._where = (host, port)
+        self._address = (host, port)
         self._key = key
         self._count = count
         self.stop = asyncio.Event()
         self.ended: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
-        self.begun_s = (
-            0.0  # When the last of them sent its first byte, monotonic: thousands do not do it in one moment.
-        )
+        self.begun_s = 0.0  # Monotonic time of the first byte of the last connection.
 
     async def run(self) -> None:
         """Return when every client's last connection has ended, or was held for too long."""
@@ -167,7 +165,7 @@ class Crowd:
                 group.create_task(self._client(KINDS[number % len(KINDS)], number / self._count))
 
     async def _client(self, kind: Callable[[Line], Awaitable[None]], late: float) -> None:
-        await self._stopped(late * 5.0)  # Not all in one moment.
+        await self._stopped(late * 5.0)  # Not all at once.
         while not self.stop.is_set():
             name = kind.__name__
             try:
@@ -180,7 +178,7 @@ class Crowd:
 
     async def _connection(self, kind: Callable[[Line], Awaitable[None]]) -> None:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(*self._where)
+            reader, writer = await asyncio.open_connection(*self._address)
             sending = asyncio.ensure_future(self._send(kind, Line(reader, writer, self._key)))
             try:
                 await writer.wait_closed() if kind is unread else await _read_to_the_end(reader)
@@ -205,15 +203,15 @@ async def _read_to_the_end(reader: asyncio.StreamReader) -> None:
 
 
 async def main(host: str, port: str, key: str, count: str) -> None:
-    """The crowd of this process."""
-    os.nice(5)  # As if it were on another machine: what it costs itself is not to slow down anybody.
+    """Run the clients of this process."""
+    os.nice(5)  # The clients must not take CPU from the stack.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    crowd = Crowd(host, int(port), key, int(count))
+    clients = HostileClients(host, int(port), key, int(count))
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin, lambda: (loop.remove_reader(sys.stdin), crowd.stop.set()))
-    await crowd.run()
-    json.dump({"ended": crowd.ended, "held": crowd.held, "begun_s": crowd.begun_s}, sys.stdout)
+    loop.add_reader(sys.stdin, lambda: (loop.remove_reader(sys.stdin), clients.stop.set()))
+    await clients.run()
+    json.dump({"ended": clients.ended, "held": clients.held, "begun_s": clients.begun_s}, sys.stdout)
 
 
 if __name__ == "__main__":

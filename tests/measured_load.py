@@ -1,4 +1,4 @@
-"""Open-loop load that is measured: streams of requests on the generator of `tierlane bench`, counted in stretches of time."""
+"""Measured open-loop load: streams of requests on the generator of `tierlane bench`, counted by intervals."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ _tags = count(1)
 
 
 class Stream(NamedTuple):
-    """Requests of one key, so many a second, at random moments."""
+    """Requests of one key at a mean rate per second, as a Poisson process."""
 
     key: str
     rate: float
 
 
-Stretch = Mapping[str, TierStatistics]
-"""What became of the requests of one stretch of time, by stream."""
+Interval = Mapping[str, TierStatistics]
+"""The outcomes of the requests that were due in one interval, by stream."""
 
 
 class MeasuredLoad:
-    """One run. `seconds` are the stretches; a request counts to the one in which it was due."""
+    """One run. `seconds` are the lengths of its intervals; a request counts in the one in which it was due."""
 
     def __init__(self, url: str, streams: Mapping[str, Stream], seconds: Sequence[float], seed: int) -> None:
         total = sum(stream.rate for stream in streams.values())
@@ -37,16 +37,16 @@ class MeasuredLoad:
         self._phases = [Phase(end, [TierStatistics(name) for name in streams]) for end in ends]
         inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(32))
         self._check = OutputCheck(Verify.REVERSED, inputs)
-        where = urlsplit(url)
-        forms = [[RequestForm(where.netloc, "/v1/inference", stream.key, inputs)] for stream in streams.values()]
+        address = urlsplit(url)
+        forms = [[RequestForm(address.netloc, "/v1/inference", stream.key, inputs)] for stream in streams.values()]
         due = schedule(Arrivals.POISSON, total, ends[-1], mix, seed)
         self._load = OpenLoad(due, self._phases, forms, inputs, self._check)
-        self._load.connect(where.hostname or "", where.port or 80, connections=CONNECTIONS, timeout_s=TIMEOUT_S)
+        self._load.connect(address.hostname or "", address.port or 80, connections=CONNECTIONS, timeout_s=TIMEOUT_S)
 
-    async def run(self) -> list[Stretch]:
-        """Send everything; returns the stretches once every request has its end. No answer may belong to another."""
+    async def run(self) -> list[Interval]:
+        """Send all requests; returns the intervals once each has its outcome. No output may belong to another request."""
         gc.collect()
-        gc.disable()  # Its pauses would look like the server's.
+        gc.disable()  # Its pauses would count as latency.
         try:
             self._load.begin()
             await self._load.finish()
@@ -58,21 +58,21 @@ class MeasuredLoad:
 
     @property
     def late_ms(self) -> float:
-        """How late requests were sent, 99th percentile in ms: more than a few, and this machine is too busy to measure."""
+        """How late requests were sent, 99th percentile in ms; more than a few mean that this machine is too busy."""
         return 1000 * max(phase.lag.quantile(0.99) or 0.0 for phase in self._phases)
 
 
 def p99_ms(counters: TierStatistics) -> float:
-    """The 99th percentile of the 200s in ms, from the moment at which each was due."""
+    """The 99th percentile of the latency of 200s in ms, from the time at which each was due."""
     return 1000 * (counters.latency.quantile(0.99) or 0.0)
 
 
-def told(name: str, stretch: Stretch, seconds: float) -> str:
-    """One line of figures."""
+def figures(name: str, interval: Interval, seconds: float) -> str:
+    """One line with the figures of an interval."""
     parts = [
-        f"{counters.name} {counters.scheduled / seconds:.0f}/s asked, {counters.ok / seconds:.1f}/s served, "
+        f"{counters.name} {counters.scheduled / seconds:.0f}/s sent, {counters.ok / seconds:.1f}/s served, "
         f"p50 {1000 * (counters.latency.quantile(0.5) or 0):.0f} ms, p99 {p99_ms(counters):.0f} ms, "
         f"{dict(counters.errors)}, {counters.missing} unanswered"
-        for counters in stretch.values()
+        for counters in interval.values()
     ]
     return f"{name}: " + "; ".join(parts)

@@ -1,9 +1,8 @@
-"""Overshoot: one key hammered over all gateways, and the proof that no moment let in more than its bucket holds.
+"""Overshoot: one key sends far above its limit to all gateways, and no interval may admit more than its bucket holds.
 
-Admissions are read from Redis, where each request's row has the moment at which `admit` let it in, on the clock that the
-buckets run on. So the time that a limit is multiplied with is not a client's, from the first request sent to the last
-answer, which would be longer and forgive as much as the answers take; it is the one between two admissions, to the
-millisecond. And the bound is held for every stretch between two admissions, not only for the whole run.
+The times of admission are read from Redis, where `admit` writes them by the clock of the buckets, to the millisecond. The
+bound is checked for every interval between two admissions. Times of the clients would be longer by the latency, and so
+allow too much.
 """
 
 import asyncio
@@ -22,15 +21,15 @@ from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from stack import Stack
 
-PAUSE_S = 0.015  # Between an answer and the next request of a connection: enough to ask for many times the limit.
-ASKS_A_CONNECTION = 40  # Then a new one, so that a gateway that was started again gets its part.
-TICK_MS = 1.0  # Redis' time is cut to whole milliseconds, so a stretch may be this much longer than it looks.
-THEIRS = frozenset({"poison_request", "invalid_request", "cancelled"})
-"""Any other failure gives back what was charged, so that another request may enter in the place of that one."""
+PAUSE_S = 0.015  # Between a response and the next request of a connection: short enough to exceed the limit many times.
+REQUESTS_A_CONNECTION = 40  # Then a new connection, which may reach a restarted gateway.
+TICK_MS = 1.0  # Times are cut to whole milliseconds, so an interval may be longer by this.
+NOT_REFUNDED = frozenset({"poison_request", "invalid_request", "cancelled"})
+"""Any other failure refunds the token, so that another request may be admitted instead."""
 
 
 class InForce(NamedTuple):
-    """A rate that some gateway may hold from `since_ms` to `until_ms`, on Redis' clock."""
+    """A rate that a gateway may apply from `since_ms` to `until_ms`, on the clock of Redis."""
 
     since_ms: float
     until_ms: float
@@ -38,12 +37,12 @@ class InForce(NamedTuple):
 
 
 def always(rate: float) -> list[InForce]:
-    """A rate that is never changed."""
+    """A rate that does not change."""
     return [InForce(0.0, float("inf"), rate)]
 
 
 def allowance(rates: Sequence[InForce], begin_ms: float, end_ms: float) -> float:
-    """Requests that the highest rate in force at each moment gives from one moment to another."""
+    """The tokens that the highest rate in force at each time adds in an interval."""
     inner = {edge for rate in rates for edge in rate[:2] if begin_ms < edge < end_ms}
     edges = sorted({begin_ms, end_ms} | inner)
     total = 0.0
@@ -54,7 +53,7 @@ def allowance(rates: Sequence[InForce], begin_ms: float, end_ms: float) -> float
 
 
 def most_missing(admitted_ms: Sequence[int], burst: float, rates: Sequence[InForce]) -> float:
-    """How many tokens a bucket that begins full was short of, at worst, had it let these in; 0 where it never was."""
+    """The tokens that a bucket, full at the start, lacks at worst for these admissions; 0 where it never does."""
     level, at, worst = burst, float(admitted_ms[0]), 0.0
     for moment in admitted_ms:
         level = min(burst, level + allowance(rates, at, moment)) - 1
@@ -65,7 +64,7 @@ def most_missing(admitted_ms: Sequence[int], burst: float, rates: Sequence[InFor
 
 @dataclass
 class Hammered:
-    """What the clients saw: ids that were answered with 200, refusals by code, and requests without an answer."""
+    """Responses: ids with 200, rejections by code, and requests without a response."""
 
     completed: set[str] = field(default_factory=set)
     refused: Counter[str] = field(default_factory=Counter)
@@ -77,46 +76,46 @@ class Hammered:
 
 
 async def hammer(stack: Stack, customer: NewCustomer, connections: int, seconds: float) -> Hammered:
-    """So many connections, each asking again soon after each answer."""
-    seen = Hammered()
+    """Send on a number of connections, each soon after its last response."""
+    sent = Hammered()
     end = time.monotonic() + seconds
-    await asyncio.gather(*[_one(stack.url, customer, end, seen) for _ in range(connections)])
-    return seen
+    await asyncio.gather(*[_connection(stack.url, customer, end, sent) for _ in range(connections)])
+    return sent
 
 
-async def _one(url: str, customer: NewCustomer, end: float, seen: Hammered) -> None:
+async def _connection(url: str, customer: NewCustomer, end: float, sent: Hammered) -> None:
     while time.monotonic() < end:
         timeout = aiohttp.ClientTimeout(total=10)
         connector = aiohttp.TCPConnector(limit=1)
         async with aiohttp.ClientSession(connector=connector, headers=customer.headers, timeout=timeout) as session:
-            for _ in range(ASKS_A_CONNECTION):
+            for _ in range(REQUESTS_A_CONNECTION):
                 if time.monotonic() < end:
-                    await _ask(session, url, seen)
+                    await _send(session, url, sent)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, seen: Hammered) -> None:
+async def _send(session: aiohttp.ClientSession, url: str, sent: Hammered) -> None:
     try:
         async with session.post(f"{url}/v1/inference", json={"input": "again"}) as answer:
             body = await answer.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError):
-        seen.unanswered += 1
+        sent.unanswered += 1
     else:
         if answer.status == 200:
-            seen.completed.add(body["request_id"])
+            sent.completed.add(body["request_id"])
         else:
-            seen.refused[body["error"]["code"]] += 1
+            sent.refused[body["error"]["code"]] += 1
     await asyncio.sleep(PAUSE_S)
 
 
 class Entered(NamedTuple):
-    """What Redis knows of a customer's requests: when each was let in, and the ids of those that were paid back."""
+    """The requests of a customer in Redis: the time of each admission, and the ids of those that were refunded."""
 
     at_ms: dict[str, int]
     given_back: frozenset[str]
 
 
 async def entered(stack: Stack, customer: NewCustomer) -> Entered:
-    """Every request of the customer that was let in during the last half minute; Redis keeps their rows so long."""
+    """The requests of the customer that were admitted in the last half minute, for which Redis keeps them."""
     client, keys = command_client(stack.redis_url), Keys()
     try:
         prefix = keys.request("")
@@ -132,24 +131,24 @@ async def entered(stack: Stack, customer: NewCustomer) -> Entered:
         for name, (who, env, code) in zip(names, rows, strict=True)
         if who is not None and who.decode().split(" ")[1] == customer.id
     }
-    given_back = frozenset(name for name, (_, code) in ours.items() if code and code not in THEIRS)
+    given_back = frozenset(name for name, (_, code) in ours.items() if code and code not in NOT_REFUNDED)
     return Entered({name: at for name, (at, _) in ours.items()}, given_back)
 
 
 async def gateways_of(stack: Stack, ids: set[str]) -> set[str]:
-    """Which gateways accepted these, once the audit has them all: every 200 has exactly one row, which is completed."""
+    """The gateways that accepted these requests, once each has exactly one completed row."""
 
-    async def all_there() -> set[str]:
+    async def audited() -> set[str]:
         rows = await stack.rows(sorted(ids))
         assert [i for i, found in rows.items() if len(found) > 1] == []
         closed = [found[0] for found in rows.values() if found and found[0]["status"] == "completed"]
         return {row["gateway_id"] for row in closed} if len(closed) == len(ids) else set()
 
-    return await eventually(all_there, f"{len(ids)} rows", 20.0)
+    return await eventually(audited, f"{len(ids)} rows", 20.0)
 
 
 class Finding(NamedTuple):
-    """The figures of one story: what was let in and kept, what may be, and what a bucket would have been short of."""
+    """The figures of one run: admissions without refunds, their bound, and the tokens that a bucket lacks for them."""
 
     sent: int
     admitted: int
@@ -158,25 +157,25 @@ class Finding(NamedTuple):
     missing: float
     seconds: float
 
-    def told(self, story: str) -> str:
+    def told(self, run: str) -> str:
         return (
-            f"{story}: {self.sent} sent, {self.admitted} admitted in {self.seconds:.3f} s, bound {self.bound:.2f}, "
-            f"{self.completed} answered with 200, a bucket was short of {self.missing:.3f} at worst"
+            f"{run}: {self.sent} sent, {self.admitted} admitted in {self.seconds:.3f} s, bound {self.bound:.2f}, "
+            f"{self.completed} got 200, the bucket lacks {self.missing:.3f} tokens at worst"
         )
 
 
-def judge(seen: Hammered, found: Entered, burst: float, rates: Sequence[InForce]) -> Finding:
-    """The admissions that were not paid back, against the bound."""
+def judge(sent: Hammered, found: Entered, burst: float, rates: Sequence[InForce]) -> Finding:
+    """Compare the admissions without refunds with the bound."""
     moments = sorted(at for name, at in found.at_ms.items() if name not in found.given_back)
     begin, end = moments[0], moments[-1]
     bound = burst + allowance(rates, begin, end + TICK_MS)
     missing = most_missing(moments, burst, rates)
-    return Finding(seen.sent, len(moments), len(seen.completed), bound, missing, (end - begin) / 1000)
+    return Finding(sent.sent, len(moments), len(sent.completed), bound, missing, (end - begin) / 1000)
 
 
-def never_over(finding: Finding, seen: Hammered, found: Entered, highest_rate: float) -> None:
-    """What holds in every story: the count is within the bound, in the whole and in every stretch of it."""
+def never_over(finding: Finding, sent: Hammered, found: Entered, highest_rate: float) -> None:
+    """Assert that the admissions are within the bound over the whole run and over every interval."""
     assert finding.admitted <= finding.bound
     assert finding.missing <= highest_rate * TICK_MS / 1000
-    assert seen.completed <= set(found.at_ms)
+    assert sent.completed <= set(found.at_ms)
     assert finding.completed <= finding.admitted

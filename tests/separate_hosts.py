@@ -1,6 +1,6 @@
-"""Hosts of their own for a test: network namespaces on one switch, in which docs/deploy.md and the units of systemd are typed.
+"""Separate hosts for a test: network namespaces on one switch, in which docs/deploy.md and the systemd units are run.
 
-Needs root. No packet leaves the namespaces: the switch is in one of its own and has no way out.
+Needs root. No packet leaves the namespaces: the switch has its own namespace without an uplink.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 from deploy_files import DEPLOY, unit
 
 NETWORK = "10.77.0."
-ETC_NETNS = Path("/etc/netns")  # `ip netns exec` puts files of a folder here over those of /etc.
+ETC_NETNS = Path("/etc/netns")  # `ip netns exec` mounts files of a folder here over those of /etc.
 PAGE = DEPLOY.parent / "docs" / "deploy.md"
 STOP_S = 20.0
 PROGRAMS = ("ip", "redis-server", "openssl")
@@ -26,7 +26,7 @@ PACKAGES = "iproute2 redis-server openssl"
 
 
 class CannotSeparate(AssertionError):
-    """Says what is missing for network namespaces."""
+    """A requirement of network namespaces is missing."""
 
 
 def ip(*words: str) -> str:
@@ -37,7 +37,7 @@ def ip(*words: str) -> str:
 
 @dataclass
 class Host:
-    """One namespace: its address, a folder for what would be /etc, /run and /var/lib there, its processes by name."""
+    """One namespace: its address, a folder for its /etc, /run and /var/lib, and its processes by name."""
 
     name: str
     namespace: str
@@ -49,7 +49,7 @@ class Host:
         return ["ip", "netns", "exec", self.namespace, *words]
 
     def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
-        """Its output is appended to `<name>.log`."""
+        """Start a process; its output is appended to `<name>.log`."""
         cwd.mkdir(parents=True, exist_ok=True)
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -57,7 +57,7 @@ class Host:
             )
 
     def typed(self, line: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """What an operator types into a shell of this host."""
+        """Run a shell command of an operator on this host."""
         words = self.command(["sh", "-c", line])
         return subprocess.run(words, env=bare(environment), cwd=self.home, capture_output=True, text=True, check=False)
 
@@ -70,11 +70,11 @@ class Host:
         assert self.processes.pop(name).wait(timeout=STOP_S) == 0, self.log(name)
 
     def log(self, name: str) -> str:
-        """Its end."""
+        """The end of the log of a process."""
         return f"{self.name} {name}:\n{(self.home / f'{name}.log').read_text(errors='replace')[-3000:]}"
 
     def ended(self) -> dict[str, int]:
-        """Processes that run no more, with their exit codes."""
+        """Processes that have exited, with their exit codes."""
         return {name: code for name, each in self.processes.items() if (code := each.poll()) is not None}
 
     def stop_all(self) -> None:
@@ -90,13 +90,13 @@ class Host:
 
 
 def bare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a service: nothing of ours but where programs are, those of the virtual environment first."""
+    """The environment of a service: nothing of the test but PATH, with the virtual environment first."""
     return {"PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **environment}
 
 
 @dataclass
 class Hosts:
-    """All of them by name, and the switch between them."""
+    """All hosts by name, and the switch between them."""
 
     switch: str
     by_name: dict[str, Host]
@@ -105,16 +105,16 @@ class Hosts:
         return self.by_name[name]
 
     def cut(self, name: str) -> None:
-        """The cable of one host is pulled: packets are lost, no connection is told."""
+        """Cut one host off: packets are lost, and no connection is closed."""
         ip("-n", self.switch, "link", "set", name, "down")
 
-    def mend(self, name: str) -> None:
+    def restore(self, name: str) -> None:
         ip("-n", self.switch, "link", "set", name, "up")
 
 
 @contextmanager
 def separate_hosts(home: Path, names: Sequence[str], aliases: Mapping[str, str]) -> Iterator[Hosts]:
-    """One host for each name, stopped and removed at the end. `aliases` are further names, all of them of those hosts."""
+    """Create a host for each name, and remove it at the end. `aliases` are further names of these hosts."""
     if os.geteuid() != 0:
         raise CannotSeparate("Network namespaces need root: run this test as root.")
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
@@ -141,7 +141,7 @@ def separate_hosts(home: Path, names: Sequence[str], aliases: Mapping[str, str])
                 ip("-n", host.namespace, "link", "set", device, "up")
         yield found
     finally:
-        for host in reversed(hosts.values()):  # Servers are the first.
+        for host in reversed(hosts.values()):  # The servers are the first host, and stop last.
             host.stop_all()
         for namespace in (found.switch, *(host.namespace for host in hosts.values())):
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
@@ -151,7 +151,7 @@ def separate_hosts(home: Path, names: Sequence[str], aliases: Mapping[str, str])
 
 
 class Typist:
-    """docs/deploy.md with everything in its places: what is in `<...>`, and folders of this test instead of a host's."""
+    """Commands and files of docs/deploy.md, with values for `<...>` and folders of this test."""
 
     def __init__(self, secrets: Mapping[str, str], tls: Path) -> None:
         self._secrets = secrets
@@ -165,7 +165,7 @@ class Typist:
         return text.replace("/etc/tls", str(self._tls))
 
     def block(self, begin: str) -> list[str]:
-        """The lines of the indented block of the page whose first one begins so."""
+        """The lines of the indented block of the page that begins with this text."""
         found = re.search(rf"^    {re.escape(begin)}.*\n(?:    .*\n)*", self._page, re.MULTILINE)
         assert found is not None, f"docs/deploy.md has no block that begins with {begin!r}"
         return [line.strip() for line in found[0].splitlines()]
@@ -176,7 +176,7 @@ class Typist:
         return dict(self.put(line).split("=", 1) for line in lines)
 
     def start(self, host: Host, name: str, instance: str = "", **more: str) -> str:
-        """A unit as systemd would; `more` is added to its file of variables. Returns the name of the process."""
+        """Start a unit as systemd would, with `more` variables; returns the name of the process."""
         read = unit(DEPLOY / "systemd" / f"{name}.service")
         places = {
             "/opt/tierlane/bin/": "",

@@ -1,7 +1,7 @@
-"""One customer that does its worst with its key, in a process of its own: `python worst_customer.py '<JSON of Orders>'`.
+"""A customer that attacks with its key, in its own process: `python worst_customer.py '<JSON of Orders>'`.
 
-It begins requests at a steady rate, of each kind in turn, whatever is answered, until its stdin closes; then it leaves what
-is open to the gateway to end. When all has ended it writes a `Report` as JSON to stdout.
+It starts requests at a steady rate, of each kind in turn, until its stdin closes; then it waits until the gateway has
+ended all connections, and writes a `Report` as JSON to stdout.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 from hostile_connections import LARGEST, Line, a_byte_short, chunks_without_end, half_closed_body, reset
 
-PATIENCE_S = 25.0  # A connection that the gateway has not ended after so long has no deadline.
+PATIENCE_S = 25.0  # A connection that the gateway has not ended by then has no deadline.
 MOST_OPEN = 1000
-LARGE = 131_000  # Just under the largest input; another string in the parameters fills the body.
+LARGE = 131_000  # Just below the largest input; a string in the parameters fills the body.
 FILLER = {"parameters": {"note": "x" * (LARGEST - 1024 - LARGE)}}
-STREAM_S = 0.12  # By then a stream has begun or is about to.
-HANGING_HOSTS = 9  # Of 8 callbacks at a time each: more than the 64 that a gateway has under way.
+STREAM_S = 0.12  # About the time at which a stream begins.
+HANGING_HOSTS = 9  # With 8 callbacks at a time each: more than the 64 that a gateway has open.
 
 
 @dataclass
 class Orders:
-    """Where to attack, how fast (requests/s), and which local ports never answer a callback and refuse it."""
+    """The gateway, the rate (requests/s), and the local ports that hang on a callback or refuse it."""
 
     host: str
     port: int
@@ -40,13 +40,13 @@ class Orders:
 
     @property
     def callback_hosts(self) -> str:
-        """The list of hosts of this customer's row."""
+        """The callback hosts of the customer."""
         hanging = [f"127.0.0.{n + 1}:{self.hanging}" for n in range(HANGING_HOSTS)]
         return ", ".join([*hanging, f"127.0.0.1:{self.refusing}"])
 
 
-class Taken(NamedTuple):
-    """A request that was let in: when (monotonic seconds), the bytes of its input, and whether it has an Idempotency-Key."""
+class AcceptedRequest(NamedTuple):
+    """An accepted request: its time (monotonic seconds), the bytes of its input, and whether it has an Idempotency-Key."""
 
     at_s: float
     size: int
@@ -55,24 +55,24 @@ class Taken(NamedTuple):
 
 @dataclass
 class Report:
-    """`answers`: by kind and status, -1 for connections that ended without one and -2 for those whose client left;
-    `held`: connections that the gateway did not end in time; `late_s`: how far behind its rate the attack was at worst.
+    """`answers`: counts by kind and status, -1 without a response and -2 where the client disconnected; `held`: connections
+    that the gateway did not end in time; `late_s`: the largest delay of the attack behind its rate.
     """
 
     answers: dict[str, int] = field(default_factory=Counter)
-    taken: list[Taken] = field(default_factory=list)
+    accepted: list[AcceptedRequest] = field(default_factory=list)
     held: int = 0
     late_s: float = 0.0
 
 
 class Attack(NamedTuple):
-    """One request: its kind, path, body, and the lines of its head."""
+    """One request: its kind, path, body, further header lines, and whether the client disconnects."""
 
     kind: str
     path: str
     body: dict[str, Any]
     lines: tuple[bytes, ...] = ()
-    leaves: bool = False
+    disconnects: bool = False
 
 
 HALF_SENT = (a_byte_short, half_closed_body, chunks_without_end, reset)
@@ -85,23 +85,23 @@ KINDS = (
     "new key, large body",
     "job, callback refused",
     "abandoned stream",
-    "job, odd callback",
+    "job, invalid callback",
     "job, new key, large body",
 )
 
 
 def attack_of(kind: str, orders: Orders) -> Attack:
-    """A request of this kind, like no other before."""
+    """A request of this kind with an input of its own."""
     text = secrets.token_hex(50)
     if kind == "abandoned stream":
-        return Attack(kind, "/v1/completions", {"prompt": text, "stream": True}, leaves=True)
+        return Attack(kind, "/v1/completions", {"prompt": text, "stream": True}, disconnects=True)
     body: dict[str, Any] = (
         {"input": text + "x" * (LARGE - len(text))} | FILLER if "large body" in kind else {"input": text}
     )
     urls = {
         "job, callback hangs": f"http://127.0.0.{random.randint(1, HANGING_HOSTS)}:{orders.hanging}/{text}",
         "job, callback refused": f"http://127.0.0.1:{orders.refusing}/{text}",
-        "job, odd callback": odd_url(orders.hanging),
+        "job, invalid callback": invalid_url(orders.hanging),
     }
     if kind in urls:
         body["callback_url"] = urls[kind]
@@ -110,9 +110,9 @@ def attack_of(kind: str, orders: Orders) -> Attack:
     return Attack(kind, "/v1/inference", body, tuple(lines))
 
 
-def odd_url(port: int) -> str:
-    """What no callback may go to, though many a reader would call the local host."""
-    odd = (
+def invalid_url(port: int) -> str:
+    """A callback URL that must be rejected, although many parsers read it as the local host."""
+    hosts = (
         "127.1",
         "2130706433",
         "0x7f.1",
@@ -123,12 +123,12 @@ def odd_url(port: int) -> str:
         "xn--",
     )
     return random.choice(
-        [f"http://{host}:{port}/" for host in odd] + ["http://" + "a" * 10_000, "file:///etc/passwd", "\x00"]
+        [f"http://{host}:{port}/" for host in hosts] + ["http://" + "a" * 10_000, "file:///etc/passwd", "\x00"]
     )
 
 
 class WorstCustomer:
-    """Attacks until `stop` is set; the report is whole when `run` has returned."""
+    """Attacks until `stop` is set; the report is complete when `run` returns."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -137,7 +137,7 @@ class WorstCustomer:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Return when every connection has ended, or was held for too long."""
+        """Attack until stopped; returns when every connection has ended or was held for too long."""
         began = time.monotonic()
         for number in count():
             due_s = began + number / self._orders.rate - time.monotonic()
@@ -181,7 +181,7 @@ class WorstCustomer:
         head = line.head(b"Connection: close", b"Content-Type: application/json", *attack.lines, length=len(body))
         await line.send(head.replace(b"/v1/inference", attack.path.encode(), 1) + body)
         status = -2
-        if attack.leaves:
+        if attack.disconnects:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(0, STREAM_S)):
                     await line.reader.read(1)
@@ -189,24 +189,24 @@ class WorstCustomer:
             status = status_of(await line.reader.read())
         if status in (-2, 200, 202):
             keyed = any(each.startswith(b"Idempotency-Key") for each in attack.lines)
-            self.report.taken.append(Taken(at_s, len(next(iter(attack.body.values()))), keyed))
+            self.report.accepted.append(AcceptedRequest(at_s, len(next(iter(attack.body.values()))), keyed))
         return status
 
 
 async def half_sent(line: Line, half: Any) -> int:
-    """A body that never ends, and what the gateway answers before it ends the connection."""
+    """Send an incomplete body; returns the status of the response before the gateway closes the connection."""
     await half(line)
     return status_of(await line.reader.read())
 
 
 def status_of(answer: bytes) -> int:
-    """The status of the first answer, -1 where there is none."""
+    """The status of the first response, -1 without one."""
     words = answer[:16].split()
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else -1
 
 
 async def main() -> None:
-    os.nice(5)  # As if it were on another machine: what it costs itself is not to slow down anybody.
+    os.nice(5)  # The attack itself must not take CPU from the stack.
     customer = WorstCustomer(Orders(**json.loads(sys.argv[1])))
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin, lambda: (loop.remove_reader(sys.stdin), customer.stop.set()))

@@ -1,7 +1,4 @@
-"""A bare loop around the model that ships with the project: `python bare_loop.py BATCH SECONDS`, items/s on stdout.
-
-What an engineer would write without Tierlane: load, then batch after batch, with nothing in between.
-"""
+"""A bare loop around the model `tiny`: `python bare_loop.py BATCH SECONDS` prints items/s."""
 
 import sys
 import time
@@ -14,26 +11,22 @@ WARM = 2
 
 
 def main(batch: int, seconds: float) -> None:
-    """Every input differs, as those of the generator do."""
+    """Run batches of different inputs, as `tierlane bench` sends them."""
     backend = select_backend("tiny", "cpu", 1)
     backend.load()
     done = 0
     for round_ in range(WARM):
-        backend.run(items(round_ * batch, batch), _nothing)
+        backend.run(items(round_ * batch, batch), lambda: None)
     began = time.monotonic()
     while time.monotonic() - began < seconds:
-        backend.run(items(1_000_000 + done, batch), _nothing)
+        backend.run(items(1_000_000 + done, batch), lambda: None)
         done += batch
     sys.stdout.write(f"{done / (time.monotonic() - began)}\n")
 
 
 def items(first: int, count: int) -> list[Item]:
-    """So many inputs, each with a number of its own."""
+    """Inputs with consecutive numbers."""
     return [Item(f"{number:015d}{FILLER}", {}) for number in range(first, first + count)]
-
-
-def _nothing() -> None:
-    """Nobody watches."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Keeps a queue at a given depth: a gateway without HTTP, which submits what the workers take away.
+"""Keeps a queue at a given depth: a gateway without HTTP that replaces requests that workers have claimed.
 
-A hundred thousand waiting requests cannot each have a connection from one machine to itself. They enter by the script
-that gateways call, with a lease and an audit record each, as any other request does.
+One machine cannot hold 100,000 connections to itself. The requests are admitted by the script of the gateways, with a
+lease and an audit record each.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from scheduler.states import Admission
 GATEWAY = "gw-feeder"
 TIER = "free"
 BEAT_S = 0.25
-TURN_S = 0.01
+POLL_S = 0.01
 WAIT_MS = 1_800_000
 LIMIT = TierLimit(TIER, 1e6, 1e6, 10_000_000, [TIER])
 CUSTOMER = "00000000-0000-0000-0000-00000000feed"
@@ -31,7 +31,7 @@ LIMITS = EffectiveLimits(tuple(Bucket(kind, 1e12, 1e12) for kind in BUCKETS), ma
 
 
 class Feeder:
-    """`open` it; `reach` a depth, then `hold` it."""
+    """Submits requests: `open` it, `reach` a depth, then `hold` it."""
 
     def __init__(self, redis_url: str, model: str, text: str = "the quick brown fox jumps") -> None:
         self._client = command_client(redis_url)
@@ -44,7 +44,7 @@ class Feeder:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Live until the end of the block."""
+        """Send heartbeats until the end of the block."""
         await self._presence.gateway_beat(GatewayStats(GATEWAY, 0.0, {}))
         beating = asyncio.create_task(self._beat())
         try:
@@ -55,35 +55,32 @@ class Feeder:
             await self._client.aclose()
 
     async def depth(self) -> int:
-        """How many wait."""
+        """The number of queued requests."""
         return int(await self._client.llen(self._keys.queue(TIER)))
 
     async def memory(self) -> int:
-        """Bytes that Redis uses."""
+        """The memory of Redis in bytes."""
         return int((await self._client.info("memory"))["used_memory"])
 
     async def reach(self, depth: int) -> None:
-        """Submit until so many wait."""
+        """Submit until the queue has this depth."""
         while (missing := depth - await self.depth()) > 0:
             for _ in range(-(-missing // MAX_SUBMISSIONS)):
                 await self.submit(min(MAX_SUBMISSIONS, missing))
                 missing -= MAX_SUBMISSIONS
 
     async def hold(self, depth: int, seconds: float) -> None:
-        """Keep so many waiting for so long."""
+        """Keep the queue at this depth for a number of seconds."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            missing = depth - await self.depth()
-            while missing > 0:
-                await self.submit(min(MAX_SUBMISSIONS, missing))
-                missing -= MAX_SUBMISSIONS
-            await asyncio.sleep(TURN_S)
+            await self.reach(depth)
+            await asyncio.sleep(POLL_S)
 
     async def submit(self, count: int) -> None:
-        """So many at once. Raises RuntimeError where one is refused."""
+        """Submit requests in one call. Raises RuntimeError where one is rejected."""
         verdicts = await self._admissions.admit([LIMIT], 0.0, [self._submission() for _ in range(count)])
         if any(verdict.outcome is not Admission.ACCEPTED for verdict in verdicts):
-            raise RuntimeError(f"refused: {verdicts[0].outcome}")
+            raise RuntimeError(f"rejected: {verdicts[0].outcome}")
         self.submitted += count
 
     def _submission(self) -> Submission:

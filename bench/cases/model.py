@@ -1,7 +1,7 @@
-"""Whether the model notices that Tierlane is there: items/s of `tiny` through the whole system beside a bare loop.
+"""The overhead of Tierlane on a model: items/s of `tiny` through the whole system beside a bare loop.
 
-One worker and one thread, so that gateway, Redis and generator have the other core; the same batch, the same inputs, rounds in
-turn. On a GPU the rest of the system has the processors for itself; here it shares their caches and their memory.
+One worker with one thread, so that the other roles have the other core. Rounds alternate, with the same batches and
+inputs. Without a GPU the system shares caches and memory with the model.
 """
 
 import subprocess
@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from cases.bare_loop import FILLER
-from cases.outcome import Check, Outcome, at_least, none_of, told
-from cases.stand import SHADOW, Stand, started
+from cases.outcome import Check, Outcome, at_least, figure, none_of
+from cases.stack import SHADOW, Stack, started
 
 BATCH = 16
 ROUNDS = 3
@@ -21,26 +21,26 @@ LEAST = 97.0
 
 
 def run(*, quick: bool) -> Outcome:
-    """Rounds of both in turn; the stack idles while the loop runs."""
+    """Alternate rounds of the bare loop, while the stack is idle, and of the system."""
     seconds = 8 if quick else 20
-    with started(workers=1, batch=BATCH, gateways=1, backend="tiny", torch_threads=1, device="cpu") as stand:
-        stand.raise_limits(SHADOW, "UPDATE models SET target_utilization = 1")
-        rounds = [{"bare": _bare(seconds), **_through(stand, seconds)} for _ in range(1 if quick else ROUNDS)]
+    with started(workers=1, batch=BATCH, gateways=1, backend="tiny", torch_threads=1, device="cpu") as stack:
+        stack.raise_limits(SHADOW, "UPDATE models SET target_utilization = 1")
+        rounds = [{"bare": _bare(seconds), **_through(stack, seconds)} for _ in range(1 if quick else ROUNDS)]
     data = {"rounds": rounds}
     return Outcome(judge(data), data, [])
 
 
 def judge(data: Mapping[str, Any]) -> list[Check]:
-    """Medians of the rounds."""
+    """Compare the medians of the rounds."""
     bare, through, busy, fill = (
         float(median(each[name] for each in data["rounds"])) for name in ("bare", "through", "busy", "fill")
     )
     return [
-        told(f"bare loop, batches of {BATCH}", f"{bare:.1f} items/s"),
-        told("through the whole system", f"{through:.1f} items/s"),
+        figure(f"bare loop, batches of {BATCH}", f"{bare:.1f} items/s"),
+        figure("through the whole system", f"{through:.1f} items/s"),
         at_least("of the bare loop", through / bare * 100, LEAST, " %", 1),
-        told("model busy", f"{busy * 100:.1f} %"),
-        told("fill of batches", f"{fill * 100:.1f} %"),
+        figure("model busy", f"{busy * 100:.1f} %"),
+        figure("fill of batches", f"{fill * 100:.1f} %"),
         none_of("errors", sum(each["failed"] for each in data["rounds"])),
     ]
 
@@ -51,8 +51,8 @@ def _bare(seconds: int) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def _through(stand: Stand, seconds: int) -> dict[str, Any]:
-    found = stand.bench(
+def _through(stack: Stack, seconds: int) -> dict[str, Any]:
+    found = stack.bench(
         mode="closed",
         connections=4 * BATCH,
         duration=seconds,

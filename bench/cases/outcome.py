@@ -1,11 +1,11 @@
-"""What a case of the suite found: figures beside their targets. Pure, so that the judging can be tested without a stack."""
+"""The outcome of a case: figures with their targets."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
 class Check(NamedTuple):
-    """One figure. `holds` is None where there is no target, or where it could not be measured."""
+    """One figure. `holds` is None without a target or where it could not be measured."""
 
     figure: str
     target: str
@@ -14,7 +14,7 @@ class Check(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Everything that a case found. `data` is for machines: plain values only."""
+    """The result of a case. `data` holds plain values that can be written as JSON."""
 
     checks: list[Check]
     data: Mapping[str, Any]
@@ -22,14 +22,14 @@ class Outcome(NamedTuple):
 
 
 def at_least(figure: str, value: float | None, least: float, unit: str = "", digits: int = 0) -> Check:
-    """A figure that must not be smaller."""
+    """A figure with a lower bound."""
     if value is None:
         return Check(figure, f">= {least:,.{digits}f}{unit}", "not measured")
     return Check(figure, f">= {least:,.{digits}f}{unit}", f"{value:,.{digits}f}{unit}", value >= least)
 
 
 def at_most(figure: str, value: float | None, most: float, unit: str = "", digits: int = 0) -> Check:
-    """A figure that must not be larger."""
+    """A figure with an upper bound."""
     if value is None:
         return Check(figure, f"<= {most:,.{digits}f}{unit}", "not measured")
     return Check(figure, f"<= {most:,.{digits}f}{unit}", f"{value:,.{digits}f}{unit}", value <= most)
@@ -40,17 +40,17 @@ def none_of(figure: str, count: int) -> Check:
     return Check(figure, "0", f"{count:,}", count == 0)
 
 
-def told(figure: str, measured: str) -> Check:
+def figure(figure: str, measured: str) -> Check:
     """A figure without a target."""
     return Check(figure, "", measured)
 
 
 def over(value: float | None, base: float | None) -> float | None:
-    """A ratio; None where either is missing or the base is nothing."""
+    """A ratio; None where either is missing or the base is 0."""
     return value / base if value is not None and base else None
 
 
 def more(value: float | None, base: float | None) -> float | None:
-    """By how many per cent a figure is larger than its base."""
+    """The increase of a figure over its base in per cent."""
     ratio = over(value, base)
     return None if ratio is None else (ratio - 1) * 100

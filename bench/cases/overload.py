@@ -1,16 +1,16 @@
-"""Whether enterprise notices a flood of free requests: its p99 and the goodput from half of the capacity to ten times it.
+"""Enterprise during a flood of free requests: its p99 and the goodput at half to ten times the capacity.
 
-Tiers are as they come, with their shares and their shedding; only what would hold single customers is raised. Latency
-counts from the scheduled time (open loop), since a flood does not wait for answers.
+Tiers have their default shares and shedding; only limits of customers are raised. The load is an open loop, so latency
+counts from the scheduled time.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cases.outcome import Check, Outcome, at_least, at_most, none_of, over, told
-from cases.stand import CUSTOMERS_RAISED, SHADOW, Stand, started
+from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, over
+from cases.stack import CUSTOMERS_RAISED, SHADOW, Stack, started
 
-# Few enough requests a second that ten times as many can be made and refused on the machine that also serves them.
+# A small capacity, so that one machine can send and reject ten times as many requests.
 WORKERS, BATCH = 12, 2
 GPU_S = 0.05
 NOMINAL = WORKERS * BATCH / GPU_S
@@ -22,7 +22,7 @@ LEAST_GOODPUT = 0.95
 MOST_WAITED = 0.01
 CONNECTIONS = 2000
 
-# By default a part of the capacity is not given out; here the question is what the flood costs those who have all of it.
+# By default limits give out only a part of the capacity.
 SELL_EVERYTHING = "UPDATE models SET target_utilization = 1.0"
 KEEP_TIERS = "CREATE TABLE tiers_as_they_came AS SELECT * FROM tiers"
 RESTORE_TIERS = """
@@ -34,20 +34,20 @@ FROM tiers_as_they_came AS o WHERE o.name = t.name
 
 
 def run(*, quick: bool) -> Outcome:
-    """Measure the capacity, enterprise alone, then each load."""
+    """Measure the capacity, then enterprise alone, then each load."""
     seconds = 6 if quick else 20
     loads = (0.5, 1.0, 3.0, 10.0) if quick else LOADS
-    with started(workers=WORKERS, batch=BATCH) as stand:
-        capacity = _capacity(stand, seconds)
+    with started(workers=WORKERS, batch=BATCH) as stack:
+        capacity = _capacity(stack, seconds)
         rate = ENTERPRISE_SHARE * capacity
-        alone = _offered(stand, rate, "enterprise=1", 2 * seconds)
-        points = [_point(stand, capacity, rate, load, seconds) for load in loads]
+        alone = _offered(stack, rate, "enterprise=1", 2 * seconds)
+        points = [_point(stack, capacity, rate, load, seconds) for load in loads]
     data = {"capacity": capacity, "nominal": NOMINAL, "alone_p99_ms": _p99(alone), "points": points}
     return Outcome(judge(data), data, doubts(points))
 
 
 def doubts(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which loads this machine could not make, or not take in, so that their latencies say little of the priorities."""
+    """Notes on loads that this machine could not send or accept, whose latencies show little of the priorities."""
     return [
         f"At {point['load']:g} x capacity {point['waited'] * 100:.0f} % of the requests found all {CONNECTIONS:,} "
         "connections busy, and latency counts that wait: the processors were the bottleneck, not the GPUs."
@@ -57,12 +57,12 @@ def doubts(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def judge(data: Mapping[str, Any]) -> list[Check]:
-    """The two floods; the other loads are for the plot."""
+    """Judge the two floods; the other loads are for the plot."""
     checks = [
-        told(
+        figure(
             "capacity (closed loop, nothing limited)", f"{data['capacity']:,.0f} of {data['nominal']:,.0f} requests/s"
         ),
-        told("enterprise p99 alone", f"{data['alone_p99_ms']:.1f} ms"),
+        figure("enterprise p99 alone", f"{data['alone_p99_ms']:.1f} ms"),
     ]
     for point in data["points"]:
         if point["load"] in JUDGED:
@@ -74,23 +74,23 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
                 none_of(f"{label}: enterprise requests refused or failed", point["enterprise_failed"]),
                 at_least(f"{label}: goodput", None if share is None else share * 100, LEAST_GOODPUT * 100, " %", 1),
                 none_of(f"{label}: accepted requests without an answer", point["unanswered"]),
-                told(f"{label}: accepted, then failed", f"{point['failed_after_acceptance']:,}"),
+                figure(f"{label}: accepted, then failed", f"{point['failed_after_acceptance']:,}"),
             ]
     return checks
 
 
-def _capacity(stand: Stand, seconds: int) -> float:
-    """What the GPUs can do, with nothing in the way."""
-    stand.sql(KEEP_TIERS)
-    stand.raise_limits(SHADOW)
-    found = stand.bench(mode="closed", connections=256, duration=seconds, warmup=3, mix="paid=1", echo="off")
-    stand.sql(RESTORE_TIERS, CUSTOMERS_RAISED, SELL_EVERYTHING)
+def _capacity(stack: Stack, seconds: int) -> float:
+    """The throughput of the GPUs without limits."""
+    stack.sql(KEEP_TIERS)
+    stack.raise_limits(SHADOW)
+    found = stack.bench(mode="closed", connections=256, duration=seconds, warmup=3, mix="paid=1", echo="off")
+    stack.sql(RESTORE_TIERS, CUSTOMERS_RAISED, SELL_EVERYTHING)
     return float(found["request_throughput"])
 
 
-def _point(stand: Stand, capacity: float, enterprise: float, load: float, seconds: int) -> dict[str, Any]:
+def _point(stack: Stack, capacity: float, enterprise: float, load: float, seconds: int) -> dict[str, Any]:
     total = load * capacity
-    found = _offered(stand, total, f"enterprise={enterprise},free={total - enterprise}", seconds)
+    found = _offered(stack, total, f"enterprise={enterprise},free={total - enterprise}", seconds)
     tier, audit = found["tiers"]["enterprise"], found["audit"]
     return {
         "load": load,
@@ -100,19 +100,19 @@ def _point(stand: Stand, capacity: float, enterprise: float, load: float, second
         "enterprise_failed": tier["failed"],
         "free_p99_ms": found["tiers"]["free"]["p99_e2el_ms"],
         "goodput": found["request_throughput"],
-        # An accepted request has a row: what has one and no answer was dropped.
+        # Accepted requests have a row; those without a response were dropped.
         "unanswered": found["unanswered"] + audit["unexplained"] + audit["missing"],
         "failed_after_acceptance": audit["expected"] - audit["completed_answers"],
         "generator_late_p99_ms": found["lag_ms"]["p99"],
-        # Less those that had to open the connections.
+        # Without the requests that opened the connections.
         "waited": max(0, found["waited_for_connection"] - CONNECTIONS)
         / max(1, found["scheduled"] + found["warmup"]["scheduled"]),
         "errors": found["errors"],
     }
 
 
-def _offered(stand: Stand, rate: float, mix: str, seconds: int) -> dict[str, Any]:
-    return stand.bench(rate=rate, mix=mix, duration=seconds, warmup=3, connections=CONNECTIONS, echo="off")
+def _offered(stack: Stack, rate: float, mix: str, seconds: int) -> dict[str, Any]:
+    return stack.bench(rate=rate, mix=mix, duration=seconds, warmup=3, connections=CONNECTIONS, echo="off")
 
 
 def _p99(found: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plot, from the figures that the suite keeps: nothing of the machine but what it can do."""
+"""docs/benchmarks.md and its plots from the stored figures, without names or paths of the machine."""
 
 import os
 import platform
@@ -35,12 +35,12 @@ TITLES = {
 }
 HEAD = """# Benchmarks
 
-Written by `make bench` (`bench/suite.py`); each case runs on a stack of its own, everything on one machine, the load
-generator included. `make bench ARGS='--only idle saturation'` measures some anew, `--quick` for a shorter time.
-Where a figure says CPU, it is the time that the processes themselves report, of all roles.
+Written by `make bench` (`bench/suite.py`); each case runs on a new stack, on one machine with the load generator.
+`make bench ARGS='--only idle saturation'` measures single cases, `--quick` takes less time. CPU is the time of the
+processes of all roles.
 
-Stacks run with `--ephemeral`: Redis without its append-only file, PostgreSQL without fsync. What it costs to keep
-everything on the disk, as `tierlane up` does by itself, is told under [On disk](#on-disk).
+Stacks run with `--ephemeral`: Redis without its append-only file, PostgreSQL without fsync. [On disk](#on-disk) shows the
+cost of durability, the default of `tierlane up`.
 
 """
 MARKS = {True: "yes", False: "**no**", None: ""}
@@ -50,7 +50,7 @@ CAPACITY_PLOT = "capacity.png"
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on, without a name or a path."""
+    """The hardware and software that the figures depend on."""
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
@@ -78,17 +78,12 @@ def _version(package: str) -> str:
 
 
 def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the page; `cases` by name, as the suite keeps them. The plots go to images/ beside it."""
-    overload = cases.get("overload", {}).get("data")
-    if overload:
-        images = page.parent / "images"
-        images.mkdir(parents=True, exist_ok=True)
-        draw(images / PLOT, overload)
-    learnt = cases.get("capacity", {}).get("data")
-    if learnt:
-        images = page.parent / "images"
-        images.mkdir(parents=True, exist_ok=True)
-        draw_capacity(images / CAPACITY_PLOT, learnt)
+    """Write the page of the stored `cases`, by name, and its plots in images/."""
+    images = page.parent / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    for name, plot, draw in (("overload", PLOT, draw_overload), ("capacity", CAPACITY_PLOT, draw_capacity)):
+        if data := cases.get(name, {}).get("data"):
+            draw(images / plot, data)
     known = [name for name in TITLES if name in cases]
     machines = {_described(cases[name]["machine"]) for name in known}
     one = len(machines) == 1
@@ -126,9 +121,9 @@ def _table(checks: Sequence[Sequence[Any]]) -> list[str]:
     ]
 
 
-def draw(path: Path, overload: Mapping[str, Any]) -> None:
-    """The p99 of enterprise, and what all tiers together get, against the offered load."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # only where something is drawn
+def draw_overload(path: Path, overload: Mapping[str, Any]) -> None:
+    """Draw the p99 of enterprise and the goodput of all tiers against the offered load."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # only where a plot is drawn
 
     points = [point for point in overload["points"] if point["enterprise_p99_ms"] is not None]
     loads = [point["load"] for point in points]

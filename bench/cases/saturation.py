@@ -1,21 +1,21 @@
-"""Whether GPUs are kept busy with full batches when there is more work than they can do."""
+"""GPU utilization and fill of batches when the load exceeds the capacity."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from cases.outcome import Check, Outcome, at_least, none_of, told
-from cases.stand import SHADOW, started
+from cases.outcome import Check, Outcome, at_least, figure, none_of
+from cases.stack import SHADOW, started
 
 WORKERS = 4
 LEAST_FILL, LEAST_BUSY = 95.0, 97.0
 
 
 def run(*, quick: bool) -> Outcome:
-    """Measure: twice as many connections as two rounds of full batches need."""
-    with started(workers=WORKERS) as stand:
-        # What the capacity lets in is a share of it, and here all of it is wanted.
-        stand.raise_limits(SHADOW, "UPDATE models SET target_utilization = 1")
-        found = stand.bench(
+    """Measure with twice the connections of two rounds of full batches."""
+    with started(workers=WORKERS) as stack:
+        # By default limits give out only a share of the capacity.
+        stack.raise_limits(SHADOW, "UPDATE models SET target_utilization = 1")
+        found = stack.bench(
             mode="closed",
             connections=1000,
             duration=8 if quick else 30,
@@ -28,12 +28,12 @@ def run(*, quick: bool) -> Outcome:
 
 
 def judge(found: Mapping[str, Any]) -> list[Check]:
-    """Fill and busy share, from the audit rows of the run."""
+    """Compare fill and busy share, computed from the audit rows of the run."""
     batches = found["batches"] or {"fill": None, "gpu_busy": None, "mean_gpu_ms": None}
     fill, busy = (None if batches[name] is None else batches[name] * 100 for name in ("fill", "gpu_busy"))
     return [
         at_least("fill of batches", fill, LEAST_FILL, " %", 1),
         at_least("GPUs busy", busy, LEAST_BUSY, " %", 1),
-        told("requests/s", f"{found['request_throughput']:,.0f}"),
+        figure("requests/s", f"{found['request_throughput']:,.0f}"),
         none_of("errors", found["failed"]),
     ]

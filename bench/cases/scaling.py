@@ -1,21 +1,18 @@
-"""Whether a stack that scales by its own advice follows a load curve: 200 -> 1,500 -> 200 requests/s with `--autoscale 2:8`.
+"""Autoscaling under a load of 200 -> 1,500 -> 200 requests/s with `--autoscale 2:8`.
 
-The curve is made of layers, each a load generator of its own that comes and goes, so that there is no gap in it. Durations
-of the policy are shortened, since the default ones are made for hours; thresholds are as they come.
+The load is a sum of generators that start and end one after another, so it has no gap. The durations of the policy are
+shortened, as the defaults are made for hours; thresholds are the defaults.
 """
 
 import itertools
-import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cases.outcome import Check, Outcome, at_least, at_most, none_of, told
-from cases.stand import CUSTOMERS_RAISED, Stand, started
+from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of
+from cases.stack import CUSTOMERS_RAISED, Stack, started
 
 LEAST, MOST = 2, 8
 BASE, LAYERS, LAYER = 200, 5, 260
@@ -35,18 +32,18 @@ RULES = {
 
 
 def run(*, quick: bool) -> Outcome:
-    """The base load throughout; layer upon layer, and off again."""
+    """Add generators to the base load one by one, and remove them again."""
     stair, height, tail = (4, 10, 50) if quick else (6, 25, 60)
     up_s = LAYERS * stair
-    with started(workers=LEAST, batch=BATCH, gateways=1, backend=f"simulated:{SERVICE_MS}", **RULES) as stand:
-        stand.sql(CUSTOMERS_RAISED)
-        watch = Watch(stand)
+    with started(workers=LEAST, batch=BATCH, gateways=1, backend=f"simulated:{SERVICE_MS}", **RULES) as stack:
+        stack.sql(CUSTOMERS_RAISED)
+        watch = Watch(stack)
         with ThreadPoolExecutor(LAYERS + 1) as beside:
-            base = beside.submit(_load, stand, BASE, stair + up_s + height + up_s + tail)
+            base = beside.submit(_load, stack, BASE, stair + up_s + height + up_s + tail)
             layers = []
             for n in range(LAYERS):
                 time.sleep(stair)
-                layers.append(beside.submit(_load, stand, LAYER, (LAYERS - 1 - n) * 2 * stair + stair + height))
+                layers.append(beside.submit(_load, stack, LAYER, (LAYERS - 1 - n) * 2 * stair + stair + height))
             found = [base.result(), *(layer.result() for layer in layers)]
         looks, steps = watch.end()
     data = {"looks": looks, "steps": steps, "loads": [_figures(each) for each in found]}
@@ -54,11 +51,11 @@ def run(*, quick: bool) -> Outcome:
 
 
 def judge(data: Mapping[str, Any]) -> list[Check]:
-    """Nothing lost, enterprise in time, enough workers at the height and the least in the end, no flapping."""
+    """No loss, enterprise in time, all workers at the peak and the fewest at the end, no flapping."""
     loads, looks, steps = data["loads"], data["looks"], data["steps"]
     refused = sum(each["refused"] for each in loads)
     total = sum(each["scheduled"] for each in loads)
-    # Its window is the whole time, so the rows that are not its own are those of the layers, or nobody's.
+    # The base load covers the whole time, so rows that are not its own belong to the other generators, or to no answer.
     nobodys = loads[0]["rows_of_others"] - sum(each["accepted"] for each in loads[1:])
     return [
         none_of("requests without an answer, or without their one audit row", sum(each["lost"] for each in loads)),
@@ -69,32 +66,28 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         at_least("workers at the height", max(look["workers"] for look in looks), MOST),
         at_most("workers in the end", looks[-1]["workers"], LEAST),
         at_most("changes of direction within one cooldown, at the most", most_turns(steps, COOLDOWN_S), 1),
-        told("changes of direction", f"{len(turns(steps))} in {len(steps)} steps"),
-        told("refused while workers were on their way", f"{refused:,} of {total:,} ({refused / total:.1%})"),
+        figure("changes of direction", f"{len(turns(steps))} in {len(steps)} steps"),
+        figure("refused while workers were on their way", f"{refused:,} of {total:,} ({refused / total:.1%})"),
     ]
 
 
 def turns(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """When the direction changed, in seconds."""
+    """The times of changes of direction, in seconds."""
     pairs = itertools.pairwise(steps)
     return [later["at_s"] for early, later in pairs if early["direction"] != later["direction"]]
 
 
 def most_turns(steps: Sequence[Mapping[str, Any]], cooldown_s: float) -> int:
-    """The most changes of direction that any stretch as long as the cooldown holds."""
+    """The largest number of changes of direction within one cooldown."""
     when = turns(steps)
     return max((sum(begin <= at < begin + cooldown_s for at in when) for begin in when), default=0)
 
 
 class Watch:
-    """Looks at the advice and at the workers that run, until it is ended."""
+    """Records the scale advice and the number of workers until it is ended."""
 
-    def __init__(self, stand: Stand) -> None:
-        stack = json.loads(stand.file.read_text())
-        self._file = stand.file
-        self._request = urllib.request.Request(  # noqa: S310 - our own http://
-            f"{stack['http_url']}/internal/autoscale", headers={"Authorization": f"Bearer {stack['service_token']}"}
-        )
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
         self._began = time.monotonic()
         self._over = threading.Event()
         self._looks: list[dict[str, Any]] = []
@@ -103,7 +96,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Everything that was seen: the looks, and the steps of the advice."""
+        """Stop; returns the observations, and the steps of the advice."""
         self._over.set()
         self._thread.join()
         return self._looks, self._steps
@@ -112,15 +105,13 @@ class Watch:
         while not self._over.wait(LOOK_S):
             try:
                 self._look()
-            except (OSError, ValueError, urllib.error.URLError):
+            except (OSError, ValueError):
                 continue
 
     def _look(self) -> None:
-        with urllib.request.urlopen(self._request, timeout=2) as answer:  # noqa: S310 - as above
-            advice = json.load(answer)
+        advice = self._stack.operator_get("/internal/autoscale")
         at_s = round(time.monotonic() - self._began, 1)
-        processes = json.loads(self._file.read_text())["processes"]
-        workers = sum(process["role"] == "worker" for process in processes)
+        workers = sum(process.role == "worker" for process in self._stack.info.processes)
         kept = ("current_workers", "recommended_workers", "reason")
         self._looks.append({"at_s": at_s, "workers": workers, **{name: advice[name] for name in kept}})
         step = advice["last_step"]
@@ -128,12 +119,12 @@ class Watch:
             self._steps.append({**step, "at_s": round(at_s - step["age_s"], 1)})
 
 
-def _load(stand: Stand, rate: float, seconds: float) -> dict[str, Any]:
-    return stand.bench(rate=rate, duration=seconds, warmup=0, connections=256, echo="off")
+def _load(stack: Stack, rate: float, seconds: float) -> dict[str, Any]:
+    return stack.bench(rate=rate, duration=seconds, warmup=0, connections=256, echo="off")
 
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one load. `rows_of_others` were made meanwhile with the same keys."""
+    """The figures of one load. `rows_of_others`: rows of the same keys from other loads."""
     audit, enterprise = found["audit"], found["tiers"]["enterprise"]
     failed_after = audit["expected"] - audit["completed_answers"]
     return {

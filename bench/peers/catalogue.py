@@ -1,6 +1,8 @@
-"""The peers: which package, how it is started, and with how many connections at most it is asked."""
+"""The peers: package, commands, connections, and the virtual environment of each, made from its requirements.txt."""
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
+import subprocess
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,11 +11,13 @@ from tierlane.embedded.process import find_redis
 
 HERE = Path(__file__).parent
 FEW = 512
-"""Connections for those that answer more slowly the more there are; the others get what was asked for."""
+"""The most connections of peers that slow down with more."""
+INSTALL_S = 900.0
+STAMP = ".requirements"
 
 
 class Place(NamedTuple):
-    """What a peer may use: its own Python, an empty folder, and a port with the ones after it."""
+    """The Python of a peer, an empty folder, and the first of its ports."""
 
     python: Path
     home: Path
@@ -21,17 +25,17 @@ class Place(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One process to start."""
+    """A command to start, and the number of its processes."""
 
     words: Sequence[str]
     copies: int = 1
 
 
 class Peer(NamedTuple):
-    """One system that is compared, in one of its setups.
+    """One compared system in one setup.
 
-    `system` is the folder of its scripts, `package` the pinned one whose version is shown; `window_ms`, where it is set,
-    wins over what all are given.
+    `system` is the folder of its scripts, `package` the pinned package whose version is shown; `window_ms` overrides the
+    window of the job.
     """
 
     name: str
@@ -46,7 +50,7 @@ class Peer(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Its scripts."""
+        """The folder of its scripts."""
         return HERE / self.system
 
     @property
@@ -68,7 +72,7 @@ def _mosec(place: Place) -> dict[str, str]:
         "MOSEC_PORT": str(place.port),
         "MOSEC_ADDRESS": "127.0.0.1",
         "MOSEC_PATH": str(place.home / "mosec"),
-        "MOSEC_CAPACITY": "8192",  # Its own 1,024 refuse what this load has in flight.
+        "MOSEC_CAPACITY": "8192",  # The default of 1,024 rejects the open requests of this load.
         "MOSEC_TIMEOUT": "10000",
         "MOSEC_LOG_LEVEL": "warning",
     }
@@ -132,3 +136,37 @@ PEERS = (
         FEW,
     ),
 )
+
+
+class InstallError(Exception):
+    """A peer cannot be installed; the message is the last line of pip."""
+
+
+def prepare(folder: Path, requirements: Path) -> Path:
+    """The Python of an environment with these requirements, made again when they change. Raises InstallError."""
+    python, stamp = folder / "bin" / "python", folder / STAMP
+    wanted = requirements.read_text("utf-8")
+    if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
+        venv.create(folder, with_pip=True, clear=True)
+        _install(python, requirements)
+        stamp.write_text(wanted, "utf-8")
+    return python.absolute()
+
+
+def _install(python: Path, requirements: Path) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise InstallError(f"not installed within {INSTALL_S:.0f} s") from None
+    if done.returncode:
+        raise InstallError(f"cannot be installed: {(done.stderr.strip().splitlines() or ['no output of pip'])[-1]}")
+
+
+def pinned(requirements: Path, package: str) -> str:
+    """The pinned version of a package."""
+    for line in requirements.read_text("utf-8").splitlines():
+        name, _, version = line.partition("==")
+        if name.lower() == package:
+            return version
+    raise SystemExit(f"{requirements} does not pin {package}.")

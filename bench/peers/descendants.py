@@ -1,7 +1,6 @@
-"""Every process that was started here, however deep and whoever its parent was: counted, and gone in the end.
+"""All processes that were started here: their CPU and memory, and their end.
 
-This process adopts orphans (Linux: it is their subreaper), so that a daemon which leaves its parent is found again among
-the descendants, is counted, and is stopped by its pid.
+This process adopts orphans (on Linux it is their subreaper), so daemons that leave their parent are counted and stopped too.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
@@ -19,9 +18,9 @@ FORCED_S = 5.0
 
 
 class Usage(NamedTuple):
-    """Of all descendants at one moment: CPU seconds since their beginning, memory, and how many they are.
+    """All descendants at one time: CPU seconds since their start, memory, and number.
 
-    `pss_bytes` counts a page that several share once; None where the system does not tell.
+    `pss_bytes` counts shared pages once; None where the system does not report it.
     """
 
     cpu_s: float
@@ -31,18 +30,18 @@ class Usage(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """From now on an orphan below this process becomes its child. Elsewhere than on Linux nothing happens."""
+    """Adopt orphans from now on; only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> list[psutil.Process]:
-    """All that live."""
+    """All living descendants."""
     return psutil.Process().children(recursive=True)
 
 
 def cpu_seconds() -> float:
-    """CPU time of all descendants and of those that they have reaped."""
+    """The CPU time of all descendants and of the children that they have reaped."""
     total = 0.0
     for process in descendants():
         with suppress(psutil.Error):
@@ -53,21 +52,21 @@ def cpu_seconds() -> float:
 
 
 def usage() -> Usage:
-    """All of it; takes some milliseconds a process, so not for the edges of a measurement."""
+    """The usage now. Takes milliseconds for each process, so not for the start and end of a measurement."""
     rss, pss, processes = 0, 0, 0
-    shared_is_told = True
+    has_pss = True
     for process in descendants():
         with suppress(psutil.Error):
             rss += process.memory_info().rss
             processes += 1
             whole = process.memory_full_info()
-            shared_is_told = shared_is_told and hasattr(whole, "pss")
+            has_pss = has_pss and hasattr(whole, "pss")
             pss += getattr(whole, "pss", 0)
-    return Usage(cpu_seconds(), rss, pss if shared_is_told else None, processes)
+    return Usage(cpu_seconds(), rss, pss if has_pss else None, processes)
 
 
 def stop_all(roots: Iterable[psutil.Popen]) -> int:
-    """Ask the roots to stop, then all, then kill by pid whatever is left; how many had to be killed."""
+    """Terminate the roots, then all descendants, then kill the rest; returns the number of killed processes."""
     for root in roots:
         _each([root], "terminate")
     _gone_within(POLITE_S)
@@ -86,6 +85,6 @@ def _each(processes: Iterable[psutil.Process], verb: str) -> None:
 
 
 def _gone_within(seconds: float) -> list[psutil.Process]:
-    """Wait, reap, and tell who is left."""
+    """Wait and reap; returns the remaining descendants."""
     psutil.wait_procs(descendants(), timeout=seconds)
     return descendants()

@@ -1,15 +1,14 @@
-"""The same job on Tierlane and on what one would pick instead, one after the other in one run, in one table.
+"""The same job on Tierlane and on other serving systems, one after the other, in one table.
 
     python bench/peers/run.py --install-only                # virtual environments, once
     python bench/peers/run.py --seconds 10 --json out.json
 
-A system that cannot be installed, does not start or does not do the job has a row that says so. Exit codes: 0 every
-system has figures, 1 not so.
+A system that cannot be installed, does not start or returns wrong responses has a row with the reason. Exit codes: 0
+every system has figures, 1 not so.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import argparse
-import asyncio
 import datetime as dt
 import json
 import os
@@ -19,18 +18,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # A checkout need not be installed to be measured.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # A checkout need not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import wrk
-from answers import JobError
-from catalogue import PEERS, Peer
+from catalogue import PEERS, InstallError, Peer, pinned, prepare
 from descendants import adopt_orphans
-from environments import InstallError, pinned, prepare
-from measuring import Plan, measure
+from measuring import JobError, Plan, measure
 from rich.console import Console
 from running import Job, StartError, running
 from table import Row, document, markdown, screen
-from tierlane_stack import GATEWAYS, running_tierlane
+from tierlane_stack import GATEWAYS, audit_rows, running_tierlane
 
 TIERLANE = "tierlane"
 NAMES = (TIERLANE, *(peer.name for peer in PEERS))
@@ -46,9 +44,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=10, help="of load on each system")
     parser.add_argument("--idle-seconds", type=int, default=3, help="with one connection")
     parser.add_argument("--warm-seconds", type=int, default=3, help="of load that is not counted")
-    parser.add_argument("--attempts", type=int, default=3, help="loads at most, until nothing else disturbs")
-    parser.add_argument("--connections", type=int, default=1000, help="some peers are asked with 512 at most")
-    parser.add_argument("--window-ms", type=int, default=40, help="how long a peer's batch waits for company")
+    parser.add_argument("--attempts", type=int, default=3, help="loads at most, until no other process disturbs")
+    parser.add_argument("--connections", type=int, default=1000, help="at most 512 for some peers")
+    parser.add_argument("--window-ms", type=int, default=40, help="window of the batches of peers")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="systems, in this order")
     parser.add_argument("--venvs", type=Path, default=Path("build/peers"), help="folder of virtual environments")
     parser.add_argument("--port", type=int, default=18600, help="the first of fifteen that must be free")
@@ -59,20 +57,20 @@ def read_arguments() -> argparse.Namespace:
 
 
 def tierlane_row(arguments: argparse.Namespace, job: Job) -> Row:
-    """Tierlane, with its audit counted."""
-    says = f"Tierlane, {job.gpus} workers, {GATEWAYS} gateways"
-    row = Row(TIERLANE, says, arguments.connections)
-    with running_tierlane(arguments.port, job) as stack:
-        measured = measure(stack.target, _plan(arguments, row.connections))
-        rows = asyncio.run(stack.audit_rows())
-    # wrk forgets what is under way when it ends, and readiness is asked for; a lost row would show as fewer.
+    """Measure Tierlane, and count its audit rows."""
+    title = f"Tierlane, {job.gpus} workers, {GATEWAYS} gateways"
+    row = Row(TIERLANE, title, arguments.connections)
+    with running_tierlane(arguments.port, job) as (stack, target):
+        measured = measure(target, _plan(arguments, row.connections))
+        rows = audit_rows(stack)
+    # Requests that are open when wrk stops, and those of the checks, have rows too; lost rows would show as fewer.
     if rows < measured.answered_in_all:
         return row._replace(failed=f"{rows} audit rows for {measured.answered_in_all} answers")
     return row._replace(measured=measured, audit="yes")
 
 
 def peer_row(peer: Peer, python: Path, arguments: argparse.Namespace, job: Job) -> Row:
-    """One peer."""
+    """Measure one peer."""
     row = _named(peer, arguments)
     job = job if peer.window_ms is None else job._replace(window_ms=peer.window_ms)
     with running(peer, python, arguments.port, job) as target:
@@ -90,7 +88,7 @@ def _plan(arguments: argparse.Namespace, connections: int) -> Plan:
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
-    """The Python of each wanted peer, or why there is none."""
+    """The Python of each selected peer, or the reason why there is none."""
     made: dict[str, Path | InstallError] = {}
     for peer in PEERS:
         if peer.name in arguments.only:
@@ -104,7 +102,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
 
 
 def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallError]) -> Iterator[Row]:
-    """The rows, one after the other, in the order that was asked for."""
+    """Measure the selected systems in order; yields their rows."""
     seconds = arguments.seconds * arguments.attempts + arguments.idle_seconds + arguments.warm_seconds
     job = Job(arguments.window_ms, limit_s=seconds + SLACK_S)
     peers = {peer.name: peer for peer in PEERS}
@@ -112,7 +110,7 @@ def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallErro
         CONSOLE.print(f"{dt.datetime.now(dt.UTC):%H:%M:%S} {name} ...")
         if name == TIERLANE:
             empty = Row(TIERLANE, "Tierlane", arguments.connections)
-            yield _or_why(empty, lambda: tierlane_row(arguments, job))
+            yield _row_or_error(empty, lambda: tierlane_row(arguments, job))
         elif isinstance(python := pythons[name], InstallError):
             yield _named(peers[name], arguments)._replace(failed=str(python))
         else:
@@ -120,27 +118,27 @@ def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallErro
 
 
 def _measured_peer(peer: Peer, python: Path, arguments: argparse.Namespace, job: Job) -> Row:
-    return _or_why(_named(peer, arguments), lambda: peer_row(peer, python, arguments, job))
+    return _row_or_error(_named(peer, arguments), lambda: peer_row(peer, python, arguments, job))
 
 
-def _or_why(empty: Row, work: Callable[[], Row]) -> Row:
+def _row_or_error(empty: Row, work: Callable[[], Row]) -> Row:
     try:
         return work()
     except FAULTS as error:
-        CONSOLE.print(f"{empty.says}: {error}")
+        CONSOLE.print(f"{empty.title}: {error}")
         return empty._replace(failed=str(error))
 
 
 def warn(rows: list[Row]) -> None:
-    """Say which figures were disturbed."""
+    """Print which figures were disturbed by other processes."""
     for row in rows:
         if row.measured and not row.measured.counted.quiet:
             cores = row.measured.counted.others_cores
-            CONSOLE.print(f"{row.says}: something else used {cores:.2f} cores meanwhile.")
+            CONSOLE.print(f"{row.title}: other processes used {cores:.2f} cores.")
 
 
 def write(rows: list[Row], arguments: argparse.Namespace) -> None:
-    """The screen, and the files that were asked for."""
+    """Print the table, and write the requested files."""
     Console(width=None if sys.stdout.isatty() else WIDTH).print(screen(rows))
     about = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
@@ -156,14 +154,11 @@ def write(rows: list[Row], arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run it all."""
+    """Run the comparison; return the exit code."""
     arguments = read_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is stopped on the way out.
-    try:
-        if not arguments.install_only:
-            wrk.require()
-    except wrk.WrkError as error:
-        raise SystemExit(str(error)) from None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that all processes are stopped.
+    if not arguments.install_only and not wrk.installed():
+        raise SystemExit(wrk.HINT)
     adopt_orphans()
     pythons = install(arguments)
     if arguments.install_only:
@@ -171,7 +166,7 @@ def main() -> int:
     rows: list[Row] = []
     try:
         for row in compare(arguments, pythons):
-            rows.append(row)  # noqa: PERF402 - what is measured is shown, also when the rest is interrupted
+            rows.append(row)  # noqa: PERF402 - measured rows are kept when the rest is interrupted
     finally:
         reached = {row.name for row in rows}
         rows += [Row(name, name, 0, failed="interrupted") for name in arguments.only if name not in reached]

@@ -1,4 +1,4 @@
-"""A peer from its first process to the end of its last: a home of its own, started, awaited, stopped."""
+"""The processes of one system: started in an empty folder, awaited, stopped."""
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from answers import wait_for
 from catalogue import HERE, Peer, Place
 from descendants import stop_all
+from measuring import wait_for
 from wrk import Target
 
 START_S = 90.0
@@ -21,14 +21,11 @@ PATH = "/inference"
 
 
 class StartError(Exception):
-    """A system ended before it answered, with the last line of what it said; or it was given up."""
+    """A system exited before its first response, or exceeded its time limit; the message has its last output line."""
 
 
 class Job(NamedTuple):
-    """What all do alike: milliseconds a batch takes and may wait for company, its size, and how many run at a time.
-
-    After `limit_s` seconds a system is given up, wherever it is.
-    """
+    """The same for all: duration and window of a batch in ms, its size, the number of GPUs, and the time limit of a system."""
 
     window_ms: int
     limit_s: int
@@ -38,52 +35,52 @@ class Job(NamedTuple):
 
 
 class Processes:
-    """Those that were started here, with one log."""
+    """Started processes with one log."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self.roots: list[psutil.Popen] = []
 
     def start(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> psutil.Popen:
-        """Start one."""
+        """Start a process."""
         with self.log.open("ab") as log:
             root = psutil.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.roots.append(root)
         return root
 
     def still_alive(self) -> None:
-        """Raises StartError when one has ended."""
+        """Raise StartError when a process has exited."""
         for root in self.roots:
             if root.poll() is not None:
-                raise StartError(f"ended with exit code {root.returncode}: {self.last_words()}")
+                raise StartError(f"ended with exit code {root.returncode}: {self.last_line()}")
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of the log."""
         lines = [line.strip() for line in self.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "it said nothing"
+        return lines[-1][:200] if lines else "no output"
 
 
 @contextmanager
 def processes(limit_s: int) -> Iterator[tuple[Processes, Path]]:
-    """A group of processes and an empty folder; both are gone at the end. Raises StartError after so many seconds."""
+    """A group of processes and an empty folder, removed at the end. Raises StartError after `limit_s` seconds."""
     with ExitStack() as stack:
-        # Some put sockets here, whose paths must be short.
+        # Short, because some peers create sockets here.
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peer", ignore_cleanup_errors=True)))
         group = Processes(home / "log")
         stack.callback(lambda: stop_all(group.roots))
-        stack.callback(signal.alarm, 0)  # The limit is not for the stopping, which has its own.
-        signal.signal(signal.SIGALRM, lambda *_: _give_up(limit_s))
+        stack.callback(signal.alarm, 0)  # Stopping has its own limit.
+        signal.signal(signal.SIGALRM, lambda *_: _time_out(limit_s))
         signal.alarm(limit_s)
         yield group, home
 
 
-def _give_up(limit_s: int) -> None:
+def _time_out(limit_s: int) -> None:
     raise StartError(f"not done within {limit_s} s")
 
 
 @contextmanager
 def running(peer: Peer, python: Path, port: int, job: Job) -> Iterator[Target]:
-    """The peer, answering. Raises StartError and JobError."""
+    """Run a peer until the end of the block. Raises StartError and JobError."""
     with processes(job.limit_s) as (group, home):
         place = Place(python, home, port)
         environment = {**os.environ, **_environment(place, job), **peer.environment(place)}

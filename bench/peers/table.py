@@ -25,10 +25,10 @@ MEBIBYTE = 1 << 20
 
 
 class Row(NamedTuple):
-    """One system; `failed` is the reason why there are no figures."""
+    """One system; `failed` is the reason for missing figures."""
 
     name: str
-    says: str
+    title: str
     connections: int
     measured: Measured | None = None
     failed: str = ""
@@ -36,13 +36,13 @@ class Row(NamedTuple):
 
 
 def cells(row: Row) -> list[str]:
-    """A row as text; a system without figures says why."""
+    """A row as text; without figures it has the reason."""
     if row.measured is None:
-        return [row.says, str(row.connections), row.failed, *("-" for _ in HEADERS[3:])]
+        return [row.title, str(row.connections), row.failed, *("-" for _ in HEADERS[3:])]
     load, memory = row.measured.counted.load, row.measured.memory
     size = memory.rss_bytes if memory.pss_bytes is None else memory.pss_bytes
     return [
-        row.says,
+        row.title,
         f"{row.connections:,}",
         f"{load.rate:,.0f}",
         f"{load.p50_us / 1000:.0f} ms",
@@ -58,7 +58,7 @@ def cells(row: Row) -> list[str]:
 
 
 def screen(rows: Sequence[Row]) -> Table:
-    """For a terminal."""
+    """The table for a terminal."""
     table = Table(title="The same job on each")
     for header in HEADERS:
         table.add_column(header, justify="left" if header == HEADERS[0] else "right", overflow="fold")
@@ -68,18 +68,18 @@ def screen(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """For a page."""
+    """The table in Markdown."""
     lines = [HEADERS, ["---", *("---:" for _ in HEADERS[1:-1]), "---"], *(cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def document(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, Any]:
-    """All figures."""
+    """All figures for JSON."""
     return {**about, "rows": [_plain(row) for row in rows]}
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    plain: dict[str, Any] = {"name": row.name, "says": row.says, "connections": row.connections}
+    plain: dict[str, Any] = {"name": row.name, "says": row.title, "connections": row.connections}
     if row.measured is None:
         return {**plain, "failed": row.failed}
     measured = row.measured

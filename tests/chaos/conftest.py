@@ -1,4 +1,4 @@
-"""The chaos tests' own stack: four simulated GPUs of 50 ms and batches of 8, so 640 requests/s; stopped at the end."""
+"""The stack of the chaos tests: four simulated GPUs with batches of 8 in 50 ms, so 640 requests/s."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,6 @@ FOUR_GPUS = ("--backend", "simulated:50", "--workers", "4", "--max-batch-size", 
 
 @pytest.fixture
 def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A fresh stack for each run."""
+    """A new stack for each test."""
     with start_stack(tmp_path_factory.mktemp("chaos"), *FOUR_GPUS) as stack:
         yield stack

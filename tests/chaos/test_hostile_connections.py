@@ -1,6 +1,6 @@
-"""Thousands of hostile connections beside good traffic: nobody else notices, memory stays, and every connection ends.
+"""Thousands of hostile connections beside correct traffic, which is not affected; memory stays bounded.
 
-`HOSTILE_CONNECTIONS` and `HOSTILE_SECONDS` in the environment make it shorter.
+The variables `HOSTILE_CONNECTIONS` and `HOSTILE_SECONDS` make the test shorter.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ import hostile_connections
 from admin import NO_LIMITS, add_customer
 from eventually import eventually
 from hostile_connections import KINDS
-from measured_load import MeasuredLoad, Stream, told
+from measured_load import MeasuredLoad, Stream, figures
 from stack import Stack
 
 CONNECTIONS = int(os.environ.get("HOSTILE_CONNECTIONS", "5000"))
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", "600"))
-WARM_S = max(20.0, SECONDS / 10)  # Until every kind has gone through all of its deadlines.
-GOOD_RATE = 200.0  # Requests/s, under a third of the capacity.
+WARM_S = max(20.0, SECONDS / 10)  # Until connections of every kind have reached all of their deadlines.
+GOOD_RATE = 200.0  # Requests/s, less than a third of the capacity.
 ENDED_S = 15.0  # The longest deadline is that of bodies, 10 s.
 MAY_GROW = 1.10
 
@@ -33,63 +33,63 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS + 240)]
 
 
 def connections(gateway: psutil.Process, port: int) -> int:
-    """Open connections to the port, in whatever state."""
+    """The number of connections to the port, in any state."""
     found = gateway.net_connections(kind="tcp")
     return sum(each.laddr.port == port and each.status != psutil.CONN_LISTEN for each in found)
 
 
 class Memory:
-    """The resident memory of a process, a figure a second."""
+    """The resident memory of a process, sampled once a second."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
-        self.seen: list[int] = []
+        self.samples: list[int] = []
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Sample until cancelled."""
         while True:
-            self.seen.append(self._process.memory_info().rss)
+            self.samples.append(self._process.memory_info().rss)
             await asyncio.sleep(1.0)
 
     def between(self, begin_s: float, end_s: float) -> float:
-        """The median of this time, in MiB."""
-        return statistics.median(self.seen[int(begin_s) : int(end_s)]) / 2**20
+        """The median of the samples in between, in MiB."""
+        return statistics.median(self.samples[int(begin_s) : int(end_s)]) / 2**20
 
 
-async def test_hostile_connections_harm_nobody_else(chaos_stack: Stack) -> None:
-    """All good requests are answered 200; the gateway's memory stays within a tenth; all connections end in time."""
+async def test_hostile_connections_do_not_affect_others(chaos_stack: Stack) -> None:
+    """All correct requests get 200, the memory of the gateway grows by at most 10 %, and all connections end in time."""
     stack = chaos_stack
     await stack.healthy(4)
     good = await add_customer(stack, "good", "enterprise", **NO_LIMITS)
     hostile = await add_customer(stack, "hostile", "free", **NO_LIMITS)
-    where = urlsplit(stack.url)
-    port = where.port or 80
+    address = urlsplit(stack.url)
+    port = address.port or 80
     (pid,) = stack.pids("gateway").values()
     gateway = psutil.Process(pid)
     memory = Memory(gateway)
     load = MeasuredLoad(stack.url, {"good": Stream(good.key, GOOD_RATE)}, (WARM_S, SECONDS), seed=1)
-    arguments = [hostile_connections.__file__, where.hostname or "", str(port), hostile.key, str(CONNECTIONS)]
+    arguments = [hostile_connections.__file__, address.hostname or "", str(port), hostile.key, str(CONNECTIONS)]
     pipe = asyncio.subprocess.PIPE
-    crowd = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe)
-    assert crowd.stdin is not None
+    clients = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe)
+    assert clients.stdin is not None
     try:
         watching = asyncio.create_task(memory.watch())
-        stretches = await load.run()
+        intervals = await load.run()
         watching.cancel()
         open_at_the_end, stopped_s = connections(gateway, port), time.monotonic()
-        crowd.stdin.close()
-        output, _ = await crowd.communicate()
+        clients.stdin.close()
+        output, _ = await clients.communicate()
     finally:
         with suppress(ProcessLookupError):
-            crowd.kill()
+            clients.kill()
     report = json.loads(output)
     await eventually(lambda: connections(gateway, port) == 0, "every connection has ended", ENDED_S)
     ended_s = time.monotonic()
-    begun_s = max(stopped_s, report["begun_s"])  # Thousands do not see the end in one moment.
-    last = len(memory.seen)
+    begun_s = max(stopped_s, report["begun_s"])  # Thousands of clients do not stop at once.
+    last = len(memory.samples)
     begun, ended = memory.between(WARM_S - 10, WARM_S), memory.between(last - 10, last)
-    for name, stretch in zip(("warm", "measured"), stretches, strict=True):
-        print(told(name, stretch, WARM_S if name == "warm" else SECONDS))
+    for name, interval in zip(("warm", "measured"), intervals, strict=True):
+        print(figures(name, interval, WARM_S if name == "warm" else SECONDS))
     print(f"{sum(report['ended'].values())} hostile connections ended, {open_at_the_end} open: {report['ended']}")
     print(
         f"the last one began {begun_s - stopped_s:.1f} s after the end of the load, and ended {ended_s - begun_s:.1f} s later"
@@ -98,10 +98,10 @@ async def test_hostile_connections_harm_nobody_else(chaos_stack: Stack) -> None:
     print(f"CPU of the gateway in {last} s: {used.user + used.system:.0f} s")
     print(f"good requests were sent late by {load.late_ms:.0f} ms (p99)")
     print(
-        f"resident: {begun:.0f} MiB after {WARM_S:.0f} s, {ended:.0f} MiB at the end, {max(memory.seen) / 2**20:.0f} at most"
+        f"resident: {begun:.0f} MiB after {WARM_S:.0f} s, {ended:.0f} MiB at the end, {max(memory.samples) / 2**20:.0f} at most"
     )
 
-    assert [(stretch["good"].failures, stretch["good"].missing) for stretch in stretches] == [(0, 0)] * 2
+    assert [(interval["good"].failures, interval["good"].missing) for interval in intervals] == [(0, 0)] * 2
     assert (report["held"], set(report["ended"])) == ({}, {kind.__name__ for kind in KINDS})
     assert ended_s - begun_s <= ENDED_S
     assert ended <= MAY_GROW * begun

@@ -1,4 +1,4 @@
-"""Roles that are killed every three seconds at 300 requests/s: hardly a request fails, and none is answered late."""
+"""A role is killed every three seconds at 300 requests/s: few requests fail, and none is answered late."""
 
 import asyncio
 import os
@@ -22,11 +22,11 @@ RATE, SECONDS, EVERY_S = 300, 30.0, 3.0
 OPTIONS = ("--backend", "simulated:50", "--workers", "4")
 TIERS = ("enterprise", "paid", "free")
 LATEST_S = 4.1  # The deadline of a request and 100 ms.
-GAVE_UP_S = 10.0
+CLIENT_TIMEOUT_S = 10.0
 
 
-class Told(NamedTuple):
-    """What a client was told in the end: 0 for nothing at all; `tries` connections, the last of which answered."""
+class Response(NamedTuple):
+    """The last response of a client after a number of `tries`; status 0 without a response."""
 
     status: int
     seconds: float
@@ -34,40 +34,40 @@ class Told(NamedTuple):
     code: str = ""
 
 
-async def ask(session: aiohttp.ClientSession, url: str, key: str) -> Told:
-    """One request, sent once more under its Idempotency-Key where its connection was lost before any byte of an answer."""
+async def send(session: aiohttp.ClientSession, url: str, key: str) -> Response:
+    """Send a request, and once more with its Idempotency-Key where the connection is lost before any byte of a response."""
     secret = secrets.token_hex(8)
     headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": secret}
     began = time.monotonic()
     for tries in (1, 2):
         try:
-            async with session.post(f"{url}/v1/inference", json={"input": secret}, headers=headers) as answer:
-                body = await answer.json(content_type=None)
-                assert answer.status != 200 or body["output"] == secret[::-1]
+            async with session.post(f"{url}/v1/inference", json={"input": secret}, headers=headers) as response:
+                body = await response.json(content_type=None)
+                assert response.status != 200 or body["output"] == secret[::-1]
                 code = (body.get("error") or {}).get("code", "")
-                return Told(answer.status, time.monotonic() - began, tries, code)
+                return Response(response.status, time.monotonic() - began, tries, code)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             continue
         except (aiohttp.ClientError, TimeoutError):
             break
-    return Told(0, time.monotonic() - began, 2)
+    return Response(0, time.monotonic() - began, 2)
 
 
-async def load(stack: Stack) -> list[Told]:
-    """Requests at even distances, each on a connection that is free or a new one."""
+async def load(stack: Stack) -> list[Response]:
+    """Send requests at equal intervals, each on an idle or a new connection."""
     url, keys = stack.url, [stack.key(tier) for tier in TIERS]
-    timeout = aiohttp.ClientTimeout(total=GAVE_UP_S)
+    timeout = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         began = time.monotonic()
-        asked = []
+        sent = []
         for number in range(int(RATE * SECONDS)):
             await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
-            asked.append(asyncio.create_task(ask(session, url, keys[number % len(keys)])))
-        return list(await asyncio.gather(*asked))
+            sent.append(asyncio.create_task(send(session, url, keys[number % len(keys)])))
+        return list(await asyncio.gather(*sent))
 
 
 async def kill_one_every_three_seconds(stack: Stack, role: str) -> int:
-    """The first by name, whenever it is due, as soon as it is there again; returns how many were killed."""
+    """Kill the first process of the role by name, as soon as it is restarted; returns how many were killed."""
     began, killed = time.monotonic(), set[int]()
     for number in range(1, int(SECONDS / EVERY_S)):
         await asyncio.sleep(max(0.0, began + number * EVERY_S - time.monotonic()))
@@ -82,15 +82,15 @@ async def kill_one_every_three_seconds(stack: Stack, role: str) -> int:
     return len(killed)
 
 
-def told(what: str, answers: Iterable[Told]) -> tuple[float, float, float]:
-    """Shares of 200 with and without the clients' second try, and the longest answer in seconds."""
-    found = list(answers)
-    well = sum(each.status == 200 for each in found) / len(found)
+def figures(label: str, responses: Iterable[Response]) -> tuple[float, float]:
+    """The share of 200 and the longest response in seconds."""
+    found = list(responses)
+    succeeded = sum(each.status == 200 for each in found) / len(found)
     first = sum(each.status == 200 and each.tries == 1 for each in found) / len(found)
     latest = max(each.seconds for each in found)
     codes = Counter(each.code or str(each.status) for each in found)
-    print(f"{what}: {well:.2%} answered 200 ({first:.2%} at the first try), latest {latest:.2f} s, {dict(codes)}")
-    return well, first, latest
+    print(f"{label}: {succeeded:.2%} got 200 ({first:.2%} at the first try), latest {latest:.2f} s, {dict(codes)}")
+    return succeeded, latest
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def told(what: str, answers: Iterable[Told]) -> tuple[float, float, float]:
 async def test_a_role_that_is_killed_every_three_seconds(
     tmp_path: Path, role: str, options: tuple[str, ...], least: float
 ) -> None:
-    """At least so many requests succeed, counting the second try that a lost connection costs its client."""
+    """The share of 200, with a second try after a lost connection, is at least the bound."""
     numbers = ("--gateways", "2", "--schedulers", "2")
     with start_stack(tmp_path / "stack", *OPTIONS, *numbers, *options) as stack:
         await stack.healthy(4)
-        answers, killed = await asyncio.gather(load(stack), kill_one_every_three_seconds(stack, role))
+        responses, killed = await asyncio.gather(load(stack), kill_one_every_three_seconds(stack, role))
 
-    well, _, latest = told(f"{role} {' '.join(options)}, {killed} killed", answers)
+    succeeded, latest = figures(f"{role} {' '.join(options)}, {killed} killed", responses)
     assert killed == 9
-    assert well >= least
+    assert succeeded >= least
     assert latest <= LATEST_S

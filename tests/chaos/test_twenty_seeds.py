@@ -1,7 +1,7 @@
-"""Twenty minutes of `tierlane chaos`: a minute for each seed, one after the other, every fault, and nothing may be lost.
+"""`tierlane chaos` with twenty seeds of a minute each and every fault: no invariant may be broken.
 
-With TIERLANE_CHAOS_REPORT, a directory, the figures of all seeds are written there as JSON and as a table in Markdown,
-anew after each seed.
+Where TIERLANE_CHAOS_REPORT names a directory, the figures of all seeds are written there after each seed, as JSON and as
+a Markdown table.
 """
 
 import json
@@ -29,7 +29,7 @@ Report = Callable[[Summary], None]
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """Takes the row of one seed, and writes all that there are."""
+    """A function that adds the row of a seed, and writes all rows."""
     rows: list[Summary] = []
 
     def add(row: Summary) -> None:
@@ -48,11 +48,11 @@ def _write(directory: Path, rows: list[Summary]) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_minute_of_chaos_loses_nothing(tmp_path: Path, seed: int, report: Report) -> None:
-    """Zero lost, unanswered, duplicated, crossed or missing; the output shows every breach with its story."""
+    """No request is lost, unanswered, duplicated, crossed or missing; the output shows every violation."""
     began = time.monotonic()
     ran, found = _run(seed, tmp_path / "result.json")
     wall_s = round(time.monotonic() - began, 1)
-    report(summary_of(found, wall_s) if found else Summary(seed, passed=False, error="It did not come to its end."))
+    report(summary_of(found, wall_s) if found else Summary(seed, passed=False, error="The run did not finish."))
 
     print(ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -62,7 +62,7 @@ def test_a_minute_of_chaos_loses_nothing(tmp_path: Path, seed: int, report: Repo
 
 
 def _run(seed: int, result: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """What it printed, and what it wrote; nothing where it did not come so far."""
+    """The finished process and its document, empty where none was written."""
     options = {"seed": seed, "duration": 60, "rate": 300, "faults": "all", "json": result}
     given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")}

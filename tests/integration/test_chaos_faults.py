@@ -1,4 +1,4 @@
-"""The faults of `tierlane chaos` on real processes and servers: each does what its name says, and heals."""
+"""The faults of `tierlane chaos` on real processes and servers: each has its effect and is healed."""
 
 import asyncio
 import subprocess
@@ -11,17 +11,14 @@ import asyncpg
 import psutil
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ResponseError
 
 from eventually import eventually
-from tierlane.chaos.faults.actions import DOING
+from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
-from tierlane.chaos.faults.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
-from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.faults.target import Stranger, do_fault
-from tierlane.chaos.history import FaultEvent, What
+from tierlane.chaos.faults.target import StackTargets, inject_fault
+from tierlane.chaos.history import FaultEvent, FaultPhase
 from tierlane.chaos.stack import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -29,20 +26,22 @@ from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 LOCKED = ("SET lock_timeout = '100ms'", "SELECT count(*) FROM requests")
 
 
-class Servers:
-    """A `Ground` with one process that sleeps, standing for every role, and the servers that a test has set."""
+class Servers(StackTargets):
+    """The targets of faults: one sleeping process for every role, and the servers that a test has set."""
 
     def __init__(self, sleeper: int) -> None:
         self._sleeper = sleeper
-        self.redis_url = ""
-        self.http_port = 0
         self.redis: EmbeddedRedis | None = None
         self.postgres: EmbeddedPostgres | None = None
-        self.redis_clock = ServerClock(Path())
 
     @property
-    def targets(self) -> Mapping[FaultTarget, int]:
+    def counts(self) -> Mapping[FaultTarget, int]:
         return dict.fromkeys(FaultTarget, 1)
+
+    @property
+    def redis_url(self) -> str:
+        assert self.redis
+        return self.redis.url
 
     @property
     def database_url(self) -> str:
@@ -59,39 +58,30 @@ class Servers:
             return family(self.redis.pid)
         return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
 
-    def stranger(self, index: int) -> Stranger:
-        return Stranger("127.0.0.1", self.http_port, "key", "model")
 
-    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
-        raise LookupError
-
-    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
-        raise LookupError
-
-
-class Doing:
-    """One fault under way: `events` is what was told; `end` ends its length early, as a cancel does."""
+class Fault:
+    """One fault in progress: `events` were reported of it; `heal` ends it early, as an interrupt does."""
 
     def __init__(
-        self, ground: Servers, name: str, place: FaultTarget, length_s: float = 30.0, **parameters: float
+        self, targets: Servers, name: str, place: FaultTarget, length_s: float = 30.0, **parameters: float
     ) -> None:
         self.events: list[FaultEvent] = []
         planned = Planned(0.0, BY_NAME[name], place, 0, length_s, parameters)
-        self._task = asyncio.create_task(do_fault(ground, planned, DOING, self.events.append))
+        self._task = asyncio.create_task(inject_fault(targets, planned, ACTIONS, self.events.append))
 
     async def begun(self) -> FaultEvent:
-        return await eventually(lambda: self.events and self.events[0], "the begin of the fault")
+        return await eventually(lambda: self.events and self.events[0], "the fault has begun")
 
-    async def end(self) -> None:
+    async def heal(self) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        assert [(event.what, event.error) for event in self.events] == [(What.START, ""), (What.HEAL, "")]
+        assert [(event.what, event.error) for event in self.events] == [(FaultPhase.START, ""), (FaultPhase.HEAL, "")]
 
 
 @pytest.fixture
-def ground() -> Iterator[Servers]:
-    """With a process that does nothing."""
+def targets() -> Iterator[Servers]:
+    """Targets with a sleeping process."""
     sleeper = subprocess.Popen(["sleep", "60"])
     yield Servers(sleeper.pid)
     sleeper.kill()
@@ -99,13 +89,12 @@ def ground() -> Iterator[Servers]:
 
 
 @pytest.fixture
-async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
-    """A client of a server of the test's own, started as that of a chaos stack is."""
-    ground.redis_clock = ServerClock(tmp_path)
-    ground.redis_clock.prepare()
-    server = ground.redis = chaos_redis(tmp_path, ground.redis_clock)
+async def redis(tmp_path: Path, targets: Servers) -> AsyncIterator[Redis]:
+    """A client of a Redis that is started as that of a chaos stack."""
+    targets.redis_clock = ServerClock(tmp_path)
+    targets.redis_clock.prepare()
+    server = targets.redis = chaos_redis(tmp_path, targets.redis_clock)
     await server.start()
-    ground.redis_url = server.url
     client = Redis.from_url(server.url)
     yield client
     await client.aclose()
@@ -113,11 +102,11 @@ async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def postgres(tmp_path: Path, ground: Servers) -> AsyncIterator[EmbeddedPostgres]:
-    """A server of the test's own, with the table that is locked."""
+async def postgres(tmp_path: Path, targets: Servers) -> AsyncIterator[EmbeddedPostgres]:
+    """A PostgreSQL with a table of requests."""
     server = EmbeddedPostgres(tmp_path, tmp_path / "run", ephemeral=True)
     await server.start()
-    ground.postgres = server
+    targets.postgres = server
     await _execute(server, "CREATE TABLE requests (id text)")
     yield server
     await server.stop()
@@ -134,124 +123,71 @@ async def _execute(server: EmbeddedPostgres, *statements: str) -> None:
 
 async def _works(server: EmbeddedPostgres, statement: str) -> bool:
     with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-        await _execute(server, "SELECT pg_sleep(0.3)", statement)  # A new session is limited after the next look only.
+        await _execute(server, "SELECT pg_sleep(0.3)", statement)  # A new session is limited only after the next check.
         return True
     return False
 
 
-async def _fails(server: EmbeddedPostgres, statement: str) -> bool:
-    return not await _works(server, statement)
-
-
-async def test_a_stopped_process_goes_on_afterwards(ground: Servers) -> None:
-    """Also when the run is interrupted in the middle."""
-    doing = Doing(ground, "stop-worker", FaultTarget.WORKER)
-    await doing.begun()
-    (process,) = ground.processes(FaultTarget.WORKER, 0)
-    await eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
-    await doing.end()
+async def test_a_stopped_process_is_resumed(targets: Servers) -> None:
+    """Also where the run is interrupted."""
+    fault = Fault(targets, "stop-worker", FaultTarget.WORKER)
+    await fault.begun()
+    (process,) = targets.processes(FaultTarget.WORKER, 0)
+    await eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the process is stopped")
+    await fault.heal()
     assert process.status() != psutil.STATUS_STOPPED
 
 
-async def test_a_killed_process_is_gone_and_cannot_be_killed_again(ground: Servers) -> None:
-    """What cannot be done is told, and is no fault."""
-    await Doing(ground, "kill-worker", FaultTarget.WORKER, 0.0).begun()
-    await eventually(lambda: not ground.processes(FaultTarget.WORKER, 0), "it is gone")
+async def test_a_killed_process_cannot_be_killed_again(targets: Servers) -> None:
+    """A fault that cannot be injected is reported with its error."""
+    await Fault(targets, "kill-worker", FaultTarget.WORKER, 0.0).begun()
+    await eventually(lambda: not targets.processes(FaultTarget.WORKER, 0), "the process is gone")
 
-    again = await Doing(ground, "kill-worker", FaultTarget.WORKER, 0.0).begun()
-    assert (again.what, again.error) == (What.START, "FaultImpossible: It is down already.")
-
-
-async def test_memory_is_short_and_then_not(ground: Servers, redis: Redis) -> None:
-    """A write that needs more than what is spare is refused; afterwards the old limit is back."""
-    before = (await redis.config_get("maxmemory"))["maxmemory"]
-    doing = Doing(ground, "maxmemory", FaultTarget.REDIS, spare_kib=0.0)
-    await doing.begun()
-    with pytest.raises(OutOfMemoryError):
-        await redis.mset({f"key-{number}": "x" * 10_000 for number in range(10)})
-    await doing.end()
-    await redis.set("key", "x" * 10_000)
-    assert (await redis.config_get("maxmemory"))["maxmemory"] == before
-
-
-async def test_redis_forgets_data_and_scripts(ground: Servers, redis: Redis) -> None:
-    """FLUSHALL and SCRIPT FLUSH."""
-    await redis.set("key", "value")
-    script = await redis.script_load("return 1")
-    assert (await Doing(ground, "flushall", FaultTarget.REDIS, 0.0).begun()).details == "1 keys"
-    await Doing(ground, "script-flush", FaultTarget.REDIS, 0.0).begun()
-    assert await redis.dbsize() == 0
-    assert await redis.script_exists(script) == [False]
-
-
-async def test_clients_of_redis_are_cut_off(ground: Servers, redis: Redis) -> None:
-    """Command connections by one fault, subscribers by the other."""
-    subscription = redis.pubsub()
-    await subscription.subscribe("channel")
-    await subscription.get_message(timeout=1)
-    before = await redis.client_id()
-
-    assert (await Doing(ground, "client-kill-pubsub", FaultTarget.REDIS, 0.0).begun()).details == "1 connections"
-    with pytest.raises(RedisConnectionError):
-        await subscription.connection.read_response()
-    await Doing(ground, "client-kill-normal", FaultTarget.REDIS, 0.0).begun()
-    assert await redis.client_id() != before
-    await subscription.aclose()
+    again = await Fault(targets, "kill-worker", FaultTarget.WORKER, 0.0).begun()
+    assert again.what is FaultPhase.START
+    assert again.error
 
 
 @pytest.mark.parametrize(("name", "step_s"), [("clock-forward", 5.0), ("clock-backward", -5.0)])
-async def test_the_clock_of_redis_steps_and_comes_back(ground: Servers, redis: Redis, name: str, step_s: float) -> None:
-    """TIME, and with it what is left of a key's life; at the end all is as before. Also after a restart of the server."""
-    assert not ground.redis_clock.why_not
+async def test_the_clock_of_redis_is_stepped(targets: Servers, redis: Redis, name: str, step_s: float) -> None:
+    """TIME and TTLs follow, also after a restart of the server; the clock comes back at the end."""
+    assert not targets.redis_clock.why_not
     await redis.set("key", "value", px=60_000)
-    doing = Doing(ground, name, FaultTarget.REDIS, step_s=5.0)
-    assert (await doing.begun()).details == f"{step_s:+.3f} s"
+    fault = Fault(targets, name, FaultTarget.REDIS, step_s=5.0)
+    assert (await fault.begun()).details == f"{step_s:+.3f} s"
     await _stepped_to(redis, step_s)
     assert await redis.pttl("key") == pytest.approx(60_000 - step_s * 1000, abs=2000)
-    assert ground.redis
-    ground.redis.kill()
-    await ground.redis.stop()
-    await ground.redis.start()
+    assert targets.redis
+    targets.redis.kill()
+    await targets.redis.stop()
+    await targets.redis.start()
     await _stepped_to(redis, step_s)
-    await doing.end()
+    await fault.heal()
     await _stepped_to(redis, 0.0)
 
 
 async def _stepped_to(redis: Redis, ahead_s: float) -> None:
-    """The server keeps the time that it read last for a moment, so the first command may see the one before."""
-
-    async def stepped() -> bool:
-        return abs(await _ahead_s(redis) - ahead_s) < 0.5
+    async def stepped() -> bool:  # The server caches its time for a moment.
+        seconds, microseconds = await redis.time()
+        return abs(seconds + microseconds / 1e6 - time.time() - ahead_s) < 0.5
 
     await eventually(stepped, f"the clock is {ahead_s} s ahead")
 
 
-async def _ahead_s(redis: Redis) -> float:
-    seconds, microseconds = await redis.time()
-    return float(seconds + microseconds / 1e6 - time.time())
-
-
-async def test_a_clock_that_cannot_be_moved_is_no_fault(ground: Servers) -> None:
-    """Where there is no compiler, say: the event tells why."""
-    ground.redis_clock.why_not = "There is no C compiler."
-    told = await Doing(ground, "clock-forward", FaultTarget.REDIS, step_s=5.0).begun()
-    assert (told.what, told.error) == (What.START, "FaultImpossible: There is no C compiler.")
-
-
-async def test_redis_can_write_nothing_and_then_goes_on(ground: Servers, redis: Redis) -> None:
-    """While the disk of its append-only file is full every write is refused; with room again it recovers by itself."""
+async def test_redis_disk_full(targets: Servers, redis: Redis) -> None:
+    """Writes are rejected while the append-only file cannot grow; afterwards Redis recovers by itself."""
     await redis.set("key", "before")
-    doing = Doing(ground, "redis-disk-full", FaultTarget.REDIS)
-    await doing.begun()
+    fault = Fault(targets, "redis-disk-full", FaultTarget.REDIS)
+    await fault.begun()
 
-    await eventually(lambda: _refused(redis), "a write that is refused")
+    await eventually(lambda: _rejected(redis), "a write is rejected")
     assert await redis.get("key") in {b"before", b"meanwhile"}
-    await doing.end()
+    await fault.heal()
     await redis.set("key", "after")
     assert (await redis.config_get("appendonly"))["appendonly"] == "no"
 
 
-async def _refused(redis: Redis) -> bool:
+async def _rejected(redis: Redis) -> bool:
     try:
         await redis.set("key", "meanwhile")
     except ResponseError as error:
@@ -259,67 +195,34 @@ async def _refused(redis: Redis) -> bool:
     return False
 
 
-async def test_redis_pauses(ground: Servers, redis: Redis) -> None:
-    """Commands wait until the pause is over."""
-    loop = asyncio.get_running_loop()
-    await Doing(ground, "client-pause", FaultTarget.REDIS, 0.4).begun()
-    began = loop.time()
-    await redis.ping()
-    assert 0.2 <= loop.time() - began < 2.0
-
-
-async def test_sessions_are_terminated_and_the_table_is_locked(ground: Servers, postgres: EmbeddedPostgres) -> None:
-    """pg_terminate_backend of everybody; LOCK TABLE until the heal."""
+async def test_postgres_sessions_and_locks(targets: Servers, postgres: EmbeddedPostgres) -> None:
+    """One fault terminates all sessions, the other locks the table until it is healed."""
     connection = await asyncpg.connect(postgres.dsn)
-    assert (await Doing(ground, "pg-terminate", FaultTarget.POSTGRES, 0.0).begun()).details == "1 backends"
-    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+    assert (await Fault(targets, "pg-terminate", FaultTarget.POSTGRES, 0.0).begun()).details == "1 backends"
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
         await connection.fetchval("SELECT 1")
 
-    doing = Doing(ground, "pg-lock", FaultTarget.POSTGRES)
-    await doing.begun()
+    fault = Fault(targets, "pg-lock", FaultTarget.POSTGRES)
+    await fault.begun()
     with pytest.raises(asyncpg.LockNotAvailableError):
         await _execute(postgres, *LOCKED)
-    await doing.end()
+    await fault.heal()
     await _execute(postgres, *LOCKED)
 
 
-async def test_postgres_can_write_nothing_and_then_goes_on(ground: Servers, postgres: EmbeddedPostgres) -> None:
-    """Commits fail while the disk is full, by an error or by a crash; what was committed before is there afterwards."""
+async def test_postgres_disk_full(targets: Servers, postgres: EmbeddedPostgres) -> None:
+    """Commits fail, by an error or by a crash; rows that were committed before are kept."""
     await _execute(postgres, "INSERT INTO requests VALUES ('before')")
-    doing = Doing(ground, "pg-disk-full", FaultTarget.POSTGRES)
-    await doing.begun()
+    fault = Fault(targets, "pg-disk-full", FaultTarget.POSTGRES)
+    await fault.begun()
 
-    await eventually(lambda: _fails(postgres, "INSERT INTO requests VALUES ('meanwhile')"), "a commit that fails")
-    await doing.end()
-    await eventually(lambda: _works(postgres, "INSERT INTO requests VALUES ('after')"), "a commit that succeeds")
+    async def fails() -> bool:
+        return not await _works(postgres, "INSERT INTO requests VALUES ('meanwhile')")
+
+    await eventually(fails, "a commit fails")
+    await fault.heal()
+    await eventually(lambda: _works(postgres, "INSERT INTO requests VALUES ('after')"), "a commit succeeds")
     connection = await asyncpg.connect(postgres.dsn)
     found = {row["id"] for row in await connection.fetch("SELECT id FROM requests")}
     await connection.close()
     assert {"before", "after"} <= found
-
-
-async def test_a_hostile_client_comes_again_and_goes_at_the_end(ground: Servers) -> None:
-    """Every sort on its few connections, never more at once, also where each is ended at once; none is left."""
-    here: set[asyncio.StreamWriter] = set()
-    came, most = 0, 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal came, most
-        here.add(writer)
-        came, most = came + 1, max(most, len(here))
-        with suppress(OSError):
-            if came > len(SORTS) * CONNECTIONS_OF_A_SORT or came % 2:
-                while await reader.read(1 << 16):
-                    pass
-        here.discard(writer)
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        ground.http_port = server.sockets[0].getsockname()[1]
-        doing = Doing(ground, "hostile-client", FaultTarget.GATEWAY)
-        told = await doing.begun()
-        assert told.details == f"{len(SORTS) * CONNECTIONS_OF_A_SORT} connections"
-        await eventually(lambda: came > len(SORTS) * CONNECTIONS_OF_A_SORT, "some came again")
-        await doing.end()
-        await eventually(lambda: not here, "all are gone")
-    assert most <= len(SORTS) * CONNECTIONS_OF_A_SORT

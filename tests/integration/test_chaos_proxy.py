@@ -1,4 +1,4 @@
-"""The fault proxy of `tierlane chaos`: what each kind of bad network does to a client of a real socket."""
+"""The fault proxy of `tierlane chaos`: what each network fault does to a client on a real socket."""
 
 import asyncio
 import time
@@ -8,54 +8,49 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import uvloop
 
 from eventually import eventually
-from tierlane.chaos.faults.proxy import HOST, FaultProxy, Weather
+from tierlane.chaos.faults.proxy import HOST, FaultProxy, NetworkFault
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class EchoServer:
-    """Answers each line with itself; `lines` is what it got."""
+    """Returns each line; `lines` holds those that it received, `connections` counts open ones."""
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self._server: asyncio.Server | None = None
+        self.connections = 0
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self.socket)
-
-    async def stop(self) -> None:
-        assert self._server
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with suppress(OSError):
             while line := await reader.readline():
                 self.lines.append(line)
                 writer.write(line)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        self.connections -= 1
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[EchoServer]:
-    """A server on a Unix socket, whose path must be short."""
-    with TemporaryDirectory() as directory:
-        echo = EchoServer(Path(directory) / "echo.sock")
-        await echo.start()
-        yield echo
-        await echo.stop()
+async def server() -> EchoServer:
+    """The server behind the proxy."""
+    return EchoServer()
 
 
 @pytest.fixture
 async def proxy(server: EchoServer) -> AsyncIterator[FaultProxy]:
-    """A proxy before it."""
-    made = FaultProxy("client>echo", server.socket)
-    await made.start()
-    yield made
-    await made.stop()
+    """A proxy before the server, whose socket needs a short path."""
+    with TemporaryDirectory() as directory:
+        socket = Path(directory) / "echo.sock"
+        async with await asyncio.start_unix_server(server.serve, socket):
+            proxy = FaultProxy("client>echo", socket)
+            await proxy.start()
+            yield proxy
+            await proxy.stop()
+            await eventually(lambda: not server.connections, "every connection is closed")
 
 
 @pytest.fixture
@@ -66,25 +61,25 @@ async def client(proxy: FaultProxy) -> AsyncIterator[Streams]:
     writer.close()
 
 
-async def _asked(client: Streams, text: bytes) -> bytes:
+async def _echo(client: Streams, text: bytes) -> bytes:
     reader, writer = client
     writer.write(text + b"\n")
     async with asyncio.timeout(2):
         return (await reader.readline()).rstrip(b"\n")
 
 
-async def _silent(client: Streams, text: bytes, seconds: float = 0.15) -> bool:
+async def _no_reply(client: Streams, text: bytes) -> bool:
     reader, writer = client
     writer.write(text + b"\n")
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(0.15):
             await reader.readline()
     except TimeoutError:
         return True
     return False
 
 
-async def _ended(client: Streams) -> bool:
+async def _closed(client: Streams) -> bool:
     async with asyncio.timeout(2):
         try:
             return await client[0].read() == b""
@@ -92,128 +87,51 @@ async def _ended(client: Streams) -> bool:
             return True
 
 
-async def test_a_fair_network_passes_everything(client: Streams) -> None:
-    """Bytes go both ways, small and large."""
-    assert await _asked(client, b"hello") == b"hello"
-    assert await _asked(client, b"x" * 50_000) == b"x" * 50_000
-
-
-async def test_more_than_it_wants_to_hold_arrives_whole_and_in_order(client: Streams, proxy: FaultProxy) -> None:
-    """A slow network holds the sender up instead of filling memory, and loses nothing."""
-    reader, writer = client
-    lines = [b"%d" % number * 100 + b"\n" for number in range(20_000)]
-    with proxy.held(Weather(delay_s=0.02)):
-        writer.writelines(lines)
-        async with asyncio.timeout(10):
-            assert [await reader.readline() for _ in lines] == lines
-
-
-async def test_a_slow_network_delays_each_way_and_keeps_the_order(client: Streams, proxy: FaultProxy) -> None:
-    """The delay counts both ways, and what is sent after the heal does not overtake what is on its way."""
+async def test_delay_keeps_the_order(client: Streams, proxy: FaultProxy) -> None:
+    """Data sent after the fault does not overtake data that is still delayed."""
     reader, writer = client
     began = time.monotonic()
-    with proxy.held(Weather(delay_s=0.1)):
+    with proxy.inject(NetworkFault(delay_s=0.1)):
         writer.write(b"early\n")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # The proxy must have read the first line within the fault.
     writer.write(b"late\n")
     assert [await reader.readline(), await reader.readline()] == [b"early\n", b"late\n"]
     assert 0.1 <= time.monotonic() - began < 1.0
 
 
-async def test_lost_requests_never_reach_the_server(client: Streams, proxy: FaultProxy, server: EchoServer) -> None:
-    """The server sees silence, and the connection is reset afterwards instead of carrying half a message."""
-    with proxy.held(Weather(drop_requests=True)):
-        assert await _silent(client, b"lost")
-    assert server.lines == []
+@pytest.mark.parametrize(
+    ("fault", "received"), [(NetworkFault(drop_requests=True), []), (NetworkFault(drop_replies=True), [b"first\n"])]
+)
+async def test_dropped_data_resets_the_connection_later(
+    client: Streams, proxy: FaultProxy, server: EchoServer, fault: NetworkFault, received: list[bytes]
+) -> None:
+    """Requests or replies are lost, and the next data resets the connection instead of carrying half a message."""
+    with proxy.inject(fault):
+        assert await _no_reply(client, b"first")
+        assert server.lines == received
     client[1].write(b"after\n")
-    assert await _ended(client)
-    assert server.lines == []
+    assert await _closed(client)
 
 
-async def test_lost_replies_leave_the_work_done(client: Streams, proxy: FaultProxy, server: EchoServer) -> None:
-    """Half-open: the server got it and answered, the client hears nothing; the next answer resets the connection."""
-    with proxy.held(Weather(drop_replies=True)):
-        assert await _silent(client, b"done")
-        assert server.lines == [b"done\n"]
-    client[1].write(b"after\n")
-    assert await _ended(client)
-
-
-def test_what_is_late_for_a_client_that_left_is_dropped() -> None:
-    """A timer of the slow network finds the connection closed, and minds nothing; uvloop would raise on a write."""
-
-    async def scenario() -> list[object]:
-        faults: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        with TemporaryDirectory() as directory:
-            server = EchoServer(Path(directory) / "echo.sock")
-            await server.start()
-            proxy = FaultProxy("client>echo", server.socket)
-            await proxy.start()
-            _, writer = await asyncio.open_connection(HOST, proxy.port)
-            with proxy.held(Weather(delay_s=0.1)):
-                writer.write(b"hello\n")
-                await eventually(lambda: server.lines, "the server has answered")
-                await asyncio.sleep(0.02)
-                writer.transport.abort()
-                await asyncio.sleep(0.15)
-            await proxy.stop()
-            await server.stop()
-        return faults
-
-    assert uvloop.run(scenario()) == []
-
-
-async def test_a_cut_resets_both_sides(client: Streams, proxy: FaultProxy) -> None:
-    """The client sees its connection end, and may connect again at once."""
-    assert await _asked(client, b"hello") == b"hello"
-    assert proxy.cut() == 1
-    assert await _ended(client)
-    again = await asyncio.open_connection(HOST, proxy.port)
-    assert await _asked(again, b"again") == b"again"
-    again[1].close()
-
-
-async def test_refusing_ends_what_is_open_and_takes_nothing_new(client: Streams, proxy: FaultProxy) -> None:
-    """Like a host without a listener; afterwards the port is the same."""
+async def test_refuse_closes_the_port(client: Streams, proxy: FaultProxy) -> None:
+    """Open connections are reset and new ones refused until the last refusing fault is over; the port stays the same."""
     port = proxy.port
-    with proxy.held(Weather(refuse=True)):
-        assert await _ended(client)
+    with proxy.inject(NetworkFault(refuse=True)):
+        assert await _closed(client)
+        await proxy.reopen()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(HOST, port)
-        await proxy.settle()  # Not before the last one that refuses has ended.
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(HOST, port)
-    await proxy.settle()
+    await proxy.reopen()
     again = await asyncio.open_connection(HOST, port)
-    assert await _asked(again, b"again") == b"again"
+    assert await _echo(again, b"again") == b"again"
     again[1].close()
 
 
-async def test_faults_overlap_and_end_one_by_one(client: Streams, proxy: FaultProxy) -> None:
-    """Two faults on one proxy: the heal of the first leaves the second as it is."""
-    with proxy.held(Weather(delay_s=0.05)):
-        with proxy.held(Weather(drop_replies=True, delay_s=0.2)):
-            assert proxy.weather == Weather(delay_s=0.2, drop_replies=True)
-        assert proxy.weather == Weather(delay_s=0.05)
-    assert proxy.weather == Weather()
-    assert await _asked(client, b"hello") == b"hello"
-
-
-async def test_a_server_that_is_away_resets_the_client(proxy: FaultProxy, server: EchoServer) -> None:
-    """The proxy never stands in for its server; when that is back, so is the way to it."""
-    await server.stop()
-    server.socket.unlink(missing_ok=True)
-    reader, writer = await asyncio.open_connection(HOST, proxy.port)
-    assert await _ended((reader, writer))
-    writer.close()
-
-    await server.start()
-
-    async def answers() -> bool:
-        again = await asyncio.open_connection(HOST, proxy.port)
-        answer = await _asked(again, b"back")
-        again[1].close()
-        return answer == b"back"
-
-    await eventually(answers, "the server is reached again")
+async def test_faults_overlap(client: Streams, proxy: FaultProxy) -> None:
+    """Each ends by itself and leaves the other as it is."""
+    with proxy.inject(NetworkFault(delay_s=0.05)):
+        with proxy.inject(NetworkFault(drop_replies=True, delay_s=0.2)):
+            assert proxy.network == NetworkFault(delay_s=0.2, drop_replies=True)
+        assert proxy.network == NetworkFault(delay_s=0.05)
+    assert proxy.network == NetworkFault()
+    assert await _echo(client, b"hello") == b"hello"

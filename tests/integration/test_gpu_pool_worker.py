@@ -25,7 +25,7 @@ from integration.gpu_pool_fixtures import (
 from pool import TIERS, Pool
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Cordons
-from tierlane.chaos.faults.proxy import FaultProxy, Weather
+from tierlane.chaos.faults.proxy import FaultProxy, NetworkFault
 
 __all__ = ["faulty_models", "start_worker"]
 
@@ -94,8 +94,8 @@ async def test_late_worker_changes_nothing(
     (request_id,) = await batch(pool, "hello")
     await eventually(lambda: running(pool, request_id), "the batch is claimed")
     await late.reaches("busy")
-    cut = Weather(drop_requests=True, drop_replies=True)
-    with proxy.held(cut) if fault == "partitioned" else nullcontext():
+    cut = NetworkFault(drop_requests=True, drop_replies=True)
+    with proxy.inject(cut) if fault == "partitioned" else nullcontext():
         if fault == "stopped":
             os.kill(late.process.pid, signal.SIGSTOP)
         other = await start_worker("w2", "simulated:50")

@@ -1,91 +1,78 @@
-"""What is shown and written of a run: the table with its verdicts, every breach with its story, and the document."""
+"""The report of a chaos run: table, document, and the rows of a series."""
 
 import io
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from chaos_story import RequestTimeline, nonce_of
-from tierlane.chaos.history import FaultEvent, Recovery, RunInfo, What
+from chaos_history import RecordedRun
+from tierlane.chaos.history import FaultEvent, FaultPhase, Recovery, RunInfo
 from tierlane.chaos.report import document, show
+from tierlane.chaos.series import Summary, markdown, series_document, summary_of
 
-EVENT = FaultEvent(2.0, "flushall", "redis", What.START, "3 keys")
+START = FaultEvent(3.0, "stop-redis", "redis", FaultPhase.START)
+NOT_INJECTED = FaultEvent(3.0, "kill-worker", "worker-1", FaultPhase.START, error="It is down already.")
+HEAL = FaultEvent(4.0, "stop-redis", "redis", FaultPhase.HEAL)
 INFO = RunInfo(
     seed=7,
     duration_s=12.0,
     rate=50.0,
     versions={"tierlane": "1"},
     shape="2 gateways",
-    schedule=("   2.0 s  flushall redis-1",),
-    events=(EVENT,),
-    recoveries=(Recovery(EVENT, 1.5),),
+    schedule=("   3.0 s  stop-redis redis",),
+    events=(START, NOT_INJECTED, HEAL),
+    recoveries=(Recovery(HEAL, 1.5), Recovery(HEAL, 4.5), Recovery(HEAL, None)),
     drained_s=2.0,
     notes=("Something [odd].",),
 )
 
 
-def broken_story() -> RequestTimeline:
-    story = RequestTimeline()
-    story.sent(1, 1.0)
-    story.answered(1, 1.1, owner="f" * 16)
-    story.row(1)
-    story.fault("stop-redis", "redis", 3.0, 4.0)
-    story.sent(2, 2.0)
-    story.answered(2, 3.5, 504, "deadline_exceeded")
-    story.row(2)
-    return story
+def recorded(*, broken: bool) -> RecordedRun:
+    """A run with one excused timeout and, where it is `broken`, one crossed answer."""
+    run = RecordedRun()
+    run.fault("stop-redis", "redis", 3.0, 4.0)
+    run.send(2, 2.0)
+    run.answer(2, 3.5, 504, "deadline_exceeded")
+    run.row(2)
+    if broken:
+        run.send(1, 1.0)
+        run.answer(1, 1.1, owner="f" * 16)
+        run.row(1)
+    return run
 
 
-def shown(story: RequestTimeline, colour: bool = False) -> str:
-    console = Console(
-        file=io.StringIO(), width=150, force_terminal=colour, _environ={} if colour else {"NO_COLOR": "1"}
-    )
-    show(console, INFO, story.judged())
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def document_of(run: RecordedRun, info: RunInfo = INFO) -> dict[str, Any]:
+    evidence = replace(run.evidence, rows=tuple(run.rows), runs=tuple(run.runs))
+    written = document(info, run.events, evidence, run.results())
+    return json.loads(json.dumps(written))  # type: ignore[no-any-return]
 
 
-def test_a_run_that_passed() -> None:
-    """Every invariant with its verdict; no schedule and no stories, which nobody needs."""
-    text = shown(RequestTimeline())
-    for name in ("lost", "unanswered", "duplicated", "crosstalk", "mismatch", "late execution", "recovery"):
-        assert name in text
-    assert "BROKEN" not in text
-    assert "flushall redis-1" not in text
-    assert "note Something [odd]." in text
-    assert text.rstrip().endswith("passed, seed 7")
+def shown(run: RecordedRun) -> str:
+    output = io.StringIO()
+    show(Console(file=output, width=150), INFO, run.results())
+    return output.getvalue()
 
 
-def test_a_run_that_failed() -> None:
-    """The breach, the request's story, and the schedule with the seed to look for it again."""
-    text = shown(broken_story())
-    line = next(line for line in text.splitlines() if line.startswith("crosstalk"))
+def test_the_table_of_a_run() -> None:
+    """A violation is shown with the timeline of its request and the schedule; excused cases are counted."""
+    passed, failed = shown(recorded(broken=False)), shown(recorded(broken=True))
+
+    assert "BROKEN" not in passed
+    assert INFO.schedule[0] not in passed
+    assert INFO.notes[0] in passed
+    line = next(line for line in failed.splitlines() if line.startswith("crosstalk"))
     assert line.split()[1:3] == ["1", "BROKEN"]
-    assert f"The output carries the nonce {'f' * 16}, unknown to this run.  {nonce_of(1)}" in text
-    assert "try 0: sent to gateway-1" in text
-    assert "2.0 s  flushall redis-1" in text
-    assert text.rstrip().endswith("failed, seed 7")
+    assert "try 0: " in failed
+    assert INFO.schedule[0] in failed
+    assert "1 told timeout" in next(line for line in failed.splitlines() if line.startswith("mismatch"))
 
 
-def test_what_was_excused_is_told() -> None:
-    """A reader sees how much a rule has let pass."""
-    line = next(line for line in shown(broken_story()).splitlines() if line.startswith("mismatch"))
-    assert "holds" in line
-    assert "excused: 1 told timeout" in line
-
-
-@pytest.mark.parametrize("colour", [True, False])
-def test_colour_only_where_it_is_wanted(colour: bool) -> None:
-    """NO_COLOR is honoured."""
-    assert ("\x1b[3" in shown(broken_story(), colour)) is colour
-
-
-def test_the_document() -> None:
-    """Stable names, and nothing that JSON cannot say."""
-    story = broken_story()
-    evidence = type(story.evidence)(rows=tuple(story.rows), runs=tuple(story.runs))
-    found = json.loads(json.dumps(document(INFO, story.events, evidence, story.judged())))
+def test_the_document_of_a_run() -> None:
+    """The names are stable, and everything can be written as JSON."""
+    found = document_of(recorded(broken=True))
 
     assert (found["passed"], found["seed"], found["requests"], found["tries"]) == (False, 7, 4, 4)
     assert {"status": 504, "code": "deadline_exceeded", "count": 1} in found["answers"]
@@ -93,17 +80,31 @@ def test_the_document() -> None:
     assert found["tiers"]["free"]["p95_ms"] == pytest.approx(100.0, rel=0.01)
     assert found["audit"]["outcomes"] == [{"status": "completed", "code": "", "count": 4}]
     assert found["faults"][0]["what"] == "start"
-    assert found["recoveries"] == [{"name": "flushall", "target": "redis", "seconds": 1.5}]
+    assert found["recoveries"][0] == {"name": "stop-redis", "target": "redis", "seconds": 1.5}
     crosstalk = next(verdict for verdict in found["verdicts"] if verdict["name"] == "crosstalk")
     assert (crosstalk["holds"], crosstalk["count"], len(crosstalk["examples"])) == (False, 1, 1)
     assert crosstalk["examples"][0]["timeline"]
 
 
-def test_at_most_five_examples() -> None:
-    """A thousand breaches of one kind need no thousand stories."""
-    story = RequestTimeline()
-    for number in range(1, 9):
-        story.sent(number, 1.0)
-        story.silent(number, 7.0, "timeout")
-    verdict = story.verdict("unanswered")
-    assert (verdict.count, len(verdict.examples)) == (8, 5)
+def test_the_row_of_a_run() -> None:
+    """It has the counts, allowances, violations and the slowest recovery; an interrupted run has not passed."""
+    row = summary_of(document_of(recorded(broken=False)), 75.25)
+    assert (row.seed, row.passed, row.sent, row.accepted, row.completed, row.faults) == (7, True, 3, 3, 3, 1)
+    assert (row.excused, row.breaches) == ({"told timeout": 1}, {})
+    assert (row.recovery_worst_s, row.not_recovered, row.drained_s, row.wall_s) == (4.5, 1, 2.0, 75.25)
+    assert (row.verdicts["lost"], row.verdicts["recovery"]) == ("holds", "not measured")
+
+    broken = summary_of(document_of(recorded(broken=True)))
+    assert (broken.passed, broken.breaches, broken.verdicts["crosstalk"]) == (False, {"crosstalk": 1}, "BROKEN 1")
+    interrupted = summary_of(document_of(recorded(broken=False), replace(INFO, interrupted=True)))
+    assert (interrupted.passed, interrupted.error) == (False, "interrupted")
+
+
+def test_the_document_of_a_series() -> None:
+    """It passes only when every seed has; the Markdown table has a row for each."""
+    passed, broken = (summary_of(document_of(recorded(broken=value))) for value in (False, True))
+    assert series_document([7], [passed])["passed"]
+    assert not series_document([7, 7], [passed, broken])["passed"]
+    assert not series_document([7, 8], [passed])["passed"]
+    rows = markdown([passed, broken, Summary(9, passed=False, error="cannot start")]).splitlines()
+    assert ["passed" in rows[-3], "1 crosstalk" in rows[-2], "cannot start" in rows[-1]] == [True] * 3

@@ -1,10 +1,11 @@
-"""The schedule of `tierlane chaos`: a pure function of the seed that leaves no fault out for long."""
+"""The schedule of faults, a pure function of the seed, and the recovery after each."""
 
 from collections import Counter
 from itertools import pairwise
 
 import pytest
 
+from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import (
     BACK_S,
     BY_NAME,
@@ -16,7 +17,9 @@ from tierlane.chaos.faults.catalogue import (
     Planned,
     schedule,
 )
-from tierlane.chaos.faults.target import blows
+from tierlane.chaos.faults.target import repetitions
+from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked
+from tierlane.chaos.scenario import recoveries
 
 TARGETS = {
     FaultTarget.GATEWAY: 3,
@@ -28,105 +31,81 @@ TARGETS = {
     FaultTarget.REDIS_PROXY: 9,
     FaultTarget.POSTGRES_PROXY: 5,
 }
-SEEDS = range(1, 21)
+SCHEDULES = {seed: schedule(seed, 60, KINDS, TARGETS) for seed in range(1, 21)}
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
-    """A breach is looked for again with its seed; another seed gives another schedule."""
-    assert schedule(7, 60, KINDS, TARGETS) == schedule(7, 60, KINDS, TARGETS)
-    assert schedule(7, 60, KINDS, TARGETS) != schedule(8, 60, KINDS, TARGETS)
+    """Another seed gives another one."""
+    assert schedule(7, 60, KINDS, TARGETS) == SCHEDULES[7] != SCHEDULES[8]
 
 
-def test_twenty_minutes_have_every_kind() -> None:
-    """Over 20 seeds of 60 s no kind of fault is missing, on either of its places."""
-    planned = [fault for seed in SEEDS for fault in schedule(seed, 60, KINDS, TARGETS)]
-    seen = Counter(fault.kind.name for fault in planned)
+def test_every_fault_can_be_injected() -> None:
+    """Each kind that does not repeat another one has an action."""
+    assert set(ACTIONS) == {kind.name for kind in KINDS if not kind.repeats}
+    assert {kind.repeats for kind in KINDS if kind.repeats} <= set(ACTIONS)
 
-    assert set(seen) == set(BY_NAME)
-    assert min(seen.values()) >= 2
+
+def test_twenty_seeds_have_every_kind_and_target() -> None:
+    """Each kind occurs at least twice, some faults overlap, and every single minute has every family."""
+    planned = [fault for faults in SCHEDULES.values() for fault in faults]
+    kinds = Counter(fault.kind.name for fault in planned)
+
+    assert set(kinds) == set(BY_NAME)
+    assert min(kinds.values()) >= 2
     assert {fault.place for fault in planned} == set(TARGETS)
-    assert {fault.index for fault in planned if fault.place is FaultTarget.WORKER} == {0, 1, 2, 3}
+    assert sum(a.at_s + a.length_s > b.at_s for faults in SCHEDULES.values() for a, b in pairwise(faults)) >= 20
+    for faults in SCHEDULES.values():
+        assert {fault.kind.family for fault in faults} == set(Family)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_minute_has_every_family(seed: int) -> None:
-    """Processes, Redis, the network and PostgreSQL: a run of 60 s has at least one fault of each."""
-    assert {fault.kind.family for fault in schedule(seed, 60, KINDS, TARGETS)} == set(Family)
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_times_and_parameters(seed: int) -> None:
+    """A fault every 2 to 5 s, quiet ends, lengths and parameters as in the catalogue."""
+    planned = SCHEDULES[seed]
+    gaps = [late.at_s - early.at_s for early, late in pairwise(planned)]
+
+    assert planned[0].at_s >= QUIET_S
+    assert GAP_S[0] <= min(gaps) <= max(gaps) <= 2 * GAP_S[1]  # Twice where a clash was left out.
+    for fault in planned:
+        assert fault.length_s <= fault.kind.length_s[1]
+        assert fault.at_s + fault.length_s <= 60 - QUIET_S + 1e-9
+        assert set(fault.parameters) == set(fault.kind.draws)
+        assert all(low <= fault.parameters[name] <= high for name, (low, high) in fault.kind.draws.items())
+        if fault.kind.repeats:
+            end = fault.at_s + fault.length_s + BACK_S
+            assert [one for one in planned if one.place is fault.place and fault.at_s <= one.at_s <= end] == [fault]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_faults_come_every_few_seconds_and_the_ends_are_quiet(seed: int) -> None:
-    """Every 2 to 5 s one, in order; nothing begins in the first 3 s, nothing lasts into the last 3 s."""
-    planned = schedule(seed, 60, KINDS, TARGETS)
-    times = [fault.at_s for fault in planned]
-    gaps = [late - early for early, late in pairwise(times)]
-
-    assert times[0] >= QUIET_S
-    assert all(fault.at_s + fault.length_s <= 60 - QUIET_S + 1e-9 for fault in planned)
-    assert min(gaps) >= GAP_S[0]
-    assert max(gaps) <= 2 * GAP_S[1]  # Twice where one was left out, because it would have met its like.
-
-
-def test_some_faults_overlap() -> None:
-    """The worst cases are two faults at once."""
-    overlaps = sum(
-        early.at_s + early.length_s > late.at_s
-        for seed in SEEDS
-        for early, late in pairwise(schedule(seed, 60, KINDS, TARGETS))
-    )
-    assert overlaps >= 20
-
-
-def test_nothing_else_hits_a_role_that_is_restarted_in_a_row() -> None:
-    """The others of the role carry its work meanwhile, and until it is back."""
-    for seed in SEEDS:
-        planned = schedule(seed, 60, KINDS, TARGETS)
-        for series in (fault for fault in planned if fault.kind.repeats):
-            end = series.at_s + series.length_s + BACK_S
-            meanwhile = [one for one in planned if one.place is series.place and series.at_s <= one.at_s <= end]
-            assert meanwhile == [series]
-
-
-def test_lengths_and_parameters_are_within_their_ranges() -> None:
-    """What is drawn is what the catalogue allows, apart from what the end of the run cuts short."""
-    for seed in SEEDS:
-        for fault in schedule(seed, 60, KINDS, TARGETS):
-            assert fault.length_s <= fault.kind.length_s[1]
-            assert set(fault.parameters) == set(fault.kind.draws)
-            for name, value in fault.parameters.items():
-                low, high = fault.kind.draws[name]
-                assert low <= value <= high
-
-
-def test_chosen_faults_on_what_there_is() -> None:
-    """Only the named faults, and only those that have a target; without any the run is a plain load."""
+def test_only_chosen_faults_with_a_target_are_planned() -> None:
+    """A kind without a target is left out."""
     chosen = [BY_NAME["flushall"], BY_NAME["cut"]]
-    without_proxies = {FaultTarget.REDIS: 1}
 
     assert {fault.kind.name for fault in schedule(1, 60, chosen, TARGETS)} == {"flushall", "cut"}
-    assert {fault.kind.name for fault in schedule(1, 60, chosen, without_proxies)} == {"flushall"}
+    assert {fault.kind.name for fault in schedule(1, 60, chosen, {FaultTarget.REDIS: 1})} == {"flushall"}
     assert schedule(1, 60, chosen, {}) == []
 
 
-def test_a_short_run_has_faults_too() -> None:
-    """In 12 s there is time for at least two."""
-    assert min(len(schedule(seed, 12, KINDS, TARGETS)) for seed in SEEDS) >= 2
+def test_repeated_restarts_are_kills_of_one_process() -> None:
+    """Each is an event of its own, so that it excuses no more than a kill does."""
+    fault = Planned(5.0, BY_NAME["restarts-worker"], FaultTarget.WORKER, 1, 8.9, {})
 
-
-def test_a_fault_reads_well() -> None:
-    """A line tells when, what, on whom and for how long."""
-    planned = schedule(1, 60, [BY_NAME["delay"]], {FaultTarget.REDIS_PROXY: 1})
-    lines = [fault.told("gateway-1>redis") for fault in planned]
-    assert all(" s  delay gateway-1>redis for " in line and "delay_ms" in line for line in lines)
-
-
-@pytest.mark.parametrize("role", [FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER])
-def test_restarts_in_a_row_are_kills_of_one_process(role: FaultTarget) -> None:
-    """Every 3 s while it lasts, each told as a kill, so that each excuses no more than a kill does."""
-    fault = Planned(5.0, BY_NAME[f"restarts-{role}"], role, 1, 8.9, {})
-
-    assert [(one.at_s, one.kind.name, one.index) for one in blows(fault)] == [
-        (5.0, f"kill-{role}", 1),
-        (8.0, f"kill-{role}", 1),
-        (11.0, f"kill-{role}", 1),
+    assert [(one.at_s, one.kind.name, one.index) for one in repetitions(fault)] == [
+        (5.0, "kill-worker", 1),
+        (8.0, "kill-worker", 1),
+        (11.0, "kill-worker", 1),
     ]
+
+
+def test_recovery_ends_with_the_first_second_without_a_failure() -> None:
+    """Requests fail until 2.5 s after the heal; a fault that was not injected has no recovery."""
+    events: list[Event] = []
+    for at in [number / 20 for number in range(400)]:
+        nonce = f"{at:.3f}"
+        events.append(Invoked(at=at, nonce=nonce, turn=0, trace=nonce, gateway="g", tier="paid", customer="c"))
+        status = 503 if 9.0 <= at < 12.5 else 200
+        events.append(Answered(at=at + 0.1, nonce=nonce, turn=0, seconds=0.1, status=status, code="", id=nonce))
+    healed = FaultEvent(10.0, "cut", "gateway-1>redis", FaultPhase.HEAL)
+    failed = FaultEvent(11.0, "cut", "gateway-1>redis", FaultPhase.HEAL, error="It is down already.")
+
+    assert [one.seconds for one in recoveries(events, [healed, failed], 20.0)] == [2.5]
+    assert [one.seconds for one in recoveries(events, [healed], 12.0)] == [None]

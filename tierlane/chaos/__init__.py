@@ -1,1 +1,1 @@
-"""`tierlane chaos`: faults on a stack under load, and a table that says whether anything was lost by them."""
+"""`tierlane chaos`: faults in a stack under load, and a check of all guarantees."""

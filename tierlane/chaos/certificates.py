@@ -1,4 +1,4 @@
-"""Certificates of an authority that nobody else knows: one for a server, one for a client."""
+"""Certificates of a new authority: one for a server, one for a client."""
 
 import datetime as dt
 import ipaddress
@@ -23,14 +23,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Certificates:
-    """`authority` has signed both."""
+    """A server and a client certificate, signed by `authority`."""
 
     authority: Pair
     server: Pair
     client: Pair
 
     def demanding(self) -> ssl.SSLContext:
-        """A server's side, which wants to see the client's certificate."""
+        """The context of a server that requires a client certificate."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.authority.cert))
         context.load_cert_chain(self.server.cert, self.server.key)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -38,7 +38,7 @@ class Certificates:
 
 
 def certificates(home: Path, names: Sequence[str] = ()) -> Certificates:
-    """Made anew in `home`; good for a day, for 127.0.0.1 and servers of these host names."""
+    """Create certificates in `home`, valid for a day, for 127.0.0.1 and these host names."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("authority")
     root = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

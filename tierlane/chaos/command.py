@@ -1,9 +1,8 @@
-"""`tierlane chaos` as a command: its options, their checked values, its exit codes.
+"""The command `tierlane chaos`: options, checked values, exit codes.
 
-A wrong option is reported in one sentence that names it. 0: every invariant held. 1: not so, or the stack could not be
-started. 2: wrong usage.
+0: every invariant holds. 1: not so, or the stack could not be started. 2: wrong usage.
 """
-# ruff: noqa: PLC0415 - help must be quick, so what a run needs is imported when it runs
+# ruff: noqa: PLC0415 - imports for a run are late, so that help is fast
 
 import re
 import secrets
@@ -21,67 +20,65 @@ from tierlane.settings.declaration import Option
 
 MAX_SEED = 2**63
 MAX_SECONDS = 86_400
-MIN_SECONDS = 8  # Shorter, there is no time between the quiet first and last seconds.
+MIN_SECONDS = 8  # Shorter runs have no time between the first and last seconds, which are without faults.
 MAX_RATE = 10_000
 MAX_PROCESSES = 16  # Of one role.
 
 OPTIONS: dict[str, Option] = {
     "seed": Option(
         "",
-        "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told.",
+        "Seed of load and faults; the same seed gives the same schedule. Unset: random, and printed.",
         "N",
         0,
         MAX_SEED,
     ),
     "seeds": Option(
         "",
-        "Several seeds, such as 1-20 or 3,7-9: one run after the other, a row for each at the end, the whole table only "
-        "of those that broke something. Unset: one run.",
+        "Several seeds, such as 1-20 or 3,7-9: one run after the other, a row for each, the whole table only for runs "
+        "with violations. Unset: one run.",
         "SEEDS",
     ),
     "duration": Option(
         "60",
-        "Seconds of load; faults come in between, the first and last 3 s are quiet.",
+        "Seconds of load; the first and last 3 s are without faults.",
         "SECONDS",
         MIN_SECONDS,
         MAX_SECONDS,
     ),
     "rate": Option(
         "300",
-        "Requests a second over all tiers, sent on schedule whatever comes back (open loop).",
+        "Requests per second over all tiers (open loop).",
         "RATE",
         1,
         MAX_RATE,
     ),
-    "gateways": Option("3", "Gateways, each on a port of its own.", "N", 1, MAX_PROCESSES),
+    "gateways": Option("3", "Number of gateways, each on its own port.", "N", 1, MAX_PROCESSES),
     "workers": Option(
         "4",
-        "Workers, each with a model that returns its inputs reversed, after 50 ms a batch, one in 8 after 300.",
+        "Number of workers; the model reverses its inputs in 50 ms a batch, one in 8 in 300 ms.",
         "N",
         1,
         MAX_PROCESSES,
     ),
-    "schedulers": Option("2", "Schedulers.", "N", 1, MAX_PROCESSES),
-    "faults": Option("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
-    "tls": Option(
-        "seed", "Whether the roles talk TLS to Redis: on, off, or seed: one seed in four, as it says itself.", "WHEN"
-    ),
+    "schedulers": Option("2", "Number of schedulers.", "N", 1, MAX_PROCESSES),
+    "faults": Option("all", "Names of faults, separated by commas; `list` shows them.", "NAMES"),
+    "tls": Option("seed", "TLS of the roles to Redis: on, off, or seed (one seed in four).", "WHEN"),
     "against": Option(
         "",
-        "Stack file of a stack that is up: only faults that need no proxy. Its backend must be simulated. "
-        "Unset: a stack of its own.",
+        "Stack file of an external stack with the backend simulated: only faults that need no proxy. "
+        "Unset: a new stack.",
         "FILE",
     ),
-    "json": Option("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
-    "keep": Option("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
+    "json": Option("", "Write results, schedule and events to this file.", "FILE"),
+    "keep": Option("", "Keep logs, history and evidence in this new directory. Unset: they are removed.", "DIR"),
 }
-SWITCHES = {"quiet": "Show nothing but the table of invariants."}
+SWITCHES = {"quiet": "Show only the table of invariants."}
 TOOL = Tool("chaos", OPTIONS, SWITCHES)
 
 
 LIST = "list"
-HELP = "Break a stack under load, and show whether anything was lost."
-EPILOG = "Exit codes: 0 every invariant held, 1 not so, 2 wrong usage."
+HELP = "Cause faults under load, and check all guarantees."
+EPILOG = "Exit codes: 0 every invariant holds, 1 not so, 2 wrong usage."
 
 
 def main(argv: list[str]) -> int:
@@ -90,7 +87,6 @@ def main(argv: list[str]) -> int:
 
 
 def _run(given: dict[str, Any]) -> int:
-
     if given["faults"] == LIST:
         typer.echo(fault_list())
         return 0
@@ -118,25 +114,25 @@ TLS_ONE_IN = 4
 
 
 class ChaosUsageError(Exception):
-    """An option is wrong; the message is one sentence that names it."""
+    """An option is wrong; the message names it."""
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """How many of each role."""
+    """The number of processes of each role."""
 
     gateways: int
     workers: int
     schedulers: int
 
     def __str__(self) -> str:
-        """As the report says it."""
+        """The text in the report."""
         return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options, checked. `against` None: a stack of its own."""
+    """The checked options. `against` None: a new stack."""
 
     seed: int
     duration: float
@@ -147,24 +143,24 @@ class Options:
     json: Path | None
     keep: Path | None
     quiet: bool
-    seeds: tuple[int, ...] = ()  # Of a series; without one, `seed` is the only one.
+    seeds: tuple[int, ...] = ()  # Of a series; empty for a single run.
     tls: str = BY_SEED
 
     @property
     def tls_to_redis(self) -> bool:
-        """Whether the roles of this run talk TLS to Redis."""
+        """Whether the roles of this run use TLS to Redis."""
         if self.tls == BY_SEED:
             return self.against is None and Random(f"{self.seed}/tls").randrange(TLS_ONE_IN) == 0
         return self.tls == ON
 
     @property
     def stack(self) -> str:
-        """The stack as the report says it."""
+        """The stack in the report."""
         return f"{self.shape}, TLS to Redis" if self.tls_to_redis else str(self.shape)
 
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
-    """Check all options; those of None have their default. Raises UsageError."""
+    """Check all options; None means the default. Raises ChaosUsageError."""
     reader = _ChaosOptionReader(TOOL, given, ChaosUsageError)
     against = reader.path("against")
     seeds = reader.seeds("seeds")
@@ -186,12 +182,12 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
 
 
 def seed_range(text: str) -> tuple[int, ...]:
-    """The seeds of a text such as "1-20" or "3,7-9", each once, in the order of the text. Raises ValueError."""
+    """The seeds of a text such as "1-20" or "3,7-9", each once, in order. Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         match = _SEEDS.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"{part.strip()!r} is neither a seed nor two with a hyphen between")
+            raise ValueError(f"{part.strip()!r} is neither a seed nor a range such as 1-20")
         first, last = int(match["first"]), int(match["last"] or match["first"])
         if not first <= last <= MAX_SEED:
             raise ValueError(f"{part.strip()!r} has no seeds from 0 to {MAX_SEED} in rising order")
@@ -202,8 +198,8 @@ def seed_range(text: str) -> tuple[int, ...]:
 
 
 def fault_list() -> str:
-    """Every fault by name, with what it does; a star where it can be done to any stack."""
-    lines = [f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.says}" for kind in KINDS]
+    """Every fault with its description; a star where it is available for an external stack."""
+    lines = [f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.description}" for kind in KINDS]
     return "\n".join([*lines, "* also with --against"])
 
 
@@ -220,7 +216,7 @@ class _ChaosOptionReader(OptionReader):
         if text not in (ON, OFF, BY_SEED):
             raise self.fault(option, f"must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
         if outside and text == ON:
-            raise self.fault(option, "cannot be changed on a stack that is not our own.")
+            raise self.fault(option, "cannot be used with --against.")
         return text
 
     def kinds(self, option: str, *, outside: bool) -> tuple[FaultKind, ...]:
@@ -236,4 +232,4 @@ class _ChaosOptionReader(OptionReader):
             if name not in BY_NAME:
                 raise self.fault(option, f"there is no fault {name!r}; `--faults list` shows all.")
             if outside and not BY_NAME[name].outside:
-                raise self.fault(option, f"{name} cannot be done to a stack that is not our own.")
+                raise self.fault(option, f"{name} cannot be used with --against.")

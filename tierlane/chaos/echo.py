@@ -1,11 +1,10 @@
-"""The model of a chaos stack: reverses its inputs, takes its time, and writes down when it ran each.
+"""The model of a chaos stack: sleeps, reverses its inputs, and logs the start of each run.
 
-Most batches take as long as those of a simulated model; one in eight takes much longer, so that faults hit batches in
-the middle, and who ends the batch of somebody else does so long before its owner. Which batch is slow is drawn by its
-first input, not one by one: with eight inputs to a batch most batches would have a slow one among them.
+One batch in eight is much slower, so that faults happen during batches, and a worker that completes the batch of another
+does so long before its owner. The first input of a batch decides whether it is slow.
 
-The log is one JSON line for each item, in a file of this process: what it began to run, when, on the clock that all
-processes of this machine share, and how long it will take. It is how a run after its deadline is found.
+The log has a JSON line for each input in a file of this process: the start on the monotonic clock of the machine, and the
+duration. The checker uses it to find runs after the deadline.
 """
 
 import json
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-RUNS_VARIABLE = "CHAOS_RUNS"  # Without the prefix of settings, which model processes do not get.
+RUNS_VARIABLE = "CHAOS_RUNS"  # Without the prefix of settings, which are removed from the environment of models.
 BATCH_S = 0.05
 SLOW_S = 0.3
 SLOW_ONE_IN = 8
@@ -23,7 +22,7 @@ MEAN_S = ((SLOW_ONE_IN - 1) * BATCH_S + SLOW_S) / SLOW_ONE_IN
 
 
 class Echo:
-    """`load`, `predict` and `warmup`, as function backends have them."""
+    """The interface of function backends: `load`, `predict` and `warmup`."""
 
     version = "echo"
 
@@ -31,16 +30,16 @@ class Echo:
         self._log: BinaryIO | None = None
 
     def load(self) -> None:
-        """Open the log of this process, where a directory for it is named."""
+        """Open the log of this process, if a directory is configured."""
         if directory := os.environ.get(RUNS_VARIABLE):
-            # Unbuffered: what was written survives the SIGKILL of this process.
+            # Unbuffered, so that the log survives a SIGKILL of this process.
             self._log = (Path(directory) / f"{os.getpid()}-{time.monotonic_ns()}.jsonl").open("ab", buffering=0)
 
     def warmup(self) -> None:
-        """There is nothing to warm."""
+        """No warm-up is needed."""
 
     def predict(self, inputs: list[str]) -> list[str]:
-        """Write down, sleep, reverse each input. Written before: a run that is killed was a run all the same."""
+        """Log, sleep, reverse each input. Logged first, because a killed run counts as a run."""
         began, takes = time.monotonic(), seconds_of(inputs)
         if self._log is not None:
             lines = [
@@ -53,7 +52,7 @@ class Echo:
 
 
 def seconds_of(inputs: Sequence[str]) -> float:
-    """How long a batch of these takes; the same batch always takes as long."""
+    """The duration of a batch, always the same for the same inputs."""
     try:
         slow = int(_nonce(inputs[0]), 16) % SLOW_ONE_IN == 0
     except (IndexError, ValueError):  # A warm-up has no nonce.
@@ -66,7 +65,7 @@ def _nonce(text: str) -> str:
 
 
 def _sent(text: str) -> float | None:
-    """When the client sent it, as the input itself says."""
+    """The time of sending in the input."""
     try:
         return float(text.split(":", 2)[1])
     except (IndexError, ValueError):

@@ -1,6 +1,6 @@
-"""A stack that is already up, as its stack file tells: only its processes and servers can be reached, no proxies.
+"""An external stack, described by its stack file: faults of processes and servers, without proxies.
 
-The file is read anew for each fault, since processes restart. The load is that of the file's customers, one a tier.
+The file is read again for each fault, because processes restart. The load uses the customers of the file, one a tier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,7 @@ from ledger.postgres import asyncpg_dsn
 from tierlane.bench.resources import ProcessInfo
 from tierlane.chaos.command import TOOL, ChaosUsageError
 from tierlane.chaos.faults.catalogue import FaultTarget
-from tierlane.chaos.faults.proxy import FaultProxy
-from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.faults.target import Stranger
+from tierlane.chaos.faults.target import StackTargets
 from tierlane.chaos.history import LoadCustomer, Sources, Target
 from tierlane.child_process import family
 
@@ -30,7 +28,7 @@ SELECT c.id::text AS id, c.name, c.tier FROM api_keys AS k JOIN customers AS c O
 
 
 class ExternalStackInfo(msgspec.Struct, frozen=True):
-    """What is needed of the file."""
+    """The used fields of the file."""
 
     http_url: str
     redis_url: str
@@ -41,7 +39,7 @@ class ExternalStackInfo(msgspec.Struct, frozen=True):
 
 
 def read_stack(path: Path) -> ExternalStackInfo:
-    """Read the file. Raises UsageError."""
+    """Read the file. Raises ChaosUsageError."""
     option = TOOL.both_names("against")
     try:
         return msgspec.json.decode(path.read_bytes(), type=ExternalStackInfo)
@@ -51,11 +49,11 @@ def read_stack(path: Path) -> ExternalStackInfo:
         raise ChaosUsageError(f"{option}: {path} is not a stack file: {error}.") from None
 
 
-class ExternalStack:
-    """A `Ground` without proxies."""
+class ExternalStack(StackTargets):
+    """The targets of faults in an external stack."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError."""
+        """Raises ChaosUsageError."""
         self._path = path
         self._info = read_stack(path)
         self._names = {
@@ -63,58 +61,41 @@ class ExternalStack:
         }
 
     @property
-    def targets(self) -> Mapping[FaultTarget, int]:
-        """How many there are of each place."""
+    def counts(self) -> Mapping[FaultTarget, int]:
+        """The number of targets of each place."""
         return {place: 1 if place in SERVERS else len(names) for place, names in self._names.items()}
 
     @property
     def redis_url(self) -> str:
-        """Redis itself."""
+        """Redis."""
         return self._info.redis_url
 
     @property
     def database_url(self) -> str:
-        """PostgreSQL itself."""
+        """PostgreSQL."""
         return self._info.database_url
 
-    @property
-    def redis_clock(self) -> ServerClock:
-        """It cannot be moved."""
-        return ServerClock(self._path.parent)
-
-    def stranger(self, index: int) -> Stranger:
-        """There is none."""
-        raise LookupError(f"{FaultTarget.GATEWAY}-{index + 1}")
-
     def name(self, place: FaultTarget, index: int) -> str:
-        """What a target is called in events."""
+        """The name of a target in events."""
         return str(place) if place in SERVERS else self._names[place][index]
 
     def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
-        """The processes that are there now, none where it is down; a server with all its children."""
+        """The running processes of a target, a server with all its children."""
         name = self.name(place, index)
         pids = [one.pid for one in read_stack(self._path).processes if one.role == place and one.name == name]
-        whole = [process for pid in pids for process in family(pid)]
-        return whole if place in SERVERS else whole[:1]
-
-    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
-        """There is none."""
-        raise LookupError(f"{place}-{index + 1}")
-
-    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
-        """There is none."""
-        raise LookupError(f"{place}-{index + 1}")
+        processes = [process for pid in pids for process in family(pid)]
+        return processes if place in SERVERS else processes[:1]
 
     async def target(self) -> Target:
-        """Where the load goes. Raises UsageError where the stack cannot be used."""
+        """The target of the load. Raises ChaosUsageError where the stack cannot be used."""
         url = self._info.http_url
         await _check_backend(url, next(iter(self._info.keys.values()), ""))
         return Target((url,), await _customers(self._info))
 
     def sources(self, started_at: float) -> Sources:
-        """Where evidence lies; the backend writes no log."""
+        """The sources of evidence; the backend writes no log."""
         info = self._info
-        return Sources(info.database_url, info.redis_url, None, started_at, (info.http_url,), info.service_token)
+        return Sources(info.database_url, info.redis_url, None, started_at)
 
 
 async def _customers(info: ExternalStackInfo) -> tuple[LoadCustomer, ...]:
@@ -131,18 +112,18 @@ async def _customers(info: ExternalStackInfo) -> tuple[LoadCustomer, ...]:
 
 
 async def _check_backend(url: str, key: str) -> None:
-    """Cross-talk is told by outputs, so they must be the inputs reversed."""
+    """Crosstalk is detected in outputs, so they must be the inputs reversed."""
     option = TOOL.both_names("against")
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     headers = {"Authorization": f"Bearer {key}"}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.post(f"{url}/v1/inference", json={"input": PROBE}) as answer,
+            session.post(f"{url}/v1/inference", json={"input": PROBE}) as response,
         ):
-            body = await answer.json(content_type=None)
+            body = await response.json(content_type=None)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise ChaosUsageError(f"{option}: {url} does not answer: {type(error).__name__}.") from None
+        raise ChaosUsageError(f"{option}: {url} is not responding: {type(error).__name__}.") from None
     if not isinstance(body, dict) or body.get("output") != PROBE[::-1]:
         raise ChaosUsageError(
             f"{option}: the stack must run the backend `simulated`, whose outputs are its inputs reversed."

@@ -1,11 +1,11 @@
 """The history of a run, one JSON line for each event, and the values that the parts of a run exchange.
 
-An event is written when it happens, so a run that is cut short can still be judged from its file. All times are seconds
-of CLOCK_MONOTONIC on this machine (`time.monotonic`), which its processes share. Nonces are secrets of single requests
-and worth nothing afterwards; API keys are never written.
+An event is written when it happens, so the file of an interrupted run is complete up to then. All times are seconds of
+CLOCK_MONOTONIC (`time.monotonic`), which the processes of a machine share. Nonces are secrets of single requests; API keys
+are never written.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,98 +26,91 @@ class LoadCustomer:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the load goes: `http_urls`, one per gateway, and all customers; each request draws one of either."""
+    """The target of the load: `http_urls`, one per gateway, and all customers; each request uses one of either."""
 
     http_urls: tuple[str, ...]
     customers: tuple[LoadCustomer, ...]
 
 
-class What(StrEnum):
-    """What a fault event tells."""
+class FaultPhase(StrEnum):
+    """The phase of a fault that an event reports."""
 
     START = "start"
     HEAL = "heal"
 
 
 @dataclass(frozen=True)
-class FaultEvent:
-    """A fault began or was healed at `at`; `error` says why it could not be (it is then no fault)."""
-
-    at: float
-    name: str
-    target: str
-    what: What
-    details: str = ""
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class Sources:
-    """Where evidence is read after the drain, past all proxies.
+    """The sources of evidence after the drain, without proxies.
 
-    `database_url` and `redis_url` as in the settings (asyncpg driver). `runs` is the directory into which the backend
-    `tierlane.chaos.echo` writes one JSON line for each item when it begins to run it, {"nonce", "sent", "began",
-    "takes"} (`sent` is the client's time out of the input, null where there is none; `takes` in seconds), in a file
-    `*.jsonl` for each process, whose last line may be cut; None where the stack's backend writes none, and late execution cannot be measured. `started_at` is wall-clock seconds (UNIX time)
-    before the first request. `gateway_urls` and `service_token` are for `/internal/*`.
+    `database_url` and `redis_url` as in the settings (asyncpg driver). `runs`: the directory in which the backend
+    `tierlane.chaos.echo` writes a JSON line {"nonce", "sent", "began", "takes"} at the start of each input, in a file
+    `*.jsonl` for each process, whose last line may be incomplete; None for other backends, for which late execution is
+    not measured. `started_at`: UNIX time before the first request.
     """
 
     database_url: str
     redis_url: str
     runs: Path | None
     started_at: float
-    gateway_urls: tuple[str, ...] = ()
-    service_token: str = ""
+
+
+class FaultEvent(msgspec.Struct, frozen=True, tag_field="event", tag="fault"):
+    """A fault began or was healed at `at`; with an `error` it was not injected."""
+
+    at: float
+    name: str
+    target: str
+    what: FaultPhase
+    details: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """How long after its heal the load was whole again; None: not until the load ended."""
+    """The seconds from a heal until all requests succeed; None: not before the load ended."""
 
     event: FaultEvent
     seconds: float | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunInfo:
-    """What the report says of the run itself. `schedule` is in plain text, one line for each planned fault.
-
-    `took_s`: seconds of each part of the run, by name.
-    """
+    """One run in the report. `schedule`: a line for each planned fault; `took_s`: seconds of each part of the run."""
 
     seed: int
     duration_s: float
     rate: float
-    versions: dict[str, str]
     shape: str
+    versions: dict[str, str] = field(default_factory=dict)
     schedule: Sequence[str] = ()
-    events: Sequence[FaultEvent] = ()
+    events: list[FaultEvent] = field(default_factory=list)
     recoveries: Sequence[Recovery] = ()
     drained_s: float | None = None
     interrupted: bool = False
-    notes: Sequence[str] = field(default_factory=tuple)
-    took_s: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    took_s: dict[str, float] = field(default_factory=dict)
 
 
-# The contract of an input: "<nonce>:<time.monotonic() at sending, 6 decimals>:<padding>". The nonce is a secret of the
-# request, so the reversed output ends with it reversed; the time tells the backend's log how late a run began.
+# The format is "<nonce>:<time.monotonic() at sending, 6 decimals>:<padding>". The nonce is a secret of the request, which
+# its output must have; the backend logs the time.
 def request_input(nonce: str, sent: float, padding: str) -> str:
     """The input of one request."""
     return f"{nonce}:{sent:.6f}:{padding}"
 
 
-FLUSH_EVERY = 64  # Events: what a crash of this tool may cost.
+FLUSH_EVERY = 64  # Events: the most that a crash of this tool loses.
 
 
 class HistoryError(Exception):
-    """The file is not a history; the message is one sentence that names the line."""
+    """The file is not a history; the message names the line."""
 
 
 class Invoked(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="invoke"):
-    """A try of a request was written to a connection. `turn` counts the tries of one `nonce` from 0.
+    """A try of a request was sent. `turn` counts the tries of one `nonce` from 0.
 
-    `trace` is the trace id that this try alone sent, by which its audit row is known even where it got no answer.
-    `key` is its Idempotency-Key, "" without one. `gateway` is the name of the gateway that it was sent to.
+    `trace`: the trace id of this try, which identifies its audit row also without a response. `key`: its Idempotency-Key
+    or "". `gateway`: the name of the gateway.
     """
 
     at: float
@@ -131,7 +124,7 @@ class Invoked(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="response"):
-    """An answer came. `owner` is the nonce that its output carries: "" without output, "?" where it carries none."""
+    """A response arrived. `owner`: the nonce in its output, "" without an output, "?" without a nonce."""
 
     at: float
     nonce: str
@@ -145,9 +138,9 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="client_error"):
-    """No answer came, and what became of the request is not known. `kind`: reset, timeout, refused or stopped.
+    """No response arrived, so the outcome is unknown. `kind`: reset, timeout, refused or stopped.
 
-    "refused": no connection could be had, so the request was never sent. "stopped": the run was interrupted.
+    "refused": no connection, so the request was not sent. "stopped": the run was interrupted.
     """
 
     at: float
@@ -159,7 +152,7 @@ class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 
 class Stray(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="stray"):
-    """Something came that nobody had asked for, or that is not an answer at all."""
+    """Bytes without a request, or that are no HTTP response."""
 
     at: float
     gateway: str
@@ -168,24 +161,13 @@ class Stray(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="s
 
 
 class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="stall"):
-    """The tool itself did nothing from `since` to `at`: what it saw then may have come earlier."""
+    """The event loop of this tool stalled from `since` to `at`, so responses may have arrived earlier."""
 
     at: float
     since: float
 
 
-class FaultRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="fault"):
-    """A fault began ("start") or was healed ("heal"); with an `error` it could not be done and is none."""
-
-    at: float
-    name: str
-    target: str
-    what: str
-    details: str = ""
-    error: str = ""
-
-
-Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultRecord
+Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultEvent
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -195,13 +177,13 @@ class History:
     """The events of one run. With a path, each is also written there; `close` it, or use it as a context manager."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Begin a new file at `path`. Raises OSError, also where the file is there already."""
+        """Create the file at `path`. Raises OSError, also where it exists."""
         self.events: list[Event] = []
         self._file: BinaryIO | None = path.open("xb") if path else None
         self._unflushed = 0
 
     def add(self, event: Event) -> None:
-        """Note one event."""
+        """Add one event."""
         self.events.append(event)
         if self._file is None:
             return
@@ -211,21 +193,8 @@ class History:
             self._file.flush()
             self._unflushed = 0
 
-    def fault(self, event: FaultEvent) -> None:
-        """Note what was done to the stack."""
-        self.add(
-            FaultRecord(
-                at=event.at,
-                name=event.name,
-                target=event.target,
-                what=event.what.value,
-                details=event.details,
-                error=event.error,
-            )
-        )
-
     def close(self) -> None:
-        """Write what is left. Nothing may be added afterwards."""
+        """Close the file. Nothing may be added afterwards."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -238,9 +207,8 @@ class History:
 
 
 def read_history(path: Path) -> list[Event]:
-    """The events of a file; a last line that was cut is left out. Raises HistoryError for any other bad line, OSError."""
+    """The events of a file without an incomplete last line. Raises HistoryError for any other bad line, OSError."""
     lines = path.read_bytes().split(b"\n")
-    # Whatever follows the last newline was cut while it was written.
     return list(_decoded(lines[:-1]))
 
 

@@ -1,19 +1,15 @@
-"""Open-loop load of many customers: requests come by a Poisson process, whatever became of those before.
+"""Open-loop load of many customers: requests are a Poisson process that does not wait for responses.
 
-Each request carries a secret that its answer must give back. A fifth carry an `Idempotency-Key` and behave as its
-clients should: without an answer, or told that the first try is still running, they try again with the same key and
-body at another gateway, until their own deadline. All others are sent once. Everything goes into the history. Customers
-of one tier and of others use the same keys by chance: a key is one customer's own.
-
-Times in which this tool itself stood still are recorded: an answer that came meanwhile was read late, and the stack is
-not to blame.
+Each request has a secret that its output must contain. A fifth have an `Idempotency-Key`: without a response, or while the
+first try is in progress, they are retried with the same key and body at another gateway until their deadline. All others
+are sent once. Customers use the same keys by chance, because a key belongs to one customer. Every event is recorded in the
+history, also stalls of this tool, during which responses are read late.
 """
 
 import asyncio
 import json
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple, cast
@@ -37,7 +33,7 @@ from tierlane.chaos.history import (
 )
 
 NONCE_CHARACTERS = 16
-NOBODY = "?"
+UNKNOWN_OWNER = "?"
 PATH = "/v1/inference"
 
 
@@ -47,7 +43,7 @@ class _Error(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What is read of a body, whichever of the two kinds it is."""
+    """The fields of a result or an error."""
 
     request_id: str = ""
     output: str | None = None
@@ -55,7 +51,7 @@ class _Body(msgspec.Struct):
 
 
 class AnswerReading(NamedTuple):
-    """What one answer says. `owner` is the nonce of the request whose whole input comes back reversed."""
+    """The fields of one response. `owner`: the nonce of the request whose whole input is in the output, reversed."""
 
     status: int
     code: str
@@ -68,7 +64,7 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 def request_bytes(host: str, customer: LoadCustomer, text: str, trace: str, key: str) -> bytes:
-    """The whole request, head and body; `trace` is 32 hex digits, `key` an Idempotency-Key or ""."""
+    """A request, head and body; `trace` has 32 hex digits, `key` is an Idempotency-Key or ""."""
     body = json.dumps({"input": text}).encode()
     idempotency = f"Idempotency-Key: {key}\r\n" if key else ""
     head = (
@@ -80,7 +76,7 @@ def request_bytes(host: str, customer: LoadCustomer, text: str, trace: str, key:
 
 
 def read_answer(response: BenchResponse, text: str) -> AnswerReading:
-    """Read an answer to the request whose input was `text`."""
+    """Parse a response to the request with the input `text`."""
     try:
         body = _decoder.decode(response.body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -97,38 +93,38 @@ def read_answer(response: BenchResponse, text: str) -> AnswerReading:
 
 
 def _owner(output: str | None, text: str) -> str:
-    """Whose output it is. The right nonce with another text around it is nobody's: two inputs were mixed."""
+    """The owner of an output; unknown where the nonce is right but the text is not, because inputs were mixed."""
     if output is None:
-        return NOBODY
+        return UNKNOWN_OWNER
     if output == text[::-1]:
         return text[:NONCE_CHARACTERS]
     nonce, colon, _ = output[::-1].partition(":")
     foreign = len(nonce) == NONCE_CHARACTERS and bool(colon) and not text.startswith(nonce)
-    return nonce if foreign else NOBODY
+    return nonce if foreign else UNKNOWN_OWNER
 
 
 PERIOD_S = 0.01
-LEAST_S = 0.02  # Above the period: what is shorter disappears in the slack of the laws.
+MIN_STALL_S = 0.02  # Above the period; shorter stalls are within the tolerance of the invariants.
 
 OnStall = Callable[[float, float], None]
 
 
 async def watch_stalls(on_stall: OnStall) -> None:
-    """Call `on_stall(since, until)` after each standstill of this event loop, until cancelled; monotonic seconds."""
+    """Call `on_stall(since, until)` after each stall of this event loop, until cancelled; monotonic seconds."""
     last = time.monotonic()
     while True:
         await asyncio.sleep(PERIOD_S)
         now = time.monotonic()
-        if now - last > PERIOD_S + LEAST_S:
+        if now - last > PERIOD_S + MIN_STALL_S:
             on_stall(last, now)
         last = now
 
 
 TIMEOUT_S = 6.0
 KEYED_SHARE = 0.2
-SAME_KEY_SHARE = 0.5  # Of those: another customer has used it before, for something else.
+SAME_KEY_SHARE = 0.5  # Of those: another customer has used the key for another request.
 RETRY_AFTER_S = 0.2
-PATIENCE_S = 10.0  # Of a client with an Idempotency-Key, from its first try.
+PATIENCE_S = 10.0  # The deadline of a client with an Idempotency-Key, from its first try.
 MAX_PADDING = 400
 CONNECTIONS = 4000  # To one gateway.
 TICK_S = 0.002
@@ -145,7 +141,7 @@ _KINDS = {
 
 
 class _Request:
-    """One logical request of a customer: its secret, and how often it was tried."""
+    """One request of a customer: its secret, and the number of its tries."""
 
     __slots__ = ("customer", "gateway", "give_up_at", "key", "nonce", "padding", "text", "turn")
 
@@ -156,12 +152,12 @@ class _Request:
         self.padding = padding
         self.nonce = secrets.token_hex(NONCE_CHARACTERS // 2)
         self.turn = 0
-        self.text = ""  # Made at the first sending, the same in every try.
+        self.text = ""  # Set at the first sending, the same in every try.
         self.give_up_at = 0.0
 
 
 class _Try(Pending):
-    """One try on its way; `due_s` becomes the time of sending."""
+    """One open try; `due_s` becomes the time of sending."""
 
     __slots__ = ("request",)
 
@@ -171,12 +167,12 @@ class _Try(Pending):
 
 
 class ChaosLoad:
-    """The load of one run. `counts` holds how requests ended: by HTTP status, or by what kind of silence."""
+    """The load of one run."""
 
     def __init__(self, target: Target, rate: float, duration_s: float, seed: int, history: History) -> None:
-        """`rate` in requests a second over all customers. The same seed draws the same customers at the same times."""
+        """`rate`: requests per second over all customers. The same seed gives the same customers at the same times."""
         self._random = Random(f"{seed}/load")
-        self._turns = Random(f"{seed}/retries")  # Apart, or one retry would change every request after it.
+        self._turns = Random(f"{seed}/retries")  # Separate, or a retry would change every later request.
         self._target = target
         self._history = history
         self._due = self._arrivals(rate, duration_s)
@@ -187,8 +183,6 @@ class ChaosLoad:
         self._retries: dict[_Request, asyncio.TimerHandle] = {}
         self._done = asyncio.Event()
         self._counters = TierStatistics("all")
-        self.sent = 0  # Requests; tries may be more.
-        self.counts: Counter[str] = Counter()
         self._names = [f"gateway-{number}" for number in range(1, len(target.http_urls) + 1)]
         self._hosts = [urlsplit(url).netloc for url in target.http_urls]
         self._pools = [self._pool(url) for url in target.http_urls]
@@ -202,7 +196,7 @@ class ChaosLoad:
             timeout_s=TIMEOUT_S,
             encode=self._encode,
             on_answer=self._answered,
-            on_silence=self._silent,
+            on_silence=self._unanswered,
         )
 
     def _arrivals(self, rate: float, duration_s: float) -> Iterator[float]:
@@ -212,7 +206,7 @@ class ChaosLoad:
             at += self._random.expovariate(rate)
 
     async def run(self) -> None:
-        """Send everything, and come back when each request has its end."""
+        """Send all requests; returns when each has its outcome."""
         loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         stalls = loop.create_task(watch_stalls(self._stalled), name="stalls")
@@ -225,15 +219,15 @@ class ChaosLoad:
             self.stop()
             stalls.cancel()
             await asyncio.gather(*(pool.close() for pool in self._pools), stalls, return_exceptions=True)
-            self._note_strays()
+            self._add_strays()
 
-    def _note_strays(self) -> None:
+    def _add_strays(self) -> None:
         for gateway, pool in zip(self._names, self._pools, strict=True):
             for _ in range(pool.strays):
-                self._history.add(Stray(at=time.monotonic(), gateway=gateway, detail="Bytes that nobody asked for."))
+                self._history.add(Stray(at=time.monotonic(), gateway=gateway, detail="Bytes without a request."))
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is told as stopped."""
+        """Stop sending; open requests are recorded as stopped."""
         self._next = None
         self._due = iter(())
         retries, self._retries = self._retries, {}
@@ -275,7 +269,7 @@ class ChaosLoad:
         return _Request(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
 
     def _drawn_key(self, customer: LoadCustomer) -> str:
-        """A key that this customer has not used; often one that another has used just before."""
+        """A key that this customer has not used; often one that another customer has just used."""
         same = self._random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
         if not same:
             self._key, self._key_users = secrets.token_hex(12), set()
@@ -283,7 +277,6 @@ class ChaosLoad:
         return self._key
 
     def _begin(self, request: _Request) -> None:
-        self.sent += 1
         self._open += 1
         request.give_up_at = time.monotonic() + PATIENCE_S
         self._try(request)
@@ -293,7 +286,7 @@ class ChaosLoad:
         self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._counters))
 
     def _encode(self, pending: Pending) -> bytes:
-        """Called when the try is written: only now it is sent."""
+        """Encode a try when it is sent."""
         request = cast("_Try", pending).request
         pending.due_s = now = time.monotonic()
         request.text = request.text or request_input(request.nonce, now, request.padding)
@@ -319,23 +312,23 @@ class ChaosLoad:
         self._history.add(
             Answered(at=now, nonce=request.nonce, turn=request.turn, seconds=seconds, **reading._asdict())
         )
-        running = reading.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
-        if not (running and self._again(request, now)):
-            self._end(str(reading.status))
+        in_progress = reading.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
+        if not (in_progress and self._retry(request, now)):
+            self._end()
 
-    def _silent(self, pending: Pending, why: UnansweredCause, detail: str) -> None:
+    def _unanswered(self, pending: Pending, cause: UnansweredCause, detail: str) -> None:
         request, now = cast("_Try", pending).request, time.monotonic()
-        kind, gateway = _KINDS[why], self._names[request.gateway]
-        if why is UnansweredCause.MALFORMED:
+        kind, gateway = _KINDS[cause], self._names[request.gateway]
+        if cause is UnansweredCause.MALFORMED:
             self._history.add(Stray(at=now, gateway=gateway, nonce=request.nonce, detail=detail))
         self._history.add(
             Unanswered(at=now, nonce=request.nonce, turn=request.turn, kind=kind, gateway=gateway, detail=detail)
         )
-        if why is UnansweredCause.STOPPED or not self._again(request, now):
-            self._end(kind)
+        if cause is UnansweredCause.STOPPED or not self._retry(request, now):
+            self._end()
 
-    def _again(self, request: _Request, now: float) -> bool:
-        """Try once more, at another gateway; False where the client would not, or has no patience left."""
+    def _retry(self, request: _Request, now: float) -> bool:
+        """Retry at another gateway; False where the client does not retry or its deadline has passed."""
         if not request.key or self._done.is_set() or now + RETRY_AFTER_S >= request.give_up_at:
             return False
         others = [gateway for gateway in range(len(self._pools)) if gateway != request.gateway]
@@ -344,7 +337,6 @@ class ChaosLoad:
         self._retries[request] = asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._try, request)
         return True
 
-    def _end(self, how: str) -> None:
-        self.counts[how] += 1
+    def _end(self) -> None:
         self._open -= 1
         self._finish_when_done()

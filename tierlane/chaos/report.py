@@ -1,10 +1,11 @@
-"""The result: a document for machines, and from it the table of invariants for people."""
+"""The report of a run: a JSON document, and the table of invariants."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.table import Table
 from tierlane.bench.statistics import Histogram
 from tierlane.chaos.checker.case import InvariantResult, InvariantResults
 from tierlane.chaos.checker.evidence import Evidence
-from tierlane.chaos.history import Answered, Event, FaultEvent, Invoked, RunInfo, Unanswered
+from tierlane.chaos.history import Answered, Event, Invoked, RunInfo, Unanswered
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -20,7 +21,7 @@ Document = dict[str, Any]
 
 
 def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdicts: InvariantResults) -> Document:
-    """Everything that is known of one run."""
+    """The document of one run."""
     return {
         "passed": verdicts.hold,
         "seed": info.seed,
@@ -34,17 +35,13 @@ def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdict
         "notes": list(info.notes),
         "verdicts": [asdict(verdict) for verdict in verdicts.all],
         "schedule": list(info.schedule),
-        "faults": [_fault(event) for event in info.events],
+        "faults": [msgspec.structs.asdict(event) for event in info.events],
         "recoveries": [
             {"name": one.event.name, "target": one.event.target, "seconds": one.seconds} for one in info.recoveries
         ],
         **_figures(events),
         "audit": _audit(evidence),
     }
-
-
-def _fault(event: FaultEvent) -> Document:
-    return {**asdict(event), "what": event.what.value}
 
 
 def _figures(events: Sequence[Event]) -> Document:
@@ -88,11 +85,11 @@ def _audit(evidence: Evidence) -> Document:
 
 
 def show(console: Console, info: RunInfo, verdicts: InvariantResults) -> None:
-    """Print the table, then every breach with the story of its requests. `console` decides about colour (NO_COLOR)."""
+    """Print the table, then every violation with the timeline of its request. `console` decides on colours."""
     console.print(table(verdicts))
     for verdict in verdicts.all:
         if not verdict.holds:
-            _show_breach(console, verdict)
+            _show_violation(console, verdict)
     if not verdicts.hold:
         for line in info.schedule:
             console.print(line, highlight=False, markup=False)
@@ -105,11 +102,13 @@ def show(console: Console, info: RunInfo, verdicts: InvariantResults) -> None:
 def table(verdicts: InvariantResults) -> Table:
     """The table of invariants."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("invariant", "count", "verdict", "excused", "what it says"):
+    for column in ("invariant", "count", "verdict", "excused", "description"):
         shown.add_column(column, justify="right" if column in ("count", "excused") else "left", overflow="fold")
     for verdict in verdicts.all:
         excused = sum(verdict.explained.values())
-        shown.add_row(verdict.name, _count(verdict), _word(verdict), str(excused or ""), escape(_told(verdict)))
+        shown.add_row(
+            verdict.name, _count(verdict), _verdict_text(verdict), str(excused or ""), escape(_description(verdict))
+        )
     return shown
 
 
@@ -117,7 +116,7 @@ def _count(verdict: InvariantResult) -> str:
     return "-" if not verdict.measured or verdict.limit is None else str(verdict.count)
 
 
-def _word(verdict: InvariantResult) -> str:
+def _verdict_text(verdict: InvariantResult) -> str:
     if not verdict.measured:
         return "[dim]not measured[/]"
     if verdict.limit is None:
@@ -125,13 +124,13 @@ def _word(verdict: InvariantResult) -> str:
     return "[green]holds[/]" if verdict.holds else "[red]BROKEN[/]"
 
 
-def _told(verdict: InvariantResult) -> str:
+def _description(verdict: InvariantResult) -> str:
     excused = ", ".join(f"{count} {excuse}" for excuse, count in verdict.explained.items())
     parts = [verdict.says, verdict.shown, f"excused: {excused}" if excused else ""]
     return "; ".join(filter(None, parts))
 
 
-def _show_breach(console: Console, verdict: InvariantResult) -> None:
+def _show_violation(console: Console, verdict: InvariantResult) -> None:
     console.print(f"\n[red]{escape(verdict.name)}[/]: {verdict.count}, none allowed", highlight=False)
     for example in verdict.examples:
         console.print(f"  {example.says}  {example.request} {example.row}".rstrip(), highlight=False, markup=False)

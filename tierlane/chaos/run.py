@@ -1,8 +1,7 @@
-"""One run from checked options to a result: home directory, stack, scenario, verdict of the checker.
+"""One run from checked options to a result: home directory, stack, scenario, checker.
 
-The home is a temporary directory that is gone afterwards, or one that the user has named. The orphan guard kills
-whatever is started when this process ends, in whatever way. The report names the versions of Tierlane, of Python and of
-the servers.
+The home is a temporary directory that is removed afterwards, or one that the user has named. The orphan guard kills all
+started processes when this process ends. The report has the versions of Tierlane, of Python and of the servers.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from tierlane.chaos.external_stack import ExternalStack
 from tierlane.chaos.faults.catalogue import FaultTarget
 from tierlane.chaos.faults.target import StackTargets
 from tierlane.chaos.history import History, RunInfo, Sources, Target
-from tierlane.chaos.scenario import Conducted, Conductor, Screen, UnfinishedWork, timed
+from tierlane.chaos.scenario import RunDisplay, Scenario, UnfinishedWork, timed
 from tierlane.chaos.stack import ChaosStack
 from tierlane.settings.declaration import PREFIX
 from tierlane.up.data_dir import DataDir, LogLines
@@ -48,10 +47,10 @@ DATABASE = "postgres"
 
 @dataclass(frozen=True)
 class Home:
-    """The directory, the leash over it, and the log of all roles."""
+    """The directory, the guard over it, and the log of all roles."""
 
     data_dir: DataDir
-    leash: OrphanGuard
+    guard: OrphanGuard
     lines: LogLines
 
     @property
@@ -62,55 +61,55 @@ class Home:
 
 @contextmanager
 def home(keep: Path | None) -> Iterator[Home]:
-    """Make the directory; afterwards it is removed, or at least the database in it. Raises UsageError."""
-    _forget_settings()
-    data_dir = DataDir(_made(keep) if keep else _temporary())
-    os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from here on.
-    leash = OrphanGuard(data_dir)
+    """Create the directory; afterwards it is removed, or with --keep only its database. Raises ChaosUsageError."""
+    _unset_settings()
+    data_dir = DataDir(_created(keep) if keep else _temporary())
+    os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from now on.
+    guard = OrphanGuard(data_dir)
     if not keep:
-        leash.remove_at_end(data_dir.path)
+        guard.remove_at_end(data_dir.path)
     try:
         with (data_dir.path / LOG).open("ab", buffering=0) as log:
-            yield Home(data_dir, leash, LogLines(log, coloured=False))
+            yield Home(data_dir, guard, LogLines(log, coloured=False))
     finally:
-        leash.release()
+        guard.release()
         data_dir.release()
         shutil.rmtree(data_dir.path / DATABASE if keep else data_dir.path, ignore_errors=True)
 
 
-def _forget_settings() -> None:
-    """What is set for another stack must not reach this one."""
+def _unset_settings() -> None:
+    """Remove the settings of another stack from the environment."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
 
 
 def _temporary() -> Path:
     path = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
-    _let_through(path)
+    _make_traversable(path)
     return path
 
 
-def _made(path: Path) -> Path:
+def _created(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         raise ChaosUsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
     except OSError as error:
         raise ChaosUsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
-    _let_through(path)
+    _make_traversable(path)
     return path
 
 
-def _let_through(path: Path) -> None:
+def _make_traversable(path: Path) -> None:
     if os.geteuid() == 0:
-        path.chmod(0o711)  # PostgreSQL is another user then, who must be able to pass through but not to list.
+        path.chmod(0o711)  # PostgreSQL runs as another user then, who must traverse the directory.
 
 
 PATIENCE_S = 2.0
 
 
 async def versions(redis_url: str, database_url: str) -> dict[str, str]:
-    """By name. Raises RedisUnavailable, and what asyncpg raises."""
+    """Versions by name. Raises RedisUnavailable and errors of asyncpg."""
     return {
         "tierlane": version("tierlane"),
         "python": platform.python_version(),
@@ -140,7 +139,7 @@ async def _postgres(url: str) -> str:
         await connection.close(timeout=PATIENCE_S)
 
 
-HELD, BREACHED = 0, 1
+PASSED, VIOLATED = 0, 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HISTORY = "history.jsonl"
 EVIDENCE = "evidence.json"
@@ -149,13 +148,10 @@ ROLES = (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER)
 
 
 @dataclass(frozen=True)
-class Site:
-    """A stack that works, and all that a run on it needs. `stop_now`: what a second Ctrl-C does.
+class RunSetup:
+    """A running stack, and the inputs of a run. `stop_now`: the action of a second Ctrl-C; `took_s`: seconds by part."""
 
-    `took_s`: how long each part of the run took, so far.
-    """
-
-    ground: StackTargets
+    targets: StackTargets
     target: Target
     sources: Sources
     spools: Sequence[Path]
@@ -165,83 +161,84 @@ class Site:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came of one run."""
+    """The result of one run."""
 
     info: RunInfo
     verdicts: InvariantResults
     document: report.Document
 
     def show(self) -> None:
-        """Print the table, and the breaches."""
-        # A table that is wider than the terminal is better broken by it than cut by us.
+        """Print the table and the violations."""
+        # A wide table is wrapped by the terminal rather than cut.
         report.show(Console(width=max(MIN_WIDTH, Console().width)), self.info, self.verdicts)
 
 
 def run(options: Options) -> int:
-    """Run and report; return the exit code. Raises UsageError, StackError, EmbeddedServerError."""
+    """Run and report; return the exit code. Raises ChaosUsageError, StackError, EmbeddedServerError."""
     if options.json:
         writable(options.json)
-    result = judged(options)
+    result = run_and_check(options)
     result.show()
     if options.json:
         write(options.json, result.document)
-    return HELD if result.verdicts.hold else BREACHED
+    return PASSED if result.verdicts.hold else VIOLATED
 
 
-def judged(options: Options) -> RunResult:
-    """Run, and judge what came of it. Raises UsageError, StackError, EmbeddedServerError."""
-    screen = Screen(Console(), quiet=options.quiet)
+def run_and_check(options: Options) -> RunResult:
+    """Run, and check the invariants. Raises ChaosUsageError, StackError, EmbeddedServerError."""
+    display = RunDisplay(Console(), quiet=options.quiet)
     if options.against:
-        return uvloop.run(_run_outside(options, options.against, screen))
-    return uvloop.run(_run_inside(options, screen))
+        return uvloop.run(_run_on_external_stack(options, options.against, display))
+    return uvloop.run(_run_on_own_stack(options, display))
 
 
-async def _run_outside(options: Options, file: Path, screen: Screen) -> RunResult:
+async def _run_on_external_stack(options: Options, file: Path, display: RunDisplay) -> RunResult:
     stack = ExternalStack(file)
-    screen.say(f"seed {options.seed}: against {file}")
-    site = Site(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
-    return await _judged(options, site, History(), screen)
+    display.show(f"seed {options.seed}: against {file}")
+    setup = RunSetup(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
+    return await _run_scenario(options, setup, History(), display)
 
 
-async def _run_inside(options: Options, screen: Screen) -> RunResult:
+async def _run_on_own_stack(options: Options, display: RunDisplay) -> RunResult:
     with home(options.keep) as place:
-        stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines, tls=options.tls_to_redis)
+        stack = ChaosStack(place.data_dir, options.shape, place.guard, place.lines, tls=options.tls_to_redis)
         try:
-            screen.say(f"seed {options.seed}: starting {options.stack}")
+            display.show(f"seed {options.seed}: starting {options.stack}")
             took_s: dict[str, float] = {}
             with timed(took_s, "start"):
                 await stack.start()
-            screen.say(f"ready in {took_s['start']:.1f} s")
-            site = Site(stack, stack.target, stack.sources(time.time()), stack.spools, stack.kill, took_s)
+            display.show(f"ready in {took_s['start']:.1f} s")
+            setup = RunSetup(stack, stack.target, stack.sources(time.time()), stack.spools, stack.kill, took_s)
             with History(place.path / HISTORY) as history:
-                return await _judged(options, site, history, screen)
+                return await _run_scenario(options, setup, history, display)
         finally:
             await stack.stop()
 
 
-async def _judged(options: Options, site: Site, history: History, screen: Screen) -> RunResult:
-    """One run with its verdict."""
-    shown = await versions(site.ground.redis_url, site.ground.database_url)
-    screen.say(", ".join(f"{name} {version}" for name, version in shown.items()))
-    conductor = Conductor(options, site.ground, site.target, history, screen)
-    before = await _open_files(site.ground)
-    with _signals(conductor.interrupt, site.stop_now):
-        conducted = await conductor.run(site.spools)
-    files = evidence.compared(before, await _open_files(site.ground))
-    # In a thread: our loop carries the stack's connections, and to hold it up would be another fault.
-    with timed(site.took_s, "evidence"):
-        found = await asyncio.to_thread(_collected, site, files, conducted.left)
-    with timed(site.took_s, "check"):
-        verdicts = checker.check(history.events, found, conducted.recoveries)
-    info = _run_info(options, shown, conducted, {**site.took_s, **conducted.took_s})
+async def _run_scenario(options: Options, setup: RunSetup, history: History, display: RunDisplay) -> RunResult:
+    """Run the scenario and check the invariants."""
+    shown = await versions(setup.targets.redis_url, setup.targets.database_url)
+    display.show(", ".join(f"{name} {version}" for name, version in shown.items()))
+    scenario = Scenario(options, setup.targets, setup.target, history, display)
+    info = scenario.info
+    info.versions, info.took_s = shown, setup.took_s
+    before = await _open_files(setup.targets)
+    with _signals(scenario.interrupt, setup.stop_now):
+        await scenario.run(setup.spools)
+    files = evidence.compared(before, await _open_files(setup.targets))
+    # In a thread, because the event loop carries the connections of the proxies.
+    with timed(info.took_s, "evidence"):
+        found = await asyncio.to_thread(_collected, setup, files, scenario.left)
+    with timed(info.took_s, "check"):
+        verdicts = checker.check(history.events, found, info.recoveries)
     if options.keep:
         write(options.keep / EVIDENCE, found)
     return RunResult(info, verdicts, report.document(info, history.events, found, verdicts))
 
 
-def _collected(site: Site, files: Sequence[FileCount], left: UnfinishedWork) -> Evidence:
+def _collected(setup: RunSetup, files: Sequence[FileCount], left: UnfinishedWork) -> Evidence:
     unfinished = "" if left.nothing else f"Not drained: {left}."
-    return asyncio.run(evidence.collect(site.sources, site.target.customers, files, unfinished))
+    return asyncio.run(evidence.collect(setup.sources, setup.target.customers, files, unfinished))
 
 
 def write(path: Path, value: object) -> None:
@@ -249,32 +246,15 @@ def write(path: Path, value: object) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def _run_info(options: Options, shown: dict[str, str], conducted: Conducted, took_s: dict[str, float]) -> RunInfo:
-    """What the report says of the run itself."""
-    return RunInfo(
-        seed=options.seed,
-        duration_s=options.duration,
-        rate=options.rate,
-        versions=shown,
-        shape=options.stack,
-        schedule=conducted.planned,
-        events=conducted.events,
-        recoveries=conducted.recoveries,
-        drained_s=conducted.drained_s,
-        interrupted=conducted.interrupted,
-        took_s=took_s,
-    )
-
-
-async def _open_files(ground: StackTargets) -> evidence.Files:
-    """Of all roles, by name."""
+async def _open_files(targets: StackTargets) -> evidence.Files:
+    """The open files of all roles."""
 
     def read() -> evidence.Files:
-        everybody = [(place, index) for place in ROLES for index in range(ground.targets.get(place, 0))]
+        processes = [(place, index) for place in ROLES for index in range(targets.counts.get(place, 0))]
         return evidence.open_files(
-            (ground.name(place, index), process)
-            for place, index in everybody
-            for process in ground.processes(place, index)
+            (targets.name(place, index), process)
+            for place, index in processes
+            for process in targets.processes(place, index)
         )
 
     return await asyncio.to_thread(read)
@@ -282,25 +262,25 @@ async def _open_files(ground: StackTargets) -> evidence.Files:
 
 @contextmanager
 def _signals(first: Callable[[], None], second: Callable[[], None]) -> Iterator[None]:
-    """The first signal ends the run, which still reports; the next one kills. Only the main thread can ask for them."""
+    """The first signal ends the run, which still reports; the next one kills. Only the main thread handles signals."""
     waiting = [first]
 
     def on_signal() -> None:
         (waiting.pop() if waiting else second)()
 
     loop = asyncio.get_running_loop()
-    wanted = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    for number in wanted:
+    handled = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    for number in handled:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in wanted:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 
 def writable(path: Path) -> None:
-    """Raise UsageError now rather than after a long run."""
+    """Raise ChaosUsageError before the run where the file cannot be written."""
     try:
         path.touch()
     except OSError as error:

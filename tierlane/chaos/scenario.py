@@ -1,44 +1,39 @@
-"""The scenario of a run: load, faults by the schedule, heal, final load, drain. What came of it is for the checker.
+"""The scenario of a run: load, faults by the schedule, heal, final load, drain.
 
-However it ends (time over, Ctrl-C, an error), every fault is healed before this returns. The final load goes on until
-every gateway has completed a request, for longer than the checker allows a gateway to be stuck. A stack is drained when
-nothing is queued, leased or unwritten, and no row of the audit is open. Recovery is the time from a heal to the first
-second in which everything succeeded.
+Every fault is healed before this returns, also after Ctrl-C or an error. The final load lasts until every gateway has
+completed a request, for longer than the checker allows a gateway to be stuck. A stack is drained when nothing is queued,
+leased or unwritten, and no audit row is open. Recovery is the time from a heal to the first second in which all requests
+succeed.
 """
 
 import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
-from redis.asyncio import Redis
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from ledger.postgres import asyncpg_dsn
 from scheduler.errors import RedisUnavailable
-from scheduler.redis_client.connections import bounded, command_client
-from scheduler.redis_client.keys import Keys
+from tierlane.chaos.checker.evidence import read_leftovers
 from tierlane.chaos.command import Options
-from tierlane.chaos.faults.actions import DOING
+from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import schedule
-from tierlane.chaos.faults.target import StackTargets, do_fault
-from tierlane.chaos.history import Answered, Event, FaultEvent, History, Invoked, Recovery, Target, What
+from tierlane.chaos.faults.target import StackTargets, inject_fault
+from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, History, Invoked, Recovery, RunInfo, Target
 from tierlane.chaos.load import ChaosLoad
-from tierlane.up.demo_data import TIERS
 
 ROUND_S = 1.0
 RATE = 20.0
 FINAL_LOAD_PATIENCE_S = 20.0
 
 
-async def encore(target: Target, seed: int, history: History) -> None:
-    """Send until all serve, or patience is over; the checker says what that means."""
+async def final_load(target: Target, seed: int, history: History) -> None:
+    """Send requests until every gateway serves, or the time is over."""
     deadline = time.monotonic() + FINAL_LOAD_PATIENCE_S
     since = len(history.events)
     while time.monotonic() < deadline and _serving(history.events[since:]) < len(target.http_urls):
@@ -46,82 +41,67 @@ async def encore(target: Target, seed: int, history: History) -> None:
 
 
 def _serving(events: list[Event]) -> int:
-    """How many gateways have completed something."""
+    """The number of gateways that have completed a request."""
     gateways = {(event.nonce, event.turn): event.gateway for event in events if isinstance(event, Invoked)}
     answers = (event for event in events if isinstance(event, Answered) and event.status == 200)
     return len({gateways[event.nonce, event.turn] for event in answers if (event.nonce, event.turn) in gateways})
 
 
-LOOK_S = 0.5
-QUIET_LOOKS = 2  # One look at several servers is no snapshot.
+POLL_S = 0.5
+QUIET_READS = 2  # Reads of several servers are no snapshot.
 ROWS_PATIENCE_S = 1.0
 OPEN_ROWS = "SELECT count(*) FROM requests WHERE status IN ('queued', 'processing')"
 
 
 @dataclass(frozen=True)
 class UnfinishedWork:
-    """What is not finished yet, or `fault`: why nobody can tell."""
+    """Unfinished work, or `fault`: why it is unknown."""
 
-    waiting: int = 0
-    unwritten: int = 0
+    in_redis: int = 0
     open_rows: int = 0
     spooled: int = 0
     fault: str = ""
 
     @property
     def nothing(self) -> bool:
-        """Whether all is done."""
-        return not (self.waiting or self.unwritten or self.open_rows or self.spooled or self.fault)
+        """Whether there is none."""
+        return not (self.in_redis or self.open_rows or self.spooled or self.fault)
 
     def __str__(self) -> str:
-        """As the report says it."""
+        """The text in the report."""
         return self.fault or (
-            f"{self.waiting} waiting or running, {self.unwritten} not written to the audit, "
-            f"{self.spooled} spool files, {self.open_rows} open rows"
+            f"{self.in_redis} requests, batches and audit records in Redis, {self.spooled} spool files, "
+            f"{self.open_rows} open rows"
         )
 
 
 async def drain(
     redis_url: str, database_url: str, spools: Sequence[Path], within_s: float
 ) -> tuple[float, UnfinishedWork]:
-    """Wait until nothing is left, at most `within_s`; how long it took, and what is left."""
+    """Wait until no work is left, at most `within_s`; returns the seconds, and the work that is left."""
     began = time.monotonic()
     quiet = 0
     while True:
-        left = await _look(redis_url, database_url, spools)
+        left = await _read_unfinished(redis_url, database_url, spools)
         seconds = time.monotonic() - began
         quiet = quiet + 1 if left.nothing else 0
-        if quiet >= QUIET_LOOKS or seconds > within_s:
+        if quiet >= QUIET_READS or seconds > within_s:
             return seconds, left
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
-async def _look(redis_url: str, database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
+async def _read_unfinished(redis_url: str, database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
     try:
-        waiting, unwritten = await _in_redis(redis_url)
+        left = await read_leftovers(redis_url)
         return UnfinishedWork(
-            waiting, unwritten, await _open_rows(database_url), sum(_spooled(spool) for spool in spools)
+            in_redis=len(left.open_requests) + sum(left.lengths.values()),
+            open_rows=await _open_rows(database_url),
+            spooled=sum(
+                path.stat().st_size > 0 for spool in spools for path in spool.glob("spool/*") if path.is_file()
+            ),
         )
     except (RedisUnavailable, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         return UnfinishedWork(fault=f"{type(error).__name__}: {error}")
-
-
-async def _in_redis(redis_url: str) -> tuple[int, int]:
-    keys = Keys()
-    client = command_client(redis_url)
-    try:
-        async with bounded(ROWS_PATIENCE_S):
-            queues = [await client.llen(key) for key in (keys.batch_queue, *map(keys.queue, TIERS))]
-            leases = await client.zcard(keys.leases)
-            unwritten = await client.llen(keys.outbox) + await _taken(client, keys)
-    finally:
-        await client.aclose()
-    return sum(queues) + leases, unwritten
-
-
-async def _taken(client: Redis, keys: Keys) -> int:
-    """Audit entries in the hands of auditors, dead ones included."""
-    return sum([await client.llen(key) async for key in client.scan_iter(match=keys.auditor_outbox("*"))])
 
 
 async def _open_rows(database_url: str) -> int:
@@ -132,25 +112,20 @@ async def _open_rows(database_url: str) -> int:
         await connection.close(timeout=ROWS_PATIENCE_S)
 
 
-def _spooled(directory: Path) -> int:
-    """Files of the audit spool that hold something."""
-    return sum(path.is_file() and path.stat().st_size > 0 for path in directory.glob("spool/*"))
-
-
 WINDOW_S = 1.0
 STEP_S = 0.1
 OK_STATUS = 200
 
 
 def recoveries(events: Iterable[Event], faults: Sequence[FaultEvent], load_ended: float) -> list[Recovery]:
-    """One for each fault that was healed without error. Times are those of the tries' sending."""
+    """The recovery of each fault that was healed without error, by the sending times of tries."""
     sent, failed = _tries(events)
-    healed = [fault for fault in faults if fault.what is What.HEAL and not fault.error]
+    healed = [fault for fault in faults if fault.what is FaultPhase.HEAL and not fault.error]
     return [Recovery(fault, _seconds(fault.at, sent, failed, load_ended)) for fault in healed]
 
 
 def _tries(events: Iterable[Event]) -> tuple[list[float], list[float]]:
-    """When tries were sent, and when those that did not succeed were; both in order."""
+    """The sending times of all tries, and of those that did not succeed, in order."""
     sent: dict[tuple[str, int], float] = {}
     succeeded: set[tuple[str, int]] = set()
     for event in events:
@@ -174,48 +149,22 @@ def _count(times: Sequence[float], begin: float) -> int:
     return bisect_left(times, begin + WINDOW_S) - bisect_left(times, begin)
 
 
-REFRESH_S = 0.5
-OK_TEXT = "200"
-
-
-class Screen:
-    """Lines on `console`; silent when `quiet`. The bar is drawn on a terminal only, and lines go above it."""
+class RunDisplay:
+    """Lines on `console`, none when `quiet`."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._console = console
         self._quiet = quiet
 
-    def say(self, sentence: str) -> None:
-        """Show one line."""
+    def show(self, line: str) -> None:
+        """Show a line."""
         if not self._quiet:
-            self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def fault(self, at_s: float, event: FaultEvent) -> None:
-        """Show that a fault began, ended or could not be done; `at_s`: seconds since the load began."""
-        tail = f"  (not done: {event.error})" if event.error else f"  {event.details}" if event.details else ""
-        self.say(f"{at_s:6.1f} s  {event.what:<5}  {event.name:<18} {event.target}{tail}")
-
-    async def follow(self, load: ChaosLoad, duration_s: float) -> None:
-        """Show the load's progress until cancelled."""
-        if self._quiet or not self._console.is_terminal:
-            return
-        # Drawn by us, because rich's own thread would take the processor when it likes.
-        with _bar(self._console) as bar, suppress(asyncio.CancelledError):
-            task = bar.add_task("", total=duration_s)
-            for step in range(int(duration_s / REFRESH_S) + 1):
-                bar.update(task, completed=step * REFRESH_S, description=_figures(load))
-                bar.refresh()
-                await asyncio.sleep(REFRESH_S)
-
-
-def _bar(console: Console) -> RichProgress:
-    columns = (BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    return RichProgress(*columns, console=console, auto_refresh=False, transient=True)
-
-
-def _figures(load: ChaosLoad) -> str:
-    succeeded = load.counts[OK_TEXT]
-    return f"{load.sent} sent, {succeeded} succeeded, {sum(load.counts.values()) - succeeded} not"
+        """Show an event of a fault; `at_s`: seconds since the load began."""
+        tail = f"  (not injected: {event.error})" if event.error else f"  {event.details}" if event.details else ""
+        self.show(f"{at_s:6.1f} s  {event.what:<5}  {event.name:<18} {event.target}{tail}")
 
 
 DEADLINE_S = 4.0
@@ -224,91 +173,81 @@ SLACK_S = 10.0
 DRAIN_WITHIN_S = DEADLINE_S + GRACE_S + SLACK_S
 
 
-@dataclass
-class Conducted:
-    """What a run was: its schedule, what was really done, how the stack came back."""
+class Scenario:
+    """Runs the faults of `options` on `targets` under the load of `target`; `interrupt` ends it early.
 
-    planned: list[str]
-    events: list[FaultEvent] = field(default_factory=list)
-    recoveries: list[Recovery] = field(default_factory=list)
-    drained_s: float | None = None
-    left: UnfinishedWork = field(default_factory=UnfinishedWork)
-    interrupted: bool = False
-    took_s: dict[str, float] = field(default_factory=dict)  # Of each part of the run.
-
-
-class Conductor:
-    """Runs `options` on `ground` under the load of `target`; `interrupt` ends it early, healed and drained."""
+    `info` is the run in the report; `left`: the work that is unfinished after the drain.
+    """
 
     def __init__(
-        self, options: Options, ground: StackTargets, target: Target, history: History, screen: Screen
+        self, options: Options, targets: StackTargets, target: Target, history: History, display: RunDisplay
     ) -> None:
         self._options = options
         self._target = target
-        self._ground = ground
+        self._targets = targets
         self._history = history
-        self._screen = screen
+        self._display = display
         self._began = 0.0
         self._load_ended = 0.0
         self._over = asyncio.Event()
         self._load = ChaosLoad(target, options.rate, options.duration, options.seed, history)
-        self._planned = schedule(options.seed, options.duration, options.kinds, ground.targets)
-        self._run = Conducted([fault.told(ground.name(fault.place, fault.index)) for fault in self._planned])
+        self._planned = schedule(options.seed, options.duration, options.kinds, targets.counts)
+        self.info = RunInfo(options.seed, options.duration, options.rate, options.stack)
+        self.info.schedule = [fault.text(targets.name(fault.place, fault.index)) for fault in self._planned]
+        self.left = UnfinishedWork()
 
     def interrupt(self) -> None:
         """End the load and heal everything."""
-        self._run.interrupted = True
+        self.info.interrupted = True
         self._over.set()
 
-    async def run(self, spools: Sequence[Path]) -> Conducted:
-        """Load and faults, then drain. `spools`: directories of gateways whose audit spool must become empty."""
-        with timed(self._run.took_s, "load"):
+    async def run(self, spools: Sequence[Path]) -> None:
+        """Run load and faults, then drain. `spools`: data directories of gateways whose spool must become empty."""
+        with timed(self.info.took_s, "load"):
             await self._under_load()
-        with timed(self._run.took_s, "encore"):
-            await encore(self._target, self._options.seed, self._history)
-        self._screen.say("healed; waiting until everything that was accepted is finished and audited")
-        with timed(self._run.took_s, "drain"):
-            seconds, self._run.left = await drain(
-                self._ground.redis_url, self._ground.database_url, spools, DRAIN_WITHIN_S
+        with timed(self.info.took_s, "encore"):
+            await final_load(self._target, self._options.seed, self._history)
+        self._display.show("healed; waiting until all accepted requests have ended and are audited")
+        with timed(self.info.took_s, "drain"):
+            seconds, self.left = await drain(
+                self._targets.redis_url, self._targets.database_url, spools, DRAIN_WITHIN_S
             )
-        self._run.recoveries = await asyncio.to_thread(
-            recoveries, self._history.events, self._run.events, self._load_ended
+        self.info.recoveries = await asyncio.to_thread(
+            recoveries, self._history.events, self.info.events, self._load_ended
         )
-        self._run.drained_s = round(seconds, 1) if self._run.left.nothing else None
-        return self._run
+        self.info.drained_s = round(seconds, 1) if self.left.nothing else None
 
     async def _under_load(self) -> None:
         self._began = time.monotonic()
         load = asyncio.create_task(self._load.run(), name="load")
         faults = asyncio.create_task(self._faults(), name="faults")
-        shown = asyncio.create_task(self._screen.follow(self._load, self._options.duration), name="progress")
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait([load, over], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._load_ended = min(time.monotonic(), self._began + self._options.duration)
             self._load.stop()
-            for task in (faults, shown, over):
+            for task in (faults, over):
                 task.cancel()
             done = await asyncio.gather(load, faults, return_exceptions=True)
         _raise_first(done)
 
     async def _faults(self) -> None:
-        """All faults at their times; returns, or is cancelled, when each of them is healed."""
+        """Inject all faults at their times; returns or is cancelled when each is healed."""
         async with asyncio.TaskGroup() as group:
             for fault in self._planned:
                 await asyncio.sleep(self._began + fault.at_s - time.monotonic())
-                group.create_task(do_fault(self._ground, fault, DOING, self._told), name=fault.kind.name)
+                group.create_task(inject_fault(self._targets, fault, ACTIONS, self._report), name=fault.kind.name)
 
-    def _told(self, event: FaultEvent) -> None:
-        self._run.events.append(event)
-        self._history.fault(event)
-        self._screen.fault(event.at - self._began, event)
+    def _report(self, event: FaultEvent) -> None:
+        self.info.events.append(event)
+        self._history.add(event)
+        self._display.fault(event.at - self._began, event)
 
 
 @contextmanager
 def timed(took_s: dict[str, float], part: str) -> Iterator[None]:
-    """Note how long one part of a run took."""
+    """Record the duration of one part of the run."""
     began = time.monotonic()
     try:
         yield

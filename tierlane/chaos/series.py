@@ -1,6 +1,6 @@
-"""Several seeds, one run after the other: a row for each, and the whole table of those that broke something.
+"""Several seeds, one run after the other: a row for each, and the whole table of runs with violations.
 
-What is written is written anew after each run, so that a series that is cut short has told what it found.
+The JSON file is written after each run, so an interrupted series keeps its results.
 """
 
 import gc
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tierlane.chaos.command import Options
 from tierlane.chaos.report import Document
-from tierlane.chaos.run import BREACHED, HELD, MIN_WIDTH, RunResult, judged, writable, write
+from tierlane.chaos.run import MIN_WIDTH, PASSED, VIOLATED, RunResult, run_and_check, writable, write
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.data_dir import StackError
 
@@ -24,9 +24,9 @@ COLUMNS = ("seed", "sent", "accepted", "completed", "faults", "excused", "recove
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in one row. `breaches`: offences by invariant; `excused`: by excuse; times in seconds, None unknown.
+    """One run in one row. `breaches`: violations by invariant; `excused`: by excuse; times in seconds, None unknown.
 
-    `error`: why there was no run, or no whole one.
+    `error`: why the run did not start or finish.
     """
 
     seed: int
@@ -46,9 +46,9 @@ class Summary:
 
 
 def run_series(options: Options) -> int:
-    """Run every seed of `options.seeds`; return the exit code: that of the worst. Raises UsageError.
+    """Run every seed of `options.seeds`; return the worst exit code. Raises ChaosUsageError.
 
-    Ctrl-C ends the run that is on and the series; what was done is told, but has not passed.
+    Ctrl-C ends the current run and the series, which is reported, but has not passed.
     """
     if options.json:
         writable(options.json)
@@ -56,9 +56,9 @@ def run_series(options: Options) -> int:
     rows: list[Summary] = []
     documents: list[Document] = []
     for seed in options.seeds:
-        row, result = _one(_alone(options, seed))
+        row, result = _run_one(_single_run(options, seed))
         rows.append(row)
-        _tell(console, row, result, quiet=options.quiet)
+        _show(console, row, result, quiet=options.quiet)
         if result is not None:
             documents.append(result.document)
         if options.json:
@@ -66,28 +66,28 @@ def run_series(options: Options) -> int:
         if result is not None and result.info.interrupted:
             break
         del result
-        gc.collect()  # Now rather than in the middle of the next run, where it would be a stall of the tool.
+        gc.collect()  # Now, because during the next run it would be a stall of this tool.
     console.print(summary_table(rows))
-    return HELD if _passed(options.seeds, rows) else BREACHED
+    return PASSED if _passed(options.seeds, rows) else VIOLATED
 
 
-def _alone(options: Options, seed: int) -> Options:
-    """The options of one run of the series, which shows nothing by itself."""
+def _single_run(options: Options, seed: int) -> Options:
+    """The options of one run of the series, which prints nothing."""
     keep = options.keep / f"seed-{seed}" if options.keep else None
     return replace(options, seed=seed, seeds=(), json=None, keep=keep, quiet=True)
 
 
-def _one(options: Options) -> tuple[Summary, RunResult | None]:
+def _run_one(options: Options) -> tuple[Summary, RunResult | None]:
     began = time.monotonic()
     try:
-        result = judged(options)
+        result = run_and_check(options)
     except (StackError, EmbeddedServerError) as error:
         return Summary(options.seed, passed=False, error=f"cannot start: {error}"), None
     wall_s = round(time.monotonic() - began, 1)
     return summary_of(result.document, wall_s), result
 
 
-def _tell(console: Console, row: Summary, result: RunResult | None, *, quiet: bool) -> None:
+def _show(console: Console, row: Summary, result: RunResult | None, *, quiet: bool) -> None:
     if result is not None and not result.verdicts.hold:
         result.show()
     if not quiet:
@@ -97,13 +97,13 @@ def _tell(console: Console, row: Summary, result: RunResult | None, *, quiet: bo
 def _line(row: Summary) -> str:
     if row.error:
         return f"seed {row.seed}: {row.error}"
-    broken = ", ".join(f"{name} {count}" for name, count in row.breaches.items())
-    outcome = "passed" if row.passed else f"failed ({broken})"
+    violated = ", ".join(f"{name} {count}" for name, count in row.breaches.items())
+    outcome = "passed" if row.passed else f"failed ({violated})"
     return f"seed {row.seed}: {outcome}, {row.sent} sent, {row.accepted} accepted, {row.wall_s or 0.0:.0f} s"
 
 
 def summary_of(document: Document, wall_s: float | None = None) -> Summary:
-    """One run in one row, from what was written of it."""
+    """The row of a run, from its document."""
     verdicts = document["verdicts"]
     excused: Counter[str] = Counter()
     for verdict in verdicts:
@@ -136,10 +136,7 @@ def _word(verdict: Mapping[str, object]) -> str:
 
 
 def series_document(seeds: Sequence[int], rows: Sequence[Summary], documents: Sequence[Document] = ()) -> Document:
-    """Everything that is known of a series so far: its rows, then each run in full.
-
-    It has passed only when all of `seeds` have.
-    """
+    """The document of a series so far: its rows, then each run in full. It has passed only when all `seeds` have."""
     return {
         "passed": _passed(seeds, rows),
         "seeds": list(seeds),
@@ -153,7 +150,7 @@ def _passed(seeds: Sequence[int], rows: Sequence[Summary]) -> bool:
 
 
 def summary_table(rows: Sequence[Summary]) -> Table:
-    """A row for each run."""
+    """The table of a series."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in COLUMNS:
         left = column in ("excused", "verdict")
@@ -165,21 +162,21 @@ def summary_table(rows: Sequence[Summary]) -> Table:
 
 
 def markdown(rows: Sequence[Summary]) -> str:
-    """The same as a table for a document."""
+    """The table of a series in Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     return "\n".join([*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows)]) + "\n"
 
 
 def _cells(row: Summary) -> list[str]:
     counts = [row.seed, row.sent, row.accepted, row.completed, row.faults]
-    broken = ", ".join(f"{count} {name}" for name, count in row.breaches.items())
+    violated = ", ".join(f"{count} {name}" for name, count in row.breaches.items())
     return [
         *map(str, counts),
         ", ".join(f"{count} {excuse}" for excuse, count in row.excused.items()),
         _seconds(row.recovery_worst_s) + (f" ({row.not_recovered} never)" if row.not_recovered else ""),
         _seconds(row.drained_s),
         _seconds(row.wall_s),
-        "passed" if row.passed else f"FAILED: {broken or row.error}",
+        "passed" if row.passed else f"FAILED: {violated or row.error}",
     ]
 
 

@@ -1,12 +1,12 @@
-"""A stack for chaos: every role several times, each behind proxies of its own, nothing left at the end.
+"""The stack of a chaos run: several processes of every role, each behind its own proxies.
 
-It is kept running by the supervisor of `tierlane up`, and its orphan guard ends it even when this process is killed.
-Redis keeps nothing on disk, so a killed one comes back empty; PostgreSQL keeps whatever it has said to have committed.
-The stack is ready when each gateway says so and counts every worker healthy. Servers are started from an event loop in
-a thread of its own, since that would hold up the load for a tenth of a second.
+The supervisor of `tierlane up` restarts its processes, and the orphan guard ends them even when this process is killed.
+Redis has no persistence, so it restarts empty; PostgreSQL keeps committed rows. The stack is ready when every gateway is
+ready and counts every worker healthy. Servers are started from the event loop of a second thread, because that would stall
+the load for a tenth of a second.
 
-Its customers are ten in each tier, with limits so wide that the load itself is never rejected, and one for the hostile
-client. The shed rules, the queue times and the capacity of the GPUs stay what they are.
+Each tier has ten customers with limits that the load does not reach, and the hostile client has a customer. Shedding, queue
+times and the capacity of the GPUs are unchanged.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
 from tierlane.chaos.faults.catalogue import FaultTarget
 from tierlane.chaos.faults.proxy import HOST, FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.faults.target import Stranger
+from tierlane.chaos.faults.target import HostileAccess, StackTargets
 from tierlane.chaos.history import LoadCustomer, Sources, Target
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import ChildProcess, family
@@ -43,13 +43,13 @@ from tierlane.up.orphan_guard import OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
 CUSTOMERS_PER_TIER = 10
-WIDE = 100_000.0
+HIGH_LIMIT = 100_000.0
 
-WIDEN = """
+RAISE_LIMITS = """
 UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int,
     max_queue_depth = $1::int, tokens_per_minute = NULL
 """
-# What the model does: measured, it would be the same after some seconds of load.
+# The rate of the model; after some seconds of load it would be measured.
 RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"
 ADD_CUSTOMERS = """
 INSERT INTO customers (name, tier)
@@ -64,10 +64,10 @@ ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
 
 async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[LoadCustomer, ...]:
-    """Widen the tiers, make the customers and issue a key to each."""
+    """Raise the limits of tiers, and create the customers with a key each."""
     connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     try:
-        await connection.execute(WIDEN, WIDE)
+        await connection.execute(RAISE_LIMITS, HIGH_LIMIT)
         await connection.execute(RATE_MODELS, MEAN_S)
         await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier)
         rows = await connection.fetch(ISSUE_KEYS)
@@ -77,7 +77,7 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
 
 
 async def seed_hostile(database_url: str) -> str:
-    """Make the customer of the hostile client, in the lowest tier; the key."""
+    """Create the customer of the hostile client in the lowest tier; returns its key."""
     connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     try:
         await connection.execute(ADD_HOSTILE, TIERS[-1])
@@ -89,21 +89,21 @@ async def seed_hostile(database_url: str) -> str:
 T = TypeVar("T")
 
 
-class Aside:
-    """Runs coroutines on that loop while the caller's loop goes on."""
+class SideLoop:
+    """Runs coroutines on an event loop in another thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # A daemon, so that a process that is on its way out never waits for it.
+        # A daemon thread, so that the exit of the process does not wait for it.
         self._thread = threading.Thread(target=self._loop.run_forever, name="stack", daemon=True)
         self._thread.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, and return or raise what it does; a cancel reaches it."""
+        """Run a coroutine on that loop; returns its result. A cancel is passed on."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def close(self) -> None:
-        """End the thread; nothing may run there any more."""
+        """End the thread, which must be idle."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -113,16 +113,7 @@ POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
 
 
-async def wait_until_whole(http_urls: Sequence[str], service_token: str, workers: int) -> None:
-    """Return when it is; the caller sets the deadline."""
-    headers = {"Authorization": f"Bearer {service_token}"}
-    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        while not all([await _is_whole(session, url, workers) for url in http_urls]):  # noqa: ASYNC110 - a poll over HTTP
-            await asyncio.sleep(POLL_S)
-
-
-async def _is_whole(session: aiohttp.ClientSession, url: str, workers: int) -> bool:
+async def _is_healthy(session: aiohttp.ClientSession, url: str, workers: int) -> bool:
     try:
         async with session.get(f"{url}/readyz") as ready:
             if ready.status != 200:
@@ -135,37 +126,37 @@ async def _is_whole(session: aiohttp.ClientSession, url: str, workers: int) -> b
 
 
 BACKEND = "tierlane.chaos.echo:Echo"
-MAX_BATCH_SIZE = 8  # Small, so that at the default rate workers are busy, and a fault on one hits something.
+MAX_BATCH_SIZE = 8  # Small, so that workers are busy at the default rate, and a fault of one affects requests.
 READY_TIMEOUT_S = 120.0
-LOOK_S = 0.25
-SEE_LOG = "run it again with --keep DIR and look into roles.log there"
-# A server whose disk is full shall get an error for that, where the limit of a file's size stands for the disk.
+GUARD_POLL_S = 0.25
+SEE_LOG = "run it again with --keep DIR and read roles.log there"
+# A full disk is simulated by a file size limit, which must cause an error instead of a signal.
 LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 
 
-class ChaosStack:
-    """One stack in `home`. `start`, then faults, then `stop`; a `Ground`."""
+class ChaosStack(StackTargets):
+    """One stack in `home`, with the targets of faults: `start`, then faults, then `stop`."""
 
     def __init__(
-        self, home: DataDir, shape: StackShape, leash: OrphanGuard, lines: LogLines, *, tls: bool = False
+        self, home: DataDir, shape: StackShape, guard: OrphanGuard, lines: LogLines, *, tls: bool = False
     ) -> None:
-        """`tls`: the roles talk TLS to Redis, through the proxies."""
+        """`tls`: the roles use TLS to Redis, through the proxies."""
         self._home = home
         self._shape = shape
-        self._leash = leash
+        self._guard = guard
         self._lines = lines
-        self._supervisor = Supervisor(leash, lines, lambda: None)
+        self._supervisor = Supervisor(guard, lines, lambda: None)
         self._models = ModelProcesses()
         self.redis_clock = ServerClock(home.path)
         self.redis_clock.prepare()
         self._redis = chaos_redis(home.path, self.redis_clock)
-        self._front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
+        self._tls_front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
         self._proxies: dict[FaultTarget, list[FaultProxy]] = {
             FaultTarget.REDIS_PROXY: [],
             FaultTarget.POSTGRES_PROXY: [],
         }
-        self._aside = Aside()
+        self._side_loop = SideLoop()
         self._watching: asyncio.Task[None] | None = None
         self._ports = ExitStack()
         self._urls: list[str] = []
@@ -188,57 +179,59 @@ class ChaosStack:
         )
 
     async def start(self) -> None:
-        """Start everything and wait until all of it works. Raises StackError or EmbeddedServerError."""
+        """Start all processes and wait until they are healthy. Raises StackError or EmbeddedServerError."""
         self.runs.mkdir()
         os.environ[RUNS_VARIABLE] = str(self.runs)
-        self._watching = asyncio.create_task(self._watch(), name="leash")
-        self._leash.hold_servers_of(self._redis.home)
-        self._leash.hold_servers_of(self._postgres.home)
+        self._watching = asyncio.create_task(self._watch(), name="guard")
+        self._guard.hold_servers_of(self._redis.home)
+        self._guard.hold_servers_of(self._postgres.home)
         await self._add(self._redis)
         await self._add(self._postgres)
         await self._fill_database()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await self._start_front()
+                await self._start_tls_front()
                 await self._start_roles()
-                await self._aside.run(self._supervisor.settle(self.whole()))
+                await self._side_loop.run(self._supervisor.settle(self.healthy()))
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; {SEE_LOG}.") from None
 
-    async def whole(self) -> None:
-        """Wait until every gateway counts every worker healthy; the caller sets the deadline."""
-        token = self.settings.service_token.get_secret_value()
-        await wait_until_whole(self._urls, token, self._shape.workers)
+    async def healthy(self) -> None:
+        """Wait until every gateway is ready and counts every worker healthy; the caller sets the deadline."""
+        headers = {"Authorization": f"Bearer {self.settings.service_token.get_secret_value()}"}
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            while not all([await _is_healthy(session, url, self._shape.workers) for url in self._urls]):  # noqa: ASYNC110 - a poll over HTTP
+                await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
-        """Stop everything in the reverse order; what resists is killed."""
-        await self._aside.run(self._supervisor.stop())
+        """Stop all processes in reverse order; those that do not exit are killed."""
+        await self._side_loop.run(self._supervisor.stop())
         for proxies in self._proxies.values():
             for proxy in proxies:
                 await proxy.stop()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        self._aside.close()
+        self._side_loop.close()
         self._ports.close()
 
     def kill(self) -> None:
-        """Kill everything at once."""
+        """Kill all processes at once."""
         self._supervisor.kill()
 
     @property
     def target(self) -> Target:
-        """Where the load goes."""
+        """The target of the load."""
         return Target(tuple(self._urls), self._customers)
 
     def sources(self, started_at: float) -> Sources:
-        """Where evidence lies; `started_at` is wall-clock seconds before the first request."""
-        token = self.settings.service_token.get_secret_value()
-        return Sources(self.database_url, self.redis_url, self.runs, started_at, tuple(self._urls), token)
+        """The sources of evidence; `started_at`: UNIX time before the first request."""
+        return Sources(self.database_url, self.redis_url, self.runs, started_at)
 
     @property
-    def targets(self) -> Mapping[FaultTarget, int]:
-        """How many there are of each place."""
+    def counts(self) -> Mapping[FaultTarget, int]:
+        """The number of targets of each place."""
         shape, proxies = self._shape, self._proxies
         return {
             FaultTarget.GATEWAY: shape.gateways,
@@ -252,21 +245,21 @@ class ChaosStack:
 
     @property
     def redis_url(self) -> str:
-        """Redis itself."""
+        """Redis, without a proxy."""
         return self._redis.url
 
     @property
     def database_url(self) -> str:
-        """PostgreSQL itself."""
+        """PostgreSQL, without a proxy."""
         return self._postgres.url
 
-    def stranger(self, index: int) -> Stranger:
-        """At this gateway."""
-        where = urlsplit(self._urls[index])
-        return Stranger(where.hostname or HOST, where.port or 0, self._hostile_key, self._model)
+    def hostile_access(self, index: int) -> HostileAccess:
+        """Access to this gateway."""
+        address = urlsplit(self._urls[index])
+        return HostileAccess(address.hostname or HOST, address.port or 0, self._hostile_key, self._model)
 
     def name(self, place: FaultTarget, index: int) -> str:
-        """What a target is called in events."""
+        """The name of a target in events."""
         if place in self._proxies:
             return self._proxies[place][index].name
         return str(place) if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else f"{place}-{index + 1}"
@@ -281,15 +274,15 @@ class ChaosStack:
         return next(proxy for proxy in self._proxies[FaultTarget.REDIS_PROXY] if proxy.name == wanted)
 
     def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
-        """The processes that are there now, none where it is down; a server with all its children."""
+        """The running processes of a target, a server with all its children."""
         if place is FaultTarget.MODEL:
             worker = self._member(f"{FaultTarget.WORKER}-{index + 1}")
             return self._models.of_worker(worker.name, worker.pid) if worker.alive else []
         member = self._member(self.name(place, index))
         if not member.alive:
             return []
-        whole = family(member.pid)
-        return whole if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else whole[:1]
+        processes = family(member.pid)
+        return processes if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else processes[:1]
 
     @property
     def spools(self) -> list[Path]:
@@ -308,7 +301,7 @@ class ChaosStack:
             RoleEnvironment(settings).for_role("migrate", "migrate"),
             self._lines,
         )
-        if await self._aside.run(self._supervisor.run_once(migrate)) != 0:
+        if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(BACKEND, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
         self._model = model.name
@@ -316,10 +309,10 @@ class ChaosStack:
         self._customers = await seed_customers(settings.database_url)
         self._hostile_key = await seed_hostile(settings.database_url)
 
-    async def _start_front(self) -> None:
-        if self._front is not None:
-            await self._add(RoleMember("tls", "tls", self._front.command(), dict(os.environ), self._lines))
-            await self._front.ready()
+    async def _start_tls_front(self) -> None:
+        if self._tls_front is not None:
+            await self._add(RoleMember("tls", "tls", self._tls_front.command(), dict(os.environ), self._lines))
+            await self._tls_front.ready()
 
     async def _start_roles(self) -> None:
         shape = self._shape
@@ -328,13 +321,13 @@ class ChaosStack:
         for number in range(shape.workers):
             await self._start_role(FaultTarget.WORKER, number, database=False)
         for number in range(shape.gateways):
-            port = self._ports.enter_context(held_port(HOST, 0))  # Also while it is killed.
+            port = self._ports.enter_context(held_port(HOST, 0))  # Also while the gateway is down.
             await self._start_role(FaultTarget.GATEWAY, number, database=True, port=port)
             self._urls.append(f"http://{HOST}:{port}")
 
     async def _start_role(self, place: FaultTarget, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
-        front = self._front
+        front = self._tls_front
         redis = await self._add_proxy(FaultTarget.REDIS_PROXY, name, front.socket if front else self._redis.socket)
         own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
@@ -345,7 +338,7 @@ class ChaosStack:
         await self._add(member)
 
     async def _add(self, member: ChildProcess) -> None:
-        await self._aside.run(self._supervisor.add(member))
+        await self._side_loop.run(self._supervisor.add(member))
 
     async def _add_proxy(self, place: FaultTarget, client: str, socket: Path) -> FaultProxy:
         proxy = FaultProxy(_proxy_name(client, "redis" if place is FaultTarget.REDIS_PROXY else "postgres"), socket)
@@ -355,13 +348,13 @@ class ChaosStack:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            self._leash.check()
+            await asyncio.sleep(GUARD_POLL_S)
+            self._guard.check()
 
 
 def _postgres_socket(server: EmbeddedPostgres) -> Path:
-    where = dict(parse_qsl(urlsplit(server.url).query))
-    return Path(where["host"], f".s.PGSQL.{where['port']}")
+    address = dict(parse_qsl(urlsplit(server.url).query))
+    return Path(address["host"], f".s.PGSQL.{address['port']}")
 
 
 def _proxy_name(client: str, server: str) -> str:
@@ -369,5 +362,5 @@ def _proxy_name(client: str, server: str) -> str:
 
 
 def chaos_redis(home: Path, clock: ServerClock) -> EmbeddedRedis:
-    """A server that keeps nothing, whose clock can be moved and whose disk can be full."""
+    """A Redis without persistence, whose clock can be stepped and whose disk can be full."""
     return EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)

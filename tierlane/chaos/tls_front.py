@@ -1,6 +1,6 @@
-"""TLS before the chaos stack's Redis, whose server was built without it: a process of its own between proxies and server.
+"""TLS termination in front of the Redis of a chaos stack, which is built without TLS.
 
-Who shows a certificate of the run's authority is passed on, byte by byte. A process, since the load must not wait for it.
+It runs in a separate process between proxies and server, and requires a client certificate of the run's authority.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ MODULE = "tierlane.chaos.tls_front"
 
 
 class TlsFront:
-    """What is needed of it beside the process: its socket, its command, and how a client comes through it."""
+    """The socket and command of the process, and the URL for clients."""
 
     def __init__(self, directory: Path, server: Path) -> None:
-        """Make certificates in `directory`, good for a day; `server` is the socket of the server itself."""
+        """Create certificates in `directory`; `server` is the socket of the server."""
         directory.mkdir(mode=0o700)
         self._certificates = certificates(directory)
         self._server = server
         self.socket = server.with_name("tls.sock")
 
     def command(self) -> list[str]:
-        """The command line of the process; only files are named there."""
+        """The command line of the process; it has file names, but no secrets."""
         authority, own = self._certificates.authority.cert, self._certificates.server
         return [
             sys.executable,
@@ -40,7 +40,7 @@ class TlsFront:
         ]
 
     def url(self, host: str, port: int) -> str:
-        """Of Redis, for a client that comes to it at this address."""
+        """The URL of Redis for a client at this address."""
         own = self._certificates.client
         return (
             f"rediss://{host}:{port}/0?ssl_ca_certs={self._certificates.authority.cert}"
@@ -49,12 +49,12 @@ class TlsFront:
 
     async def ready(self) -> None:
         """Wait until it listens; the caller sets the deadline."""
-        while not self.socket.exists():  # noqa: ASYNC110 - another process makes it, within a second
+        while not self.socket.exists():  # noqa: ASYNC110 - another process creates it within a second
             await asyncio.sleep(0.01)
 
 
 async def serve(socket: Path, server: Path, made: Certificates) -> None:
-    """Pass on until cancelled."""
+    """Forward connections until cancelled."""
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -62,7 +62,7 @@ async def serve(socket: Path, server: Path, made: Certificates) -> None:
         except OSError:
             writer.transport.abort()
             return
-        # Whichever side ends, the other must learn it at once: a half-open connection is a fault of its own.
+        # When one side ends, the other is reset at once, because a half-open connection would be another fault.
         ways = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
@@ -70,7 +70,7 @@ async def serve(socket: Path, server: Path, made: Certificates) -> None:
         for end in (back, writer):
             end.transport.abort()
 
-    socket.unlink(missing_ok=True)  # noqa: ASYNC240 - once, before anybody is served
+    socket.unlink(missing_ok=True)  # noqa: ASYNC240 - once, before the first connection
     async with await asyncio.start_unix_server(accepted, socket, ssl=made.demanding()) as front:
         await front.serve_forever()
 
@@ -83,7 +83,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def main(argv: Sequence[str]) -> None:
-    """The process."""
+    """Run the process."""
     socket, server, authority, cert, key = map(Path, argv)
     own = Pair(cert, key)
     uvloop.run(serve(socket, server, Certificates(Pair(authority, authority), own, own)))

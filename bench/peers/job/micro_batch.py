@@ -1,6 +1,6 @@
-"""A micro-batcher as one writes it by hand: a deque, a timer, and so many batches at a time as there are GPUs.
+"""A hand-written micro-batcher: a deque, a timer, and as many concurrent batches as GPUs.
 
-A GPU is a timer of the event loop, which costs less than any process that would compute.
+A GPU is a timer of the event loop, which costs less than a process that computes.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
@@ -22,7 +22,7 @@ class MicroBatcher:
         self._due = False
 
     def submit(self, text: str) -> "asyncio.Future[str]":
-        """The answer, later."""
+        """Queue an input; returns the future of its output."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((text, future))
         self._advance()
@@ -32,7 +32,7 @@ class MicroBatcher:
         while self._free and self._waiting and (self._due or len(self._waiting) >= BATCH):
             self._start([self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))])
         if self._waiting and self._window is None:
-            self._window = asyncio.get_running_loop().call_later(WINDOW_S, self._window_over)
+            self._window = asyncio.get_running_loop().call_later(WINDOW_S, self._close_window)
 
     def _start(self, batch: list[Entry]) -> None:
         self._free -= 1
@@ -49,7 +49,7 @@ class MicroBatcher:
                 future.set_result(output)
         self._advance()
 
-    def _window_over(self) -> None:
-        # The handle stays while the batch waits for a GPU: a second window must not begin meanwhile.
+    def _close_window(self) -> None:
+        # The handle is kept while the batch waits for a GPU, so that no second window begins.
         self._due = True
         self._advance()

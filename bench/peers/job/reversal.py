@@ -1,4 +1,4 @@
-"""The job that every peer does, read from the environment that run.py gives, so that all do the same."""
+"""The job of every peer, configured by the environment that run.py sets."""
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import os
@@ -13,5 +13,5 @@ WINDOW_S = WINDOW_MS / 1000
 
 
 def reversed_all(inputs: Sequence[str]) -> list[str]:
-    """What the model makes of a batch, once its `SERVICE_S` seconds are over."""
+    """The outputs of a batch, which takes `SERVICE_S` seconds."""
     return [text[::-1] for text in inputs]

@@ -1,6 +1,6 @@
-"""What a fault excuses, and whom, and for how long: windows of time made from the events of the history.
+"""Allowances for faults: windows of time in which a fault excuses violations of some targets, from the history.
 
-A fault excuses only what it can cause. Which verdict asks for which excuse is written in `checker`.
+A fault excuses only what it can cause. The rules of each invariant are in `checker`.
 """
 
 from bisect import bisect_right
@@ -9,23 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from tierlane.chaos.faults.catalogue import BLOW, BY_NAME
-from tierlane.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, read_step
-from tierlane.chaos.history import Answered, Event, FaultRecord, Invoked, Stalled, What
+from tierlane.chaos.faults.catalogue import BY_NAME, INSTANT
+from tierlane.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, parse_step
+from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked, Stalled
 
-STAMP_S = 0.25  # A fault is stamped about when it is done, not at the same instant.
-RESTART_S = 20.0  # A killed gateway is back by then, or its absence is no longer the kill's doing.
+STAMP_S = 0.25  # The timestamp of a fault differs from its effect by up to this.
+RESTART_S = 20.0  # A killed gateway is back by then.
 SERVER_S = 5.0  # A killed Redis or PostgreSQL is back by then.
-LEAVE_S = 10.0  # A gateway that was told to end answers for a while, so its first answers do not say that it is back.
-READ_S = 0.1  # A gateway that is stopped may not have read what was sent so shortly before.
-RESUME_S = 0.25  # A gateway that goes on has what came meanwhile to look at first.
-SETTLE_S = 6.0  # A gateway trusts Redis again after 5 s without a fault, and leaves direct mode then.
-RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and sent again what it remembers.
-AUDIT_S = 2.0  # By then an auditor has written what ended, where PostgreSQL is there.
-CATCH_UP_S = 10.0  # And by then after PostgreSQL has come back.
-GATEWAY_LOOK_S = 0.25  # So often a gateway looks at the clock of Redis.
-LEAST_FOR_A_RUN_S = 3.4  # Who has waited for so long may have less time left than a slow run takes, and is ended.
-CALL_S = 0.25  # After which a call of Redis counts as lost.
+LEAVE_S = 10.0  # A terminated gateway responds for this time, so these responses do not show that it is back.
+READ_S = 0.1  # A gateway that is stopped may not have read what was sent this shortly before.
+RESUME_S = 0.25  # A resumed gateway first processes what arrived meanwhile.
+SETTLE_S = 6.0  # A gateway leaves direct mode after 5 s without a fault of Redis.
+RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and resent its requests.
+AUDIT_S = 2.0  # By then an auditor has written ended requests, while PostgreSQL is available.
+CATCH_UP_S = 10.0  # The same after PostgreSQL is back.
+GATEWAY_LOOK_S = 0.25  # The interval at which a gateway reads the clock of Redis.
+LEAST_FOR_A_RUN_S = 3.4  # After this time less may be left than a slow run takes, so the request is ended.
+CALL_S = 0.25  # The timeout of a call of Redis.
 ANSWER_S = 4.1
 RUN_S = 4.05
 
@@ -33,7 +33,7 @@ LOSSES = frozenset({"kill-redis", "flushall"})
 REDIS_FAULTS = frozenset({"stop-redis", "client-kill-normal", "client-pause", "redis-disk-full"}) | LOSSES
 PROXY_FAULTS = frozenset({"delay", "drop-requests", "drop-replies", "cut", "refuse"})
 POSTGRES_FAULTS = frozenset({"kill-postgres", "stop-postgres", "pg-terminate", "pg-lock", "pg-disk-full"})
-HIDDEN = POSTGRES_FAULTS | {
+UNNOTICED = POSTGRES_FAULTS | {
     "kill-worker",
     "kill-model",
     "kill-scheduler",
@@ -43,42 +43,42 @@ HIDDEN = POSTGRES_FAULTS | {
     "client-kill-pubsub",
     "hostile-client",
 }
-"""What no request of a customer may feel: the work of a killed worker is done again while there is time."""
-EVERYBODY = ""
+"""Faults that no request may notice: the work of a killed worker is repeated while there is time."""
+ALL_TARGETS = ""
 
 
 @dataclass(frozen=True)
 class FaultWindow:
-    """A fault was there from `begin` to `end`; `whom` it hit, EVERYBODY for all; `step_s` moved the clock of Redis."""
+    """A fault from `begin` to `end` on a `target`, or on ALL_TARGETS; `step_s` moved the clock of Redis."""
 
     begin: float
     end: float
-    whom: str
+    target: str
     name: str
     step_s: float = 0.0
 
     def overlaps(self, begin: float, end: float) -> bool:
-        """Whether it was there at any time from `begin` to `end`."""
+        """Whether the fault was active at any time from `begin` to `end`."""
         return self.begin <= end and begin <= self.end
 
-    def hits(self, whom: str) -> bool:
-        """Whether it hit this one."""
-        return self.whom in (EVERYBODY, whom)
+    def affects(self, target: str) -> bool:
+        """Whether it affects this target."""
+        return self.target in (ALL_TARGETS, target)
 
-    def meets(self, begin: float, end: float, whom: str) -> bool:
-        """Both."""
-        return self.hits(whom) and self.overlaps(begin, end)
+    def meets(self, begin: float, end: float, target: str) -> bool:
+        """Whether it affects this target at any time from `begin` to `end`."""
+        return self.affects(target) and self.overlaps(begin, end)
 
 
 def windows(events: Iterable[Event]) -> list[FaultWindow]:
-    """Each fault that was done, in order of begin. One without a heal lasts for ever, but a blow is over at once."""
-    begun: dict[tuple[str, str], list[FaultRecord]] = defaultdict(list)
+    """Each injected fault in order of begin. Without a heal it lasts until the end, unless it is instantaneous."""
+    begun: dict[tuple[str, str], list[FaultEvent]] = defaultdict(list)
     found: list[FaultWindow] = []
     for event in events:
-        if not isinstance(event, FaultRecord) or event.error:
+        if not isinstance(event, FaultEvent) or event.error:
             continue
         waiting = begun[event.name, event.target]
-        if event.what == What.START:
+        if event.what == FaultPhase.START:
             waiting.append(event)
         elif waiting:
             found.append(_window(waiting.pop(0), event.at))
@@ -86,18 +86,18 @@ def windows(events: Iterable[Event]) -> list[FaultWindow]:
     return sorted(found, key=lambda window: window.begin)
 
 
-def _window(start: FaultRecord, healed: float | None) -> FaultWindow:
+def _window(start: FaultEvent, healed: float | None) -> FaultWindow:
     kind = BY_NAME.get(start.name)
-    blow = kind is not None and kind.length_s == BLOW
-    end = healed if healed is not None else start.at if blow else float("inf")
+    instant = kind is not None and kind.length_s == INSTANT
+    end = healed if healed is not None else start.at if instant else float("inf")
     if start.name in ("kill-redis", "kill-postgres", "pg-disk-full"):
-        end += SERVER_S  # Healed means that it may come back, not that it has.
-    step_s = read_step(start.details) if start.name in CLOCK_STEPS else 0.0
+        end += SERVER_S  # After the heal it has to start.
+    step_s = parse_step(start.details) if start.name in CLOCK_STEPS else 0.0
     return FaultWindow(start.at, end, start.target, start.name, step_s)
 
 
 def _steps(windows: Iterable[FaultWindow]) -> Iterable[ClockStep]:
-    """Each of these windows has one at its begin, and at its end the way back."""
+    """The step at the begin of each window, and its reversal at the end."""
     for window in windows:
         if window.step_s:
             yield ClockStep(window.begin, window.step_s)
@@ -109,64 +109,64 @@ def _counts(event: Event) -> TypeGuard[Stalled]:
 
 
 def _stall(event: Stalled) -> FaultWindow:
-    return FaultWindow(event.since, event.at, EVERYBODY, "this tool stood still")
+    return FaultWindow(event.since, event.at, ALL_TARGETS, "this tool stood still")
 
 
 class Allowances:
-    """The faults of one run, asked by what they can cause. Gateways have the names that the load gives them."""
+    """The faults of one run by their effects. Gateways have the names that the load uses."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.windows = windows(events)
         gateways = {event.gateway for event in events if isinstance(event, Invoked)}
-        # Behind a single address may be many gateways, and nobody knows which one took a request.
+        # Many gateways may share a single address; then the gateway of a request is unknown.
         self._one_address = len(gateways) <= 1
-        answers = _first_answers(events)
-        self._gone = self._until_back("kill-gateway", STAMP_S, answers)
-        self._leaving = self._until_back("term-gateway", LEAVE_S, answers)
-        self._frozen = [self._renamed(w) for w in self.windows if w.name == "stop-gateway"]
+        answers = _answered_times(events)
+        self._killed = self._until_back("kill-gateway", STAMP_S, answers)
+        self._terminating = self._until_back("term-gateway", LEAVE_S, answers)
+        self._stopped = [self._of_gateway(w) for w in self.windows if w.name == "stop-gateway"]
         self.clock = SteppedClock(_steps(self.windows), STAMP_S)
-        # The proxies are in this tool: while it stands still for as long as a call may take, nobody has Redis.
+        # The proxies are part of this tool: during a stall as long as a call may take, no process reaches Redis.
         self._stalls = [] if self._one_address else [_stall(event) for event in events if _counts(event)]
         self._losses = [w for w in self.windows if w.name in LOSSES]
         self._redis = [w for w in map(self._at_redis, self.windows) if w is not None]
-        self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.whom.endswith(">postgres")]
+        self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.target.endswith(">postgres")]
 
-    def _renamed(self, window: FaultWindow) -> FaultWindow:
-        whom = EVERYBODY if self._one_address else window.whom
-        return FaultWindow(window.begin, window.end, whom, window.name)
+    def _of_gateway(self, window: FaultWindow) -> FaultWindow:
+        target = ALL_TARGETS if self._one_address else window.target
+        return FaultWindow(window.begin, window.end, target, window.name)
 
     def _until_back(self, name: str, at_least_s: float, answers: Mapping[str, Sequence[float]]) -> list[FaultWindow]:
-        """These ends of gateways, each until the gateway was seen to answer again after `at_least_s`."""
+        """The windows of these faults, each until the gateway responded again after `at_least_s`."""
         found = []
         for window in self.windows:
             if window.name == name:
-                times, least = answers.get(window.whom, []), window.begin + at_least_s
+                times, least = answers.get(window.target, []), window.begin + at_least_s
                 after = bisect_right(times, least)
                 back = times[after] if after < len(times) else least + RESTART_S
                 end = max(window.end, min(back, least + RESTART_S))
-                found.append(self._renamed(FaultWindow(window.begin, end, window.whom, name)))
+                found.append(self._of_gateway(FaultWindow(window.begin, end, window.target, name)))
         return found
 
     def _at_redis(self, window: FaultWindow) -> FaultWindow | None:
-        """The window as one in which Redis does not serve somebody, or None."""
-        client, arrow, server = window.whom.partition(">")
+        """The window as one in which a process does not reach Redis, or None."""
+        client, arrow, server = window.target.partition(">")
         if window.name in REDIS_FAULTS:
-            whom = EVERYBODY
+            affected = ALL_TARGETS
         elif window.name == "spool-full":
-            whom = window.whom
+            affected = window.target
         elif window.name in PROXY_FAULTS and arrow and server == "redis":
-            whom = client
+            affected = client
         else:
             return None
-        return self._renamed(FaultWindow(window.begin, window.end, whom, window.name))
+        return self._of_gateway(FaultWindow(window.begin, window.end, affected, window.name))
 
-    def gone(self, gateway: str, sent: float, ended: float) -> bool:
-        """Whether the gateway was killed while it had the request, or had not come back when it was sent."""
-        return any(w.meets(sent - STAMP_S, ended + STAMP_S, gateway) for w in self._gone)
+    def killed(self, gateway: str, sent: float, ended: float) -> bool:
+        """Whether the gateway was killed while it had the request, or was not back when it was sent."""
+        return any(w.meets(sent - STAMP_S, ended + STAMP_S, gateway) for w in self._killed)
 
-    def leaving(self, gateway: str, at: float) -> bool:
-        """Whether the gateway was told to end, and may not be back: it takes nothing new, but owes what it has taken."""
-        return any(w.meets(at, at + STAMP_S, gateway) for w in self._leaving)
+    def terminating(self, gateway: str, at: float) -> bool:
+        """Whether the gateway was terminated and may not be back: it must answer accepted requests, but takes no others."""
+        return any(w.meets(at, at + STAMP_S, gateway) for w in self._terminating)
 
     def answer_due(self, gateway: str, sent: float) -> float:
         """Until when the gateway must have answered: it has 4.1 s from when it could read the request.
@@ -174,7 +174,7 @@ class Allowances:
         While it is stopped it cannot answer either; then it has RESUME_S from when it goes on.
         """
         due = self._readable(gateway, sent) + ANSWER_S
-        for window in self._frozen:
+        for window in self._stopped:
             if window.meets(due - RESUME_S, due, gateway):
                 due = max(due, window.end + RESUME_S)
         return due
@@ -185,41 +185,41 @@ class Allowances:
         A gateway ends what is overdue by its own clock. Where it was killed, only the clock of Redis does.
         """
         due = self._readable(gateway, sent) + RUN_S
-        if self.clock and self.gone(gateway, sent, due):
+        if self.clock and self.killed(gateway, sent, due):
             due += self.clock.backward(sent, due)
         return due
 
     def clock_ran_ahead(self, sent: float, ended: float) -> bool:
         """Whether a step forwards took what was left of the time of the request.
 
-        Also one shortly before it: until its next look a gateway tells Redis an earlier time than the request's.
+        Also a step shortly before it: until its next read of the clock a gateway sends an earlier deadline.
         """
         step_s = self.clock.forward(sent - GATEWAY_LOOK_S, ended)
         return step_s > 0 and ended - sent + step_s >= LEAST_FOR_A_RUN_S
 
     def _readable(self, gateway: str, sent: float) -> float:
-        for window in self._frozen:
+        for window in self._stopped:
             if window.meets(sent, sent + READ_S, gateway):
                 sent = window.end
         return sent
 
     def redis_lost(self, begin: float, end: float) -> bool:
         """Whether Redis lost everything in between."""
-        # What is lost is lost at the blow; that the server is away for a while is another excuse.
+        # Data is lost at the begin; the outage of the server is another allowance.
         return any(begin - STAMP_S <= w.begin <= end + STAMP_S for w in self._losses)
 
-    def redis_unsure(self, gateway: str, begin: float, end: float) -> bool:
-        """Whether this gateway may not have had a true word from Redis in between."""
+    def redis_unreliable(self, gateway: str, begin: float, end: float) -> bool:
+        """Whether this gateway may have been unable to read from Redis in between."""
         return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in (*self._redis, *self._stalls))
 
-    def frozen(self, gateway: str, begin: float, end: float) -> bool:
+    def stopped(self, gateway: str, begin: float, end: float) -> bool:
         """Whether the gateway was stopped in between."""
-        return any(w.meets(begin - RESUME_S, end, gateway) for w in self._frozen)
+        return any(w.meets(begin - RESUME_S, end, gateway) for w in self._stopped)
 
     def audit_lost(self, gateway: str, sent: float, ended: float) -> bool:
-        """Whether both witnesses of the request were lost before PostgreSQL had it: Redis, and then its gateway."""
+        """Whether Redis and then the gateway of the request were lost before PostgreSQL had its row."""
         last = ended + AUDIT_S
-        for window in self._redis:  # What went past Redis comes to it when it is back.
+        for window in self._redis:  # Requests of direct mode reach Redis when it is back.
             if window.meets(sent - SETTLE_S, ended, gateway):
                 last = max(last, window.end + RESEND_S + AUDIT_S)
         for window in self._postgres:
@@ -228,31 +228,31 @@ class Allowances:
         for loss in self._losses:
             if not sent - STAMP_S <= loss.begin <= last:
                 continue
-            told = (
-                loss.end + RESEND_S + sum(w.end - w.begin for w in self._frozen if w.meets(loss.begin, last, gateway))
+            resent = (
+                loss.end + RESEND_S + sum(w.end - w.begin for w in self._stopped if w.meets(loss.begin, last, gateway))
             )
-            if any(sent - STAMP_S <= w.begin <= told and w.hits(gateway) for w in self._gone):
+            if any(sent - STAMP_S <= w.begin <= resent and w.affects(gateway) for w in self._killed):
                 return True
         return False
 
-    def felt(self, gateway: str, begin: float, end: float) -> bool:
-        """Whether a fault that a request may feel was there for this gateway in between, or shortly before."""
+    def noticeable(self, gateway: str, begin: float, end: float) -> bool:
+        """Whether a fault that a request of this gateway may notice was active in between, or shortly before."""
         for window in (*self.windows, *self._stalls):
-            hidden = window.name in HIDDEN or window.whom.endswith(">postgres")
-            elsewhere = window.name in ("kill-gateway", "stop-gateway", "term-gateway") and not self._renamed(
+            unnoticed = window.name in UNNOTICED or window.target.endswith(">postgres")
+            elsewhere = window.name in ("kill-gateway", "stop-gateway", "term-gateway") and not self._of_gateway(
                 window
-            ).hits(gateway)
-            if not (hidden or elsewhere or window.step_s) and window.overlaps(begin - SETTLE_S, end + STAMP_S):
+            ).affects(gateway)
+            if not (unnoticed or elsewhere or window.step_s) and window.overlaps(begin - SETTLE_S, end + STAMP_S):
                 return True
         return False
 
-    def at(self, begin: float, end: float) -> list[FaultWindow]:
-        """Every fault that was there in between, for a timeline."""
+    def windows_between(self, begin: float, end: float) -> list[FaultWindow]:
+        """Every fault that was active in between."""
         return [w for w in self.windows if w.overlaps(begin, end)]
 
 
-def _first_answers(events: Sequence[Event]) -> dict[str, list[float]]:
-    """For each gateway the times of sending of tries that it answered, in order."""
+def _answered_times(events: Sequence[Event]) -> dict[str, list[float]]:
+    """For each gateway the sending times of tries with a response, in order."""
     sent: dict[tuple[str, int], Invoked] = {}
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:

@@ -1,8 +1,7 @@
-"""History and evidence joined: requests, tries, answers and audit rows; verdicts and timelines.
+"""History and evidence joined: requests with their tries, responses, runs and audit rows; results and timelines.
 
-A try and its row meet by the trace id that the try alone sent, so that also a try without an answer finds its row. A
-verdict is one row of the invariants table. A timeline is everything that is known of one request, in order of time;
-times count from its first sending.
+A try and its row are joined by the trace id, which is unique to the try. A timeline has everything known of one request
+in order of time, from its first sending.
 """
 
 from collections import Counter, defaultdict
@@ -14,37 +13,37 @@ from tierlane.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
 from tierlane.chaos.load import PERIOD_S
 
-IN_DOUBT_S = 6.0  # So long a try without an end may have been under way.
+IN_DOUBT_S = 6.0  # The longest time that a try without an outcome may have been open.
 
 
 @dataclass
 class Try:
-    """One try; `answer` or `silence` is its end, neither where the history was cut."""
+    """One try with its outcome: `answer` or `no_answer`, or neither where the history ends early."""
 
     invoked: Invoked
     answer: Answered | None = None
-    silence: Unanswered | None = None
+    no_answer: Unanswered | None = None
 
     @property
     def sent(self) -> float:
-        """When it was sent."""
+        """The time of sending."""
         return self.invoked.at
 
     @property
     def gateway(self) -> str:
-        """To whom."""
+        """The gateway to which it was sent."""
         return self.invoked.gateway
 
     @property
     def ended(self) -> float:
-        """When its end was seen."""
-        end = self.answer or self.silence
+        """The time of its outcome."""
+        end = self.answer or self.no_answer
         return end.at if end else self.sent + IN_DOUBT_S
 
 
 @dataclass
 class Request:
-    """One logical request: all tries of one nonce that were sent, in order. `unsent`: how many could not be."""
+    """One request: all sent tries of one nonce in order. `unsent`: those that could not be sent."""
 
     nonce: str
     tries: list[Try] = field(default_factory=list)
@@ -57,24 +56,24 @@ class Request:
 
     @property
     def sent(self) -> float:
-        """When it was sent first."""
+        """The time of its first try."""
         return self.tries[0].sent
 
     @property
     def ended(self) -> float:
-        """When the end of its last try was seen."""
+        """The time of its last outcome."""
         return max(one.ended for one in self.tries)
 
 
 class Case:
-    """All that the laws look at."""
+    """The input of all invariants."""
 
     def __init__(self, events: Sequence[Event], evidence: Evidence) -> None:
         self.events = events
         self.evidence = evidence
-        self.excuses = Allowances(events)
+        self.allowances = Allowances(events)
         self.requests: dict[str, Request] = {}
-        self.unasked: list[Answered] = []  # Answers to tries that were never sent, or were answered before.
+        self.unexpected_answers: list[Answered] = []  # Without a sent try, or after its first response.
         self.strays = [event for event in events if isinstance(event, Stray)]
         self.stalls = [event for event in events if isinstance(event, Stalled)]
         self._join(events)
@@ -91,28 +90,28 @@ class Case:
             if isinstance(event, Invoked):
                 self._request(event.nonce).tries.append(Try(event))
             elif isinstance(event, Answered):
-                self._answer(event)
+                self._add_answer(event)
             elif isinstance(event, Unanswered):
-                self._silence(event)
+                self._add_no_answer(event)
 
-    def _answer(self, event: Answered) -> None:
+    def _add_answer(self, event: Answered) -> None:
         tries = self._request(event.nonce).tries
-        asked = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
-        if asked is None:
-            self.unasked.append(event)
+        open_try = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
+        if open_try is None:
+            self.unexpected_answers.append(event)
         else:
-            asked.answer = event
+            open_try.answer = event
 
     def _request(self, nonce: str) -> Request:
         return self.requests.setdefault(nonce, Request(nonce))
 
-    def _silence(self, event: Unanswered) -> None:
+    def _add_no_answer(self, event: Unanswered) -> None:
         request = self._request(event.nonce)
         sent = next((one for one in request.tries if one.invoked.turn == event.turn), None)
         if sent is None:
             request.unsent.append(event)
         else:
-            sent.silence = event
+            sent.no_answer = event
 
     def _index(self) -> None:
         for row in self.evidence.rows:
@@ -123,17 +122,17 @@ class Case:
             self.runs[run.nonce].append(run)
 
     def _workers(self) -> dict[str, str]:
-        """To which worker each model process belonged: what most of the rows say of which it ran the input."""
-        seen: dict[str, Counter[str]] = defaultdict(Counter)
+        """The worker of each model process: the one in most of the rows whose input it ran."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
         for one in self.tries:
             for row in self.rows_of(one):
                 for run in self.runs.get(one.invoked.nonce, ()):
                     if row.worker_id:
-                        seen[run.process][row.worker_id] += 1
-        return {process: workers.most_common(1)[0][0] for process, workers in seen.items()}
+                        counts[run.process][row.worker_id] += 1
+        return {process: workers.most_common(1)[0][0] for process, workers in counts.items()}
 
     def rows_of(self, one: Try) -> list[AuditRow]:
-        """The rows of one try: those with its trace, else those without any that have the id it was answered with."""
+        """The rows of one try: those with its trace id, else those without one that have the id of its response."""
         if found := self.rows_by_trace.get(one.invoked.trace):
             return found
         if one.answer is None or one.answer.replayed:
@@ -141,16 +140,16 @@ class Case:
         return [row for row in self.rows_by_id.get(one.answer.id, []) if not row.trace]
 
     def try_of(self, row: AuditRow) -> Try | None:
-        """The try that a row belongs to; None where nobody sent it."""
+        """The try of a row; None for an unknown trace id."""
         return self.by_trace.get(row.trace)
 
     def nonce_of(self, row: AuditRow) -> str:
-        """Whose row it is, "" where nobody sent it."""
+        """The nonce of a row, "" for an unknown trace id."""
         one = self.try_of(row)
         return one.invoked.nonce if one else ""
 
     def arrived(self, answer: Answered) -> float:
-        """When an answer may have come at the earliest: while this tool stood still it could not see it."""
+        """The earliest time at which a response may have arrived: during a stall of this tool it is read late."""
         for stall in self.stalls:
             if stall.since <= answer.at <= stall.at + PERIOD_S:
                 return stall.since
@@ -161,8 +160,8 @@ MAX_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Offence:
-    """One breach of a law: by which request (its nonce), by which audit row (its id), and how, in one sentence."""
+class Violation:
+    """One violation of an invariant in one sentence, with the nonce of the request and the id of the audit row."""
 
     says: str
     nonce: str = ""
@@ -171,12 +170,12 @@ class Offence:
 
 @dataclass(frozen=True)
 class InvariantFinding:
-    """What one law found. `explained`: what it would have counted, had no fault excused it, by excuse.
+    """The finding of one invariant. `explained`: excused cases by excuse.
 
-    `measured` is false where the evidence for it does not exist; `shown` says in words what there is to say.
+    `measured` is false without evidence; `shown` is an informational text.
     """
 
-    offences: Sequence[Offence] = ()
+    violations: Sequence[Violation] = ()
     explained: Mapping[str, int] = field(default_factory=dict)
     measured: bool = True
     shown: str = ""
@@ -184,7 +183,7 @@ class InvariantFinding:
 
 @dataclass(frozen=True)
 class Example:
-    """One offence with what is known of its request, in order of time."""
+    """One violation with the timeline of its request."""
 
     says: str
     request: str
@@ -194,7 +193,7 @@ class Example:
 
 @dataclass(frozen=True)
 class InvariantResult:
-    """One line of the table. `limit` is None where nothing is asked of the figure: it only informs."""
+    """One line of the table. `limit` is None where the line is informational."""
 
     name: str
     says: str
@@ -209,13 +208,13 @@ class InvariantResult:
 
 @dataclass(frozen=True)
 class InvariantResults:
-    """The whole table, in the order in which it is shown."""
+    """The lines of the table in order."""
 
     all: tuple[InvariantResult, ...]
 
     @property
     def hold(self) -> bool:
-        """Whether every law holds."""
+        """Whether every invariant holds."""
         return all(verdict.holds for verdict in self.all)
 
 
@@ -225,35 +224,35 @@ MAX_LINES = 40
 Moment = tuple[float, str]
 
 
-def example(case: Case, offence: Offence) -> Example:
-    """The offence with the story of its request."""
-    request = case.requests.get(offence.nonce)
-    rows = case.rows_by_id.get(offence.row, [])
+def example(case: Case, violation: Violation) -> Example:
+    """The violation with the timeline of its request."""
+    request = case.requests.get(violation.nonce)
+    rows = case.rows_by_id.get(violation.row, [])
     if request is None or not request.tries:
         moments = sorted(moment for row in rows for moment in _of_row(case, row))
         begin = moments[0][0] if moments else 0.0
     else:
         moments = sorted({*_of_request(case, request), *(m for row in rows for m in _of_row(case, row))})
         begin = request.sent
-    return Example(offence.says, offence.nonce, offence.row, tuple(_lines(moments, begin)))
+    return Example(violation.says, violation.nonce, violation.row, tuple(_lines(moments, begin)))
 
 
 def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
-    for at, says in list(moments)[:MAX_LINES]:
-        yield f"{at - begin:+8.3f} s  {says}"
+    for at, text in list(moments)[:MAX_LINES]:
+        yield f"{at - begin:+8.3f} s  {text}"
 
 
 def _of_request(case: Case, request: Request) -> Iterator[Moment]:
     for one in request.tries:
         yield from _of_try(case, one)
     for event in request.unsent:
-        yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, never sent"
+        yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, not sent"
     for run in case.runs.get(request.nonce, ()):
         yield run.began, f"run began in {run.process}"
-    for window in case.excuses.at(request.sent - AROUND_S, request.ended + AROUND_S):
-        yield window.begin, f"fault {window.name} on {window.whom} begins"
+    for window in case.allowances.windows_between(request.sent - AROUND_S, request.ended + AROUND_S):
+        yield window.begin, f"fault {window.name} on {window.target} begins"
         if window.end < request.ended + AROUND_S:
-            yield window.end, f"fault {window.name} on {window.whom} is over"
+            yield window.end, f"fault {window.name} on {window.target} is over"
 
 
 def _of_try(case: Case, one: Try) -> Iterator[Moment]:
@@ -263,15 +262,15 @@ def _of_try(case: Case, one: Try) -> Iterator[Moment]:
     if answer is not None:
         replayed = ", replayed" if answer.replayed else ""
         yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
-    if one.silence is not None:
-        yield one.silence.at, f"try {invoked.turn}: {one.silence.kind} {one.silence.detail}".rstrip()
+    if one.no_answer is not None:
+        yield one.no_answer.at, f"try {invoked.turn}: {one.no_answer.kind} {one.no_answer.detail}".rstrip()
     for row in case.rows_of(one):
         yield from _of_row(case, row)
 
 
 def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:
     offset = case.evidence.wall_offset_s
-    yield row.created_ms / 1000 - offset, f"row {row.id} made, gateway {row.gateway_id or '-'}"
+    yield row.created_ms / 1000 - offset, f"row {row.id} created, gateway {row.gateway_id or '-'}"
     if row.ended_ms is not None:
         parts = (
             row.status,

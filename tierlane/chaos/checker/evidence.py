@@ -1,15 +1,15 @@
 """Evidence after the drain: audit rows, dead letters, what Redis still holds, the log of runs, open files.
 
-Everything is read past the proxies. What cannot be read is reported in a sentence, and the checker then proves nothing.
-Monotonic times are seconds as in the history; `Evidence.wall_offset_s` turns them into UNIX time. The scan looks at
-every key, which only a tool may do.
+Everything is read without the proxies. Evidence that cannot be read is an error, and the run has not passed. Monotonic
+times are seconds as in the history; `Evidence.wall_offset_s` converts them to UNIX time.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -26,7 +26,7 @@ from tierlane.chaos.history import LoadCustomer, Sources
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One audit row of a customer of the run; None and "" for what it does not hold. Times are UNIX milliseconds."""
+    """One audit row of a customer of the run; None and "" for missing values. Times are UNIX milliseconds."""
 
     id: str
     trace: str
@@ -44,18 +44,18 @@ class AuditRow:
 
     @property
     def final(self) -> bool:
-        """Whether it has reached its end."""
+        """Whether the request has ended."""
         return self.status in ("completed", "failed")
 
     @property
     def completed(self) -> bool:
-        """Whether it has an output."""
+        """Whether the request has an output."""
         return self.status == "completed"
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A model began to run one input at `began`, which takes `takes_s`; `process` is the log that says so."""
+    """The run of one input from `began` for `takes_s`; `process` is the name of its log."""
 
     nonce: str
     began: float
@@ -64,17 +64,8 @@ class ModelRun:
 
 
 @dataclass(frozen=True)
-class DeadLetterEvidence:
-    """One row of `dead_letters`."""
-
-    id: str
-    code: str
-    attempts: int
-
-
-@dataclass(frozen=True)
 class Leftovers:
-    """What Redis still holds when nothing should be under way."""
+    """Data in Redis that should not exist when no request is open."""
 
     open_requests: tuple[str, ...] = ()  # Ids whose state is queued or processing.
     lengths: Mapping[str, int] = field(default_factory=dict)  # Of lists and sets that should be empty.
@@ -82,13 +73,13 @@ class Leftovers:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way any more."""
+        """Whether no request is open."""
         return not self.open_requests and not any(self.lengths.values())
 
 
 @dataclass(frozen=True)
 class FileCount:
-    """Open files of a process that lived through the whole run."""
+    """Open files of a process before and after the run."""
 
     process: str
     before: int
@@ -97,15 +88,14 @@ class FileCount:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything. `runs` is None where the backend writes none; `errors` are sentences: what could not be read."""
+    """All evidence. `runs` is None where the backend writes no log; `errors`: sentences on evidence that could not be read."""
 
     rows: tuple[AuditRow, ...] = ()
     runs: tuple[ModelRun, ...] | None = None
-    dead_letters: tuple[DeadLetterEvidence, ...] = ()
+    dead_letters: tuple[str, ...] = ()  # Request ids.
     leftovers: Leftovers = Leftovers()
     files: tuple[FileCount, ...] = ()
     wall_offset_s: float = 0.0
-    waited_s: float = 0.0
     errors: tuple[str, ...] = ()
 
 
@@ -117,57 +107,44 @@ LISTS = ("queue:", "inflight:", "outbox:")
 
 
 async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
-    """Look at every key of the pool. Raises RedisUnavailable."""
+    """Scan every key of the pool. Raises RedisUnavailable."""
     client = command_client(redis_url)
     try:
         async with bounded(PATIENCE_S):
-            return await _look(client, keys or Keys())
+            return await _scan(client, keys or Keys())
     finally:
         await client.aclose()
 
 
-async def _look(client: Redis, keys: Keys) -> Leftovers:
-    requests: list[str] = []
-    lengths = {
-        keys.batch_queue: await client.llen(keys.batch_queue),
-        keys.outbox: await client.llen(keys.outbox),
-        keys.leases: await client.zcard(keys.leases),
-    }
-    leaks: list[str] = []
-    async for chunk in _chunks(client, keys.prefix):
-        requests += await _open(client, [key for key in chunk if key.startswith(keys.request(""))], keys.request(""))
-        for key in chunk:
-            if key.removeprefix(keys.prefix).startswith(LISTS):
-                lengths[key] = await client.llen(key)
-        leaks += await _leaks(client, chunk, keys)
-    return Leftovers(tuple(sorted(requests)), lengths, tuple(sorted(leaks)))
+async def _scan(client: Redis, keys: Keys) -> Leftovers:
+    names = [raw.decode() async for raw in client.scan_iter(match=f"{keys.prefix}*", count=CHUNK)]
+    prefix = keys.request("")
+    lists = [
+        keys.batch_queue,
+        keys.outbox,
+        *(name for name in names if name.removeprefix(keys.prefix).startswith(LISTS)),
+    ]
+    states = await _read(client, [name for name in names if name.startswith(prefix)], "HGET", "state")
+    lives = await _read(client, [name for name in names if not keys.is_permanent(name)], "PTTL")
+    lengths = await _read(client, lists, "LLEN")
+    lengths[keys.leases] = await client.zcard(keys.leases)
+    return Leftovers(
+        tuple(sorted(name.removeprefix(prefix) for name, state in states.items() if state in OPEN)),
+        lengths,
+        tuple(sorted(name for name, life in lives.items() if life == FOREVER)),
+    )
 
 
-async def _chunks(client: Redis, prefix: str) -> AsyncIterator[list[str]]:
-    chunk: list[str] = []
-    async for raw in client.scan_iter(match=f"{prefix}*", count=CHUNK):
-        chunk.append(raw.decode())
-        if len(chunk) >= CHUNK:
-            yield chunk
-            chunk = []
-    yield chunk
-
-
-async def _open(client: Redis, keys: list[str], prefix: str) -> list[str]:
-    async with client.pipeline(transaction=False) as pipeline:
-        for key in keys:
-            pipeline.hget(key, "state")
-        states = await pipeline.execute()
-    return [key.removeprefix(prefix) for key, state in zip(keys, states, strict=True) if state in OPEN]
-
-
-async def _leaks(client: Redis, chunk: list[str], keys: Keys) -> list[str]:
-    names = [key for key in chunk if not keys.is_permanent(key)]
-    async with client.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.pttl(name)
-        lives = await pipeline.execute()
-    return [name for name, life in zip(names, lives, strict=True) if life == FOREVER]
+async def _read(client: Redis, names: Sequence[str], command: str, *arguments: str) -> dict[str, Any]:
+    """The replies of one command for each key."""
+    found: dict[str, Any] = {}
+    for first in range(0, len(names), CHUNK):
+        chunk = names[first : first + CHUNK]
+        async with client.pipeline(transaction=False) as pipeline:
+            for name in chunk:
+                pipeline.execute_command(command, name, *arguments)
+            found.update(zip(chunk, await pipeline.execute(), strict=True))
+    return found
 
 
 STATEMENT_TIMEOUT_MS = 30_000
@@ -177,13 +154,13 @@ CLOCK_S = 0.01  # Ids carry whole milliseconds.
 
 Files = Mapping[tuple[str, int, float], int]
 
-# Rows without a customer are those of which only the end was noted; they may be anybody's, and should not be there.
+# Rows without a customer have only an end. They may belong to any run, and should not exist.
 _ROWS = """
 SELECT id, trace_id, customer_id::text, tier, status, error_code, created_at, completed_at, http_status, attempts,
        gateway_id, worker_id, mode
 FROM requests WHERE created_at >= $1 AND (customer_id = ANY($2::uuid[]) OR customer_id IS NULL)
 """
-_DEAD_LETTERS = "SELECT request_id, error_code, attempts FROM dead_letters WHERE dead_at >= $1"
+_DEAD_LETTERS = "SELECT request_id FROM dead_letters WHERE dead_at >= $1"
 
 
 class _RunLine(msgspec.Struct):
@@ -196,13 +173,10 @@ class _RunLine(msgspec.Struct):
 async def collect(
     sources: Sources, customers: Sequence[LoadCustomer], files: Sequence[FileCount] = (), unfinished: str = ""
 ) -> Evidence:
-    """Read everything once; call it when the stack is idle. `files` come from `compared`.
-
-    `unfinished`: in one sentence what the stack had not finished when it should have; it then proves nothing.
-    """
-    began, errors = time.monotonic(), [unfinished] if unfinished else []
+    """Read all evidence of an idle stack. `files` come from `compared`; `unfinished`: work that the stack has not finished."""
+    errors = [unfinished] if unfinished else []
     rows: tuple[AuditRow, ...] = ()
-    dead_letters: tuple[DeadLetterEvidence, ...] = ()
+    dead_letters: tuple[str, ...] = ()  # Request ids.
     leftovers = Leftovers()
     try:
         rows, dead_letters = await _audit(sources, customers)
@@ -219,14 +193,11 @@ async def collect(
         leftovers=leftovers,
         files=tuple(files),
         wall_offset_s=time.time() - time.monotonic(),
-        waited_s=time.monotonic() - began,
         errors=tuple(errors),
     )
 
 
-async def _audit(
-    sources: Sources, customers: Sequence[LoadCustomer]
-) -> tuple[tuple[AuditRow, ...], tuple[DeadLetterEvidence, ...]]:
+async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
     since = datetime.fromtimestamp(sources.started_at - CLOCK_S, tz=UTC)
     connection = await connect(
         sources.database_url,
@@ -237,7 +208,7 @@ async def _audit(
     async with closing(connection):
         rows = await _rows(connection, since, [customer.id for customer in customers])
         letters = await connection.fetch(_DEAD_LETTERS, since)
-    return rows, tuple(DeadLetterEvidence(*letter) for letter in letters)
+    return rows, tuple(letter[0] for letter in letters)
 
 
 async def _rows(connection: Connection, since: datetime, customers: Sequence[str]) -> tuple[AuditRow, ...]:
@@ -266,7 +237,7 @@ def _row(record: asyncpg.Record) -> AuditRow:
 
 
 def _runs(directory: Path) -> Iterator[ModelRun]:
-    """All runs of the load; a last line that was cut is no run that anybody saw, and warm-ups carry no time."""
+    """All runs of the load, without incomplete last lines and warm-ups."""
     decoder = msgspec.json.Decoder(_RunLine)
     for path in sorted(directory.glob("*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
@@ -276,7 +247,7 @@ def _runs(directory: Path) -> Iterator[ModelRun]:
 
 
 def open_files(processes: Iterable[tuple[str, psutil.Process]]) -> Files:
-    """How many files each process has open, by name, pid and time of creation; those that are gone are left out."""
+    """The number of open files of each living process, by name, pid and creation time."""
     counts = {}
     for name, process in processes:
         try:
@@ -287,5 +258,9 @@ def open_files(processes: Iterable[tuple[str, psutil.Process]]) -> Files:
 
 
 def compared(before: Files, after: Files) -> list[FileCount]:
-    """Of the processes that lived from one reading to the other."""
-    return [FileCount(f"{who[0]} ({who[1]})", count, after[who]) for who, count in before.items() if who in after]
+    """The open files of processes that are in both readings."""
+    return [
+        FileCount(f"{name} ({pid})", count, after[name, pid, created])
+        for (name, pid, created), count in before.items()
+        if (name, pid, created) in after
+    ]

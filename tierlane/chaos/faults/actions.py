@@ -1,6 +1,6 @@
-"""How each fault of the catalogue is injected: processes, PostgreSQL, Redis, the network, and full disks.
+"""The injection of each fault of the catalogue: processes, PostgreSQL, Redis, the network, and full disks.
 
-A disk that is full for some processes only: they can write no file, and get EFBIG, which is handled like ENOSPC.
+A full disk is simulated by a file size limit of single processes: they get EFBIG, which is handled like ENOSPC.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client
 from tierlane.chaos.faults import hostile_client
 from tierlane.chaos.faults.catalogue import KINDS, Planned
-from tierlane.chaos.faults.proxy import Weather
-from tierlane.chaos.faults.server_clock import told_step
-from tierlane.chaos.faults.target import Doing, FaultImpossible, StackTargets
+from tierlane.chaos.faults.proxy import NetworkFault
+from tierlane.chaos.faults.server_clock import step_text
+from tierlane.chaos.faults.target import FaultAction, FaultImpossible, StackTargets
 
 
-def weather(**what: bool) -> Doing:
-    """A spell of this weather; its delay is drawn with the fault."""
+def network(**effects: bool) -> FaultAction:
+    """A network fault; its delay is a parameter of the planned fault."""
 
     @asynccontextmanager
-    async def held(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-        proxy = ground.proxy(fault.place, fault.index)
+    async def injected(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+        proxy = targets.proxy(fault.place, fault.index)
         delay_s = fault.parameters.get("delay_ms", 0.0) / 1000
         try:
-            with proxy.held(Weather(delay_s=delay_s, **what)):
+            with proxy.inject(NetworkFault(delay_s=delay_s, **effects)):
                 yield f"{delay_s * 1000:.0f} ms" if delay_s else ""
         finally:
-            await proxy.settle()
+            await proxy.reopen()
 
-    return held
+    return injected
 
 
 @asynccontextmanager
-async def cut(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Every connection is reset on both sides."""
-    yield f"{ground.proxy(fault.place, fault.index).cut()} connections"
+async def cut(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Reset every connection on both sides."""
+    yield f"{targets.proxy(fault.place, fault.index).cut()} connections"
 
 
 TOOLS = ("setpriv", "prlimit")
@@ -56,18 +56,18 @@ GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 
 
 class FullDisk:
-    """The processes for which the disk is full. Calls take milliseconds where they are another user's."""
+    """The processes for which the disk is full. Calls take milliseconds for processes of another user."""
 
     def __init__(self) -> None:
         self._limited: list[psutil.Process] = []
 
     def fill(self, process: psutil.Process) -> None:
-        """Let this one write no more. Raises FaultImpossible where the system cannot do that."""
+        """Make writes of a process fail. Raises FaultImpossible where the system cannot do that."""
         self._limited.append(process)
         _set_limit(process, full=True)
 
     def free(self) -> None:
-        """Let all of them write again."""
+        """Make writes of all processes possible again."""
         for process in self._limited:
             _set_limit(process, full=False)
         self._limited.clear()
@@ -75,7 +75,7 @@ class FullDisk:
 
 @contextmanager
 def full_disk() -> Iterator[FullDisk]:
-    """A disk that is full while the block runs."""
+    """A full disk until the end of the block."""
     disk = FullDisk()
     try:
         yield disk
@@ -84,7 +84,7 @@ def full_disk() -> Iterator[FullDisk]:
 
 
 def _set_limit(process: psutil.Process, *, full: bool) -> None:
-    """Move the soft limit only: the hard one stays, so that the soft one can go back to it."""
+    """Change the soft limit only, so that it can be restored to the hard one."""
     if not hasattr(process, "rlimit"):
         raise FaultImpossible("This system cannot limit the files of another process.")
     with suppress(*GONE):
@@ -96,15 +96,15 @@ def _set_limit(process: psutil.Process, *, full: bool) -> None:
 
 
 def _set_limit_as_owner(process: psutil.Process, limit: str) -> None:
-    """Being root is not enough for another user's process (containers lack CAP_SYS_RESOURCE); being its user is."""
+    """Set the limit as the user of the process: root may lack CAP_SYS_RESOURCE in containers."""
     tools = [shutil.which(name) for name in TOOLS]
     if None in tools:
         raise FaultImpossible(f"{' and '.join(TOOLS)} of util-linux are not installed.")
     become, change = (str(tool) for tool in tools)
-    who = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}", "--clear-groups"]
-    # Not by `user=` of subprocess, which would have to copy this whole process first.
+    user = [f"--reuid={process.uids().real}", f"--regid={process.gids().real}", "--clear-groups"]
+    # Not by `user=` of subprocess, which would fork this large process.
     done = subprocess.run(
-        [become, *who, change, f"--pid={process.pid}", f"--fsize={limit}"],
+        [become, *user, change, f"--pid={process.pid}", f"--fsize={limit}"],
         capture_output=True,
         timeout=TOOL_TIMEOUT_S,
         check=False,
@@ -113,29 +113,29 @@ def _set_limit_as_owner(process: psutil.Process, limit: str) -> None:
         raise FaultImpossible(done.stderr.decode(errors="replace").strip())
 
 
-def _blow(strike: Callable[[psutil.Process], None]) -> Doing:
+def _signal(send: Callable[[psutil.Process], None]) -> FaultAction:
     @asynccontextmanager
-    async def struck(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-        processes = await _processes(ground, fault)
+    async def signalled(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+        processes = await _processes(targets, fault)
         for process in processes:
             with suppress(psutil.Error):
-                strike(process)
+                send(process)
         yield _pids(processes)
 
-    return struck
+    return signalled
 
 
-killed = _blow(psutil.Process.kill)
-"""SIGKILL; who starts it again is the stack's affair."""
-ended = _blow(psutil.Process.terminate)
-"""SIGTERM: it finishes what it has, or hands it back."""
+killed = _signal(psutil.Process.kill)
+"""SIGKILL; the stack restarts the process."""
+ended = _signal(psutil.Process.terminate)
+"""SIGTERM: the process finishes its work or returns it."""
 
 
 @asynccontextmanager
-async def all_lost(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Every process of the place at once: every other one killed, the rest told to end."""
-    everybody = range(ground.targets[fault.place])
-    found = await asyncio.gather(*(asyncio.to_thread(ground.processes, fault.place, index) for index in everybody))
+async def all_lost(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Kill every other process of the place and terminate the rest, at once."""
+    indexes = range(targets.counts[fault.place])
+    found = await asyncio.gather(*(asyncio.to_thread(targets.processes, fault.place, index) for index in indexes))
     for index, processes in enumerate(found):
         for process in processes:
             with suppress(psutil.Error):
@@ -144,9 +144,9 @@ async def all_lost(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def stopped(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """SIGSTOP, then SIGCONT. psutil compares creation times, so a later process of that number is never hit."""
-    processes = await _processes(ground, fault)
+async def stopped(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """SIGSTOP, then SIGCONT. psutil compares creation times, so a later process with the same pid is not affected."""
+    processes = await _processes(targets, fault)
     try:
         for process in processes:
             with suppress(psutil.Error):
@@ -159,22 +159,22 @@ async def stopped(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def gateway_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """A gateway without Redis, which would spool its audit, and no byte more fits on its disk."""
-    processes = await _processes(ground, fault)
-    proxy = ground.redis_proxy_of(fault.place, fault.index)
+async def gateway_without_disk(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """A gateway without Redis, which would write to its spool, with a full disk."""
+    processes = await _processes(targets, fault)
+    proxy = targets.redis_proxy_of(fault.place, fault.index)
     try:
-        with full_disk() as disk, proxy.held(Weather(refuse=True)):
+        with full_disk() as disk, proxy.inject(NetworkFault(refuse=True)):
             for process in processes:
                 disk.fill(process)
             yield _pids(processes)
     finally:
-        await proxy.settle()
+        await proxy.reopen()
 
 
-async def _processes(ground: StackTargets, fault: Planned) -> list[psutil.Process]:
-    # Looking for children reads about every process of the machine, too long for the loop that carries the load.
-    found = list(await asyncio.to_thread(ground.processes, fault.place, fault.index))
+async def _processes(targets: StackTargets, fault: Planned) -> list[psutil.Process]:
+    # Reads all processes of the machine, which takes too long for the event loop of the load.
+    found = list(await asyncio.to_thread(targets.processes, fault.place, fault.index))
     if not found:
         raise FaultImpossible("It is down already.")
     return found
@@ -187,7 +187,7 @@ def _pids(processes: Iterable[psutil.Process]) -> str:
 
 CONNECT_TIMEOUT_S = 1.0
 LOOK_S = 0.1
-BACKEND = " [local] "  # The server writes into the title of a process where its client is.
+BACKEND = " [local] "  # The process title of a backend has the address of its client.
 TERMINATE = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -195,9 +195,9 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 
 
 @asynccontextmanager
-async def session(ground: StackTargets) -> AsyncIterator[Connection]:
-    """A session of our own, past all proxies."""
-    connection = await asyncpg.connect(asyncpg_dsn(ground.database_url), timeout=CONNECT_TIMEOUT_S, command_timeout=3)
+async def session(targets: StackTargets) -> AsyncIterator[Connection]:
+    """A session without a proxy."""
+    connection = await asyncpg.connect(asyncpg_dsn(targets.database_url), timeout=CONNECT_TIMEOUT_S, command_timeout=3)
     try:
         yield connection
     finally:
@@ -206,19 +206,19 @@ async def session(ground: StackTargets) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def terminated(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Every client is thrown out."""
+async def terminated(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Terminate the session of every client."""
     del fault
-    async with session(ground) as connection:
+    async with session(targets) as connection:
         count = await connection.fetchval(TERMINATE)
     yield f"{count} backends"
 
 
 @asynccontextmanager
-async def locked(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Nobody else can read or write the audit."""
+async def locked(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Lock the audit table against reads and writes."""
     del fault
-    async with session(ground) as connection:
+    async with session(targets) as connection:
         await connection.execute("BEGIN")
         await connection.execute("SET LOCAL lock_timeout = '2s'")
         await connection.execute("LOCK TABLE requests IN ACCESS EXCLUSIVE MODE")
@@ -226,27 +226,25 @@ async def locked(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def postgres_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """No backend can write a file, the log of transactions included: each commit ends in a crash and a recovery."""
-    processes = await asyncio.to_thread(ground.processes, fault.place, fault.index)
-    if not processes:
-        raise FaultImpossible("It is down already.")
-    disk, over = FullDisk(), threading.Event()
-    filling = asyncio.create_task(asyncio.to_thread(_keep_filling, processes[0], disk, over))
+async def postgres_without_disk(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """No backend can write a file or WAL, so each commit ends in a crash and a recovery."""
+    processes = await _processes(targets, fault)
+    disk, stop = FullDisk(), threading.Event()
+    filling = asyncio.create_task(asyncio.to_thread(_keep_filling, processes[0], disk, stop))
     try:
         yield ""
     finally:
-        over.set()
+        stop.set()
         try:
             await filling
         finally:
             await asyncio.to_thread(disk.free)
 
 
-def _keep_filling(server: psutil.Process, disk: FullDisk, over: threading.Event) -> None:
-    """In a thread: new backends come, and all of them are new after a recovery."""
+def _keep_filling(server: psutil.Process, disk: FullDisk, stop: threading.Event) -> None:
+    """Include new backends, in a thread: after a recovery all are new."""
     filled: set[int] = set()
-    while not over.wait(LOOK_S):
+    while not stop.wait(LOOK_S):
         for pid in _children(server.pid) - filled:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
@@ -256,97 +254,81 @@ def _keep_filling(server: psutil.Process, disk: FullDisk, over: threading.Event)
 
 
 def _children(pid: int) -> set[int]:
-    """Of one process, asked of the kernel: psutil reads about every process of the machine."""
+    """The children of one process from /proc: psutil would read all processes of the machine."""
     with suppress(OSError):
         return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
     return set()
 
 
 PATIENCE_S = 1.0
-HEAL_WITHIN_S = 15.0  # Another fault may have stopped or killed it meanwhile.
+HEAL_WITHIN_S = 15.0  # Another fault may have stopped or killed Redis meanwhile.
 HEAL_POLL_S = 0.1
-AOF_WITHIN_S = 2.0  # A file of what such a stack holds is begun in a fraction of it.
+AOF_WITHIN_S = 2.0  # Enough for the data of such a stack.
 
 
 @asynccontextmanager
-async def redis(ground: StackTargets) -> AsyncIterator[Redis]:
-    """A client of Redis itself."""
-    client = command_client(ground.redis_url)
+async def redis(targets: StackTargets) -> AsyncIterator[Redis]:
+    """A client of Redis without a proxy."""
+    client = command_client(targets.redis_url)
     try:
         yield client
     finally:
         await client.aclose()
 
 
-async def command(ground: StackTargets, *words: str | int) -> object:
-    """Send one command. Raises RedisUnavailable when it is not answered in time; it may run later all the same."""
-    async with redis(ground) as client, bounded(PATIENCE_S):
+async def command(targets: StackTargets, *words: str | int) -> object:
+    """Send one command. Raises RedisUnavailable without a reply in time; it may still run later."""
+    async with redis(targets) as client, bounded(PATIENCE_S):
         return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
-@asynccontextmanager
-async def normal_clients_killed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Every command connection is closed."""
-    del fault
-    yield f"{await command(ground, 'CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')} connections"
+def redis_command(details: str, *words: str) -> FaultAction:
+    """Send one command; `details` is the text for its result."""
+
+    @asynccontextmanager
+    async def sent(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+        del fault
+        yield details.format(await command(targets, *words))
+
+    return sent
 
 
 @asynccontextmanager
-async def subscribers_killed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Every subscriber is closed."""
+async def flushed(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Delete all keys."""
     del fault
-    yield f"{await command(ground, 'CLIENT', 'KILL', 'TYPE', 'pubsub')} connections"
-
-
-@asynccontextmanager
-async def flushed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Everything is gone."""
-    del fault
-    keys = await command(ground, "DBSIZE")
-    await command(ground, "FLUSHALL")
+    keys = await command(targets, "DBSIZE")
+    await command(targets, "FLUSHALL")
     yield f"{keys} keys"
 
 
 @asynccontextmanager
-async def scripts_flushed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Redis knows no script any more."""
-    del fault
-    await command(ground, "SCRIPT", "FLUSH")
+async def paused(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Delay all replies for the length of the fault."""
+    await command(targets, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
     yield ""
 
 
 @asynccontextmanager
-async def paused(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """Redis takes commands and answers them when the time is over; the pause ends by itself."""
-    await command(ground, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
-    yield ""
-
-
-@asynccontextmanager
-async def short_of_memory(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """The limit is just above what is used."""
-    before = await _memory_limit(ground)
+async def short_of_memory(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Set the memory limit just above the used memory."""
     spare = round(fault.parameters["spare_kib"] * 1024)
-    async with redis(ground) as client, bounded(PATIENCE_S):
+    async with redis(targets) as client, bounded(PATIENCE_S):
+        before = int((await client.config_get("maxmemory"))["maxmemory"] or 0)
         used = int((await client.info("memory"))["used_memory"])
         await client.config_set("maxmemory", used + spare)
     try:
         yield f"maxmemory {used + spare}, {spare} more than used"
     finally:
-        await _set(ground, "maxmemory", before)
+        await _set(targets, "maxmemory", before)
 
 
-async def _memory_limit(ground: StackTargets) -> int:
-    async with redis(ground) as client, bounded(PATIENCE_S):
-        return int((await client.config_get("maxmemory"))["maxmemory"] or 0)
-
-
-async def _set(ground: StackTargets, name: str, value: str | int) -> None:
-    """Set it, however long Redis is away; a restarted one has its own value already."""
+async def _set(targets: StackTargets, name: str, value: str | int) -> None:
+    """Set a configuration value once Redis responds; after a restart it already has its own."""
     deadline = time.monotonic() + HEAL_WITHIN_S
     while True:
         try:
-            await command(ground, "CONFIG", "SET", name, value)
+            await command(targets, "CONFIG", "SET", name, value)
             return
         except (RedisUnavailable, RedisError):
             if time.monotonic() > deadline:
@@ -355,70 +337,68 @@ async def _set(ground: StackTargets, name: str, value: str | int) -> None:
 
 
 @asynccontextmanager
-async def redis_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
-    """An append-only file that takes no byte more: every command that writes, and PING, is answered MISCONF."""
-    processes = await asyncio.to_thread(ground.processes, fault.place, fault.index)
-    if not processes:
-        raise FaultImpossible("It is down already.")
+async def redis_without_disk(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    """Fill the disk of the append-only file: writes and PING get MISCONF."""
+    processes = await _processes(targets, fault)
     try:
-        await command(ground, "CONFIG", "SET", "appendonly", "yes")
-        await _file_begun(ground)
+        await command(targets, "CONFIG", "SET", "appendonly", "yes")
+        await _wait_for_file(targets)
         with full_disk() as disk:
             disk.fill(processes[0])
             yield ""
     finally:
-        await _set(ground, "appendonly", "no")
+        await _set(targets, "appendonly", "no")
 
 
-async def _file_begun(ground: StackTargets) -> None:
-    """Wait until the file has what is in memory. Raises FaultImpossible where that takes too long."""
+async def _wait_for_file(targets: StackTargets) -> None:
+    """Wait until the file has the data in memory. Raises FaultImpossible where that takes too long."""
     deadline = time.monotonic() + AOF_WITHIN_S
     while time.monotonic() < deadline:
-        async with redis(ground) as client, bounded(PATIENCE_S):
+        async with redis(targets) as client, bounded(PATIENCE_S):
             state = await client.info("persistence")
         if not state["aof_rewrite_in_progress"] and not state["aof_rewrite_scheduled"]:
             return
         await asyncio.sleep(HEAL_POLL_S)
-    raise FaultImpossible("It did not begin its append-only file in time.")
+    raise FaultImpossible("Redis did not write its append-only file in time.")
 
 
-def clock_stepped(direction: int) -> Doing:
-    """Its wall clock steps forwards (1) or backwards (-1), and back again at the end."""
+def clock_stepped(direction: int) -> FaultAction:
+    """Step the wall clock of Redis forwards (1) or backwards (-1), and back at the end."""
 
     @asynccontextmanager
-    async def stepped(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
+    async def stepped(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
         step_s = direction * round(fault.parameters["step_s"], 3)
-        if ground.redis_clock.why_not:
-            raise FaultImpossible(ground.redis_clock.why_not)
-        ground.redis_clock.move(step_s)
+        if targets.redis_clock.why_not:
+            raise FaultImpossible(targets.redis_clock.why_not)
+        targets.redis_clock.move(step_s)
         try:
-            yield told_step(step_s)
+            yield step_text(step_s)
         finally:
-            ground.redis_clock.move(-step_s)
+            targets.redis_clock.move(-step_s)
 
     return stepped
 
 
-DOING: Mapping[str, Doing] = {
+ACTIONS: Mapping[str, FaultAction] = {
     **{kind.name: killed for kind in KINDS if kind.name.startswith("kill-")},
     **{kind.name: stopped for kind in KINDS if kind.name.startswith("stop-")},
     **{kind.name: ended for kind in KINDS if kind.name.startswith("term-")},
     "lose-workers": all_lost,
     "hostile-client": hostile_client.hostile,
     "spool-full": gateway_without_disk,
-    "client-kill-normal": normal_clients_killed,
-    "client-kill-pubsub": subscribers_killed,
+    "client-kill-normal": redis_command("{} connections", "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"),
+    "client-kill-pubsub": redis_command("{} connections", "CLIENT", "KILL", "TYPE", "pubsub"),
     "flushall": flushed,
-    "script-flush": scripts_flushed,
+    "script-flush": redis_command("", "SCRIPT", "FLUSH"),
     "maxmemory": short_of_memory,
     "client-pause": paused,
     "redis-disk-full": redis_without_disk,
     "clock-forward": clock_stepped(1),
     "clock-backward": clock_stepped(-1),
-    "delay": weather(),
-    "drop-requests": weather(drop_requests=True),
-    "drop-replies": weather(drop_replies=True),
-    "refuse": weather(refuse=True),
+    "delay": network(),
+    "drop-requests": network(drop_requests=True),
+    "drop-replies": network(drop_replies=True),
+    "refuse": network(refuse=True),
     "cut": cut,
     "pg-terminate": terminated,
     "pg-lock": locked,

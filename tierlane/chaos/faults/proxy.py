@@ -1,7 +1,7 @@
-"""A TCP proxy that can be a bad network: slow, deaf in one direction, broken, or closed.
+"""A TCP proxy with network faults: delay, loss in one direction, resets, refused connections.
 
-One stands between one client process and one server, so that a partition can be one-sided and hit one client alone.
-Faults are held, not set: two of them may overlap on one proxy, and each ends by itself.
+Each proxy connects one client process with one server, so a partition may be one-sided and affect one client. Faults may
+overlap on one proxy; each ends by itself.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import cast
 
 HOST = "127.0.0.1"
-HIGH_WATER_BYTES = 1 << 20  # So much may wait in one direction before its sender is held up.
+HIGH_WATER_BYTES = 1 << 20  # The most data that is buffered in one direction.
 CONNECT_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Weather:
-    """What is wrong with the network now. `refuse`: new connections are refused, as by a host without a listener."""
+class NetworkFault:
+    """A state of the network. `refuse`: new connections are refused, as by a host without a listener."""
 
     delay_s: float = 0.0
     drop_requests: bool = False
@@ -27,7 +27,7 @@ class Weather:
     refuse: bool = False
 
 
-FAIR = Weather()
+NO_FAULT = NetworkFault()
 
 
 class FaultProxy:
@@ -37,19 +37,19 @@ class FaultProxy:
         self.name = name
         self.port = 0
         self._socket = socket
-        self._held: list[Weather] = []
+        self._active: list[NetworkFault] = []
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
 
     @property
-    def weather(self) -> Weather:
-        """The sum of the faults that are held now."""
-        held = self._held
-        return Weather(
-            delay_s=max((one.delay_s for one in held), default=0.0),
-            drop_requests=any(one.drop_requests for one in held),
-            drop_replies=any(one.drop_replies for one in held),
-            refuse=any(one.refuse for one in held),
+    def network(self) -> NetworkFault:
+        """The sum of the active faults."""
+        active = self._active
+        return NetworkFault(
+            delay_s=max((one.delay_s for one in active), default=0.0),
+            drop_requests=any(one.drop_requests for one in active),
+            drop_replies=any(one.drop_replies for one in active),
+            refuse=any(one.refuse for one in active),
         )
 
     async def start(self) -> None:
@@ -60,36 +60,36 @@ class FaultProxy:
             self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Listen no more, and reset every connection."""
+        """Stop listening, and reset every connection."""
         self._stop_listening()
         self.cut()
 
     def cut(self) -> int:
-        """Reset every connection on both sides; how many there were."""
+        """Reset every connection on both sides; returns their number."""
         links = list(self._links)
         for link in links:
             link.abort()
         return len(links)
 
     @contextmanager
-    def held(self, weather: Weather) -> Iterator[None]:
-        """Have this weather, in addition to what there is, while the block runs."""
-        self._held.append(weather)
-        if weather.refuse:
+    def inject(self, fault: NetworkFault) -> Iterator[None]:
+        """Apply a fault, in addition to active ones, while the block runs."""
+        self._active.append(fault)
+        if fault.refuse:
             self._stop_listening()
             self.cut()
         try:
             yield
         finally:
-            self._held.remove(weather)
+            self._active.remove(fault)
 
-    async def settle(self) -> None:
-        """Listen again where nothing refuses any more; to be called after a `held` block."""
-        if not self.weather.refuse:
+    async def reopen(self) -> None:
+        """Listen again unless another fault refuses; call it after an `inject` block."""
+        if not self.network.refuse:
             await self.start()
 
     def _accept(self) -> asyncio.Protocol:
-        link = _Link(self._socket, lambda: self.weather if self._held else FAIR, self._links.discard)
+        link = _Link(self._socket, lambda: self.network if self._active else NO_FAULT, self._links.discard)
         self._links.add(link)
         return link.client
 
@@ -102,12 +102,12 @@ class FaultProxy:
 class _Link:
     """One connection of a client with its counterpart at the server."""
 
-    def __init__(self, socket: Path, weather: Callable[[], Weather], gone: Callable[["_Link"], None]) -> None:
+    def __init__(self, socket: Path, network: Callable[[], NetworkFault], gone: Callable[["_Link"], None]) -> None:
         self._socket = socket
         self._gone = gone
         self._connecting: asyncio.Task[None] | None = None
-        self.client = _ProxyEnd(self, lambda: (weather().drop_requests, weather().delay_s))
-        self.server = _ProxyEnd(self, lambda: (weather().drop_replies, weather().delay_s))
+        self.client = _ProxyEnd(self, lambda: (network().drop_requests, network().delay_s))
+        self.server = _ProxyEnd(self, lambda: (network().drop_replies, network().delay_s))
         self.client.other, self.server.other = self.server, self.client
 
     def opened(self, end: "_ProxyEnd") -> None:
@@ -128,25 +128,25 @@ class _Link:
         self._gone(self)
 
     def ended(self) -> None:
-        """One side has closed: so does the other, after what is on its way."""
+        """Close the other side after the data in transit."""
         self._gone(self)
         for end in (self.client, self.server):
             end.finish()
 
 
 class _ProxyEnd(asyncio.Protocol):
-    """One side of a link: what comes in here goes out at `other`, later or never. Order is kept whatever changes."""
+    """One side of a link: its data is written to `other`, later or never, but always in order."""
 
     other: "_ProxyEnd"
 
-    def __init__(self, link: _Link, fate: Callable[[], tuple[bool, float]]) -> None:
+    def __init__(self, link: _Link, effect: Callable[[], tuple[bool, float]]) -> None:
         self._link = link
-        self._fate = fate
+        self._effect = effect
         self._transport: asyncio.Transport | None = None
-        self._on_the_way: deque[tuple[float, bytes]] = deque()
+        self._in_transit: deque[tuple[float, bytes]] = deque()
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._torn = False
+        self._incomplete = False
         self._aborted = False
         self._finishing = False
 
@@ -159,11 +159,11 @@ class _ProxyEnd(asyncio.Protocol):
         self._deliver()
 
     def data_received(self, data: bytes) -> None:
-        dropped, delay_s = self._fate()
+        dropped, delay_s = self._effect()
         if dropped:
-            self._torn = True
-        elif self._torn:
-            # What was lost is lost, and half a message must never meet the other half of a later one.
+            self._incomplete = True
+        elif self._incomplete:
+            # After a loss, later data would complete half a message.
             self._link.abort()
         else:
             self.other.send(data, delay_s)
@@ -173,65 +173,65 @@ class _ProxyEnd(asyncio.Protocol):
         self._link.ended()
 
     def pause_writing(self) -> None:
-        self.other.hold_up(on=True)
+        self.other.pause_reading(on=True)
 
     def resume_writing(self) -> None:
-        self.other.hold_up(on=False)
+        self.other.pause_reading(on=False)
 
-    def hold_up(self, *, on: bool) -> None:
+    def pause_reading(self, *, on: bool) -> None:
         if self._transport is None:
             return
-        with suppress(RuntimeError):  # It was paused, or read, already.
+        with suppress(RuntimeError):  # Already in this state.
             if on:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
 
     def send(self, data: bytes, delay_s: float) -> None:
-        """Write `data` when `delay_s` has passed, and never before what was sent earlier."""
+        """Write `data` after `delay_s`, but not before earlier data."""
         if self._transport is not None and self._transport.is_closing():
             return
-        if self._transport is not None and not delay_s and not self._on_the_way:
+        if self._transport is not None and not delay_s and not self._in_transit:
             self._transport.write(data)
             return
         due = asyncio.get_running_loop().time() + delay_s
-        if self._on_the_way:
-            due = max(due, self._on_the_way[-1][0])
-        self._on_the_way.append((due, data))
+        if self._in_transit:
+            due = max(due, self._in_transit[-1][0])
+        self._in_transit.append((due, data))
         self._waiting += len(data)
         if self._waiting > HIGH_WATER_BYTES:
-            self.other.hold_up(on=True)
+            self.other.pause_reading(on=True)
         self._deliver()
 
     def _deliver(self) -> None:
-        """Write what is due, and come back for the rest."""
+        """Write the data that is due, and set a timer for the rest."""
         if self._transport is None or self._transport.is_closing():
             return
         loop = asyncio.get_running_loop()
         was_waiting = self._waiting
-        while self._on_the_way and self._on_the_way[0][0] <= loop.time():
-            _, data = self._on_the_way.popleft()
+        while self._in_transit and self._in_transit[0][0] <= loop.time():
+            _, data = self._in_transit.popleft()
             self._waiting -= len(data)
             self._transport.write(data)
         if was_waiting > HIGH_WATER_BYTES >= self._waiting:
-            self.other.hold_up(on=False)
+            self.other.pause_reading(on=False)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._on_the_way:
-            self._timer = loop.call_at(self._on_the_way[0][0], self._deliver)
+        if self._in_transit:
+            self._timer = loop.call_at(self._in_transit[0][0], self._deliver)
         elif self._finishing:
             self._transport.close()
 
     def finish(self) -> None:
-        """Close after what is on its way."""
+        """Close after the data in transit."""
         self._finishing = True
         if self._transport is None:
             self._aborted = True
         self._deliver()
 
     def abort(self) -> None:
-        """Close at once, with a reset."""
+        """Reset the connection."""
         self._aborted = True
         if self._transport is not None:
             self._transport.abort()

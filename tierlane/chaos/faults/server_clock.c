@@ -1,6 +1,5 @@
-/* The wall clock of the server that preloads this, moved by so many microseconds as the file named by CHAOS_CLOCK says.
- * The file is mapped, so that a new value counts at once. Valkey reads its wall clock by gettimeofday only; the clock
- * that it measures durations with is another one, and stays. */
+/* Preloaded into the server: moves its wall clock by the microseconds in the file CHAOS_CLOCK, which is mapped, so that a
+ * new value applies at once. Valkey reads its wall clock only by gettimeofday; its monotonic clock is not moved. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,15 +1,16 @@
-"""What faults can be done to (processes, proxies, servers past all proxies), and one fault from its begin to its heal.
+"""The targets of faults (processes, proxies, servers), and one fault from its begin to its heal.
 
-A fault is reported to whoever listens, and healed whatever happens meanwhile.
+A fault is reported, and healed whatever happens meanwhile.
 """
 
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
 
 import asyncpg
 import psutil
@@ -19,12 +20,12 @@ from scheduler.errors import RedisUnavailable
 from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.history import FaultEvent, What
+from tierlane.chaos.history import FaultEvent, FaultPhase
 
 
 @dataclass(frozen=True)
-class Stranger:
-    """How somebody who is none of the customers of the load comes to one gateway, and what model there is."""
+class HostileAccess:
+    """The address of one gateway, and the key and model for a client that is no customer of the load."""
 
     host: str
     port: int
@@ -32,51 +33,57 @@ class Stranger:
     model: str
 
 
-class StackTargets(Protocol):
-    """A stack as faults see it. Targets of a place are counted from 0."""
+class StackTargets(ABC):
+    """The targets in a stack, counted from 0 for each place. By default it has no proxies and no clock to step."""
+
+    redis_clock = ServerClock(Path())
 
     @property
-    def targets(self) -> Mapping[FaultTarget, int]:
-        """How many there are of each place."""
+    @abstractmethod
+    def counts(self) -> Mapping[FaultTarget, int]:
+        """The number of targets of each place."""
 
     @property
+    @abstractmethod
     def redis_url(self) -> str:
-        """Redis itself."""
+        """Redis, without a proxy."""
 
     @property
+    @abstractmethod
     def database_url(self) -> str:
-        """PostgreSQL itself."""
+        """PostgreSQL, without a proxy."""
 
-    @property
-    def redis_clock(self) -> ServerClock:
-        """The wall clock of Redis."""
-
-    def stranger(self, index: int) -> Stranger:
-        """At this gateway."""
-
+    @abstractmethod
     def name(self, place: FaultTarget, index: int) -> str:
-        """What a target is called in events."""
+        """The name of a target in events."""
 
+    @abstractmethod
     def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
-        """The processes that are there now, none where it is down; a server with all its children. Takes milliseconds."""
+        """The running processes of a target, a server with all its children. Takes milliseconds."""
+
+    def hostile_access(self, index: int) -> HostileAccess:
+        """Access to this gateway."""
+        raise LookupError(index)
 
     def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
+        raise LookupError(place, index)
 
     def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
         """The proxy between this process and Redis."""
+        raise LookupError(place, index)
 
 
 class FaultImpossible(Exception):
-    """The fault cannot be done now; the message says why."""
+    """The fault cannot be injected now; the message has the reason."""
 
 
-Doing = Callable[[StackTargets, Planned], AbstractAsyncContextManager[str]]
-"""Does a fault on entry, tells its details, heals it on exit."""
+FaultAction = Callable[[StackTargets, Planned], AbstractAsyncContextManager[str]]
+"""Injects a fault on entry, returns its details, heals it on exit."""
 
-Tell = Callable[[FaultEvent], None]
+Report = Callable[[FaultEvent], None]
 
-AWAY = (
+UNAVAILABLE = (
     FaultImpossible,
     RedisError,
     RedisUnavailable,
@@ -86,39 +93,43 @@ AWAY = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
 )
-"""What keeps a fault from being done: mostly that another one has taken its target away."""
+"""Errors that prevent a fault, mostly because another one has made its target unavailable."""
 
 
-async def do_fault(ground: StackTargets, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
-    """Do one fault and heal it after its length, or when cancelled; tell its begin and its end.
+async def inject_fault(
+    targets: StackTargets, fault: Planned, actions: Mapping[str, FaultAction], report: Report
+) -> None:
+    """Inject one fault, heal it after its length or when cancelled, and report begin and end.
 
-    One that repeats a blow tells each blow under the name of that.
+    A fault that repeats another one reports each repetition under the name of that.
     """
     if not fault.kind.repeats:
-        await _do_once(ground, fault, doing, tell)
+        await _inject_once(targets, fault, actions, report)
         return
     began = time.monotonic()
-    for blow in blows(fault):
-        await asyncio.sleep(began + blow.at_s - fault.at_s - time.monotonic())
-        await _do_once(ground, blow, doing, tell)
+    for repetition in repetitions(fault):
+        await asyncio.sleep(began + repetition.at_s - fault.at_s - time.monotonic())
+        await _inject_once(targets, repetition, actions, report)
 
 
-def blows(fault: Planned) -> Iterator[Planned]:
-    """What a fault that repeats a blow comes to: the first at once, the last within its length."""
+def repetitions(fault: Planned) -> Iterator[Planned]:
+    """The repetitions of a fault: the first at once, the last within its length."""
     kind = BY_NAME[fault.kind.repeats]
     for number in range(1 + math.floor(fault.length_s / fault.kind.every_s)):
         yield replace(fault, at_s=fault.at_s + number * fault.kind.every_s, kind=kind, length_s=0.0)
 
 
-async def _do_once(ground: StackTargets, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
-    name, target = fault.kind.name, ground.name(fault.place, fault.index)
-    now, error = What.START, "Interrupted."
+async def _inject_once(
+    targets: StackTargets, fault: Planned, actions: Mapping[str, FaultAction], report: Report
+) -> None:
+    name, target = fault.kind.name, targets.name(fault.place, fault.index)
+    now, error = FaultPhase.START, "Interrupted."
     try:
-        async with doing[name](ground, fault) as details:
-            tell(FaultEvent(time.monotonic(), name, target, now, details))
-            now, error = What.HEAL, ""
+        async with actions[name](targets, fault) as details:
+            report(FaultEvent(time.monotonic(), name, target, now, details))
+            now, error = FaultPhase.HEAL, ""
             await asyncio.sleep(fault.length_s)
-    except AWAY as caught:
+    except UNAVAILABLE as caught:
         error = f"{type(caught).__name__}: {caught}".rstrip(": ")
     finally:
-        tell(FaultEvent(time.monotonic(), name, target, now, error=error))
+        report(FaultEvent(time.monotonic(), name, target, now, error=error))

@@ -1,5 +1,5 @@
--- For wrk: POST one input; prints the results as one line of JSON.
--- Environment: KEYS, API keys separated by spaces (none: no Authorization header), used in turn.
+-- post: the request for wrk, and its figures as one line of JSON.
+-- Environment: KEYS, API keys separated by blanks, used in turn (none: no Authorization).
 local text = '{"input":"the quick brown fox jumps over the lazy dog"}'
 local requests, turn = {}, 0
 

@@ -1,4 +1,4 @@
-"""A stack for one case: started from nothing, loaded, asked, stopped. Every case has its own, so none sees another's past."""
+"""A stack for one case: started empty, loaded, read, stopped."""
 
 import asyncio
 import json
@@ -8,40 +8,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
-import psutil
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.resources import CpuUse, ProcessCpu, StackInfo, cpu_between, read_cpu, read_stack, rss_by_role
+from tierlane.bench.resources import ProcessCpu, StackInfo, cpu_between, read_cpu, read_stack
 
 START_S = 300.0
 STOP_S = 60.0
 SETTLE_S = 3.0
-"""For gateways to obey changed rows, and for what starting cost to be over."""
+"""The time in which gateways apply changed rows and the start of the stack ends."""
+HTTP_TIMEOUT_S = 5.0
 
-# All limits raised, yet every one of them is looked at for every request.
+# All limits are raised, but still checked for every request.
 RAISED = """
 UPDATE tiers SET requests_per_second = 1e6, burst = 1e6, max_concurrency = 100000, tokens_per_minute = 1e12,
                  max_queue_depth = 1000000, shed_depth = NULL, shed_wait_ms = NULL
 """
-# Customers that their own limits do not hold, so that the shares and the shedding of tiers are what speaks.
+# Customers are not held by their own limits, so that only the shares and the shedding of tiers apply.
 CUSTOMERS_RAISED = """
 UPDATE customers SET requests_per_second = 1e6, burst = 1e6, max_concurrency = 100000, tokens_per_minute = 1e12
 """
 CUSTOMERS_AS_TIERS = """
 UPDATE customers SET requests_per_second = NULL, burst = NULL, max_concurrency = NULL, tokens_per_minute = NULL
 """
-# Also without the limit that the capacity itself sets: judged and counted, but not enforced.
+# Without the limit of the capacity either: it is checked and counted, but not enforced.
 SHADOW = "UPDATE tiers SET shadow = true"
 
 
-class Stand:
+class Stack:
     """A running stack."""
 
     def __init__(self, home: Path) -> None:
@@ -49,17 +50,17 @@ class Stand:
         self.file = home / "data" / "stack.json"
 
     @property
-    def stack(self) -> StackInfo:
-        """What the stack file says now."""
+    def info(self) -> StackInfo:
+        """The content of the stack file now."""
         return read_stack(self.file)
 
     @property
     def redis_url(self) -> str:
-        """Its Redis."""
+        """The URL of its Redis."""
         return str(json.loads(self.file.read_text())["redis_url"])
 
     def sql(self, *statements: str) -> None:
-        """Run statements."""
+        """Run statements, and wait until they are applied."""
         asyncio.run(self._all(statements))
         time.sleep(SETTLE_S)
 
@@ -67,8 +68,8 @@ class Stand:
         """The one value of a query."""
         return asyncio.run(self._all([query]))
 
-    async def _all(self, statements: tuple[str, ...] | list[str]) -> Any:
-        connection = await asyncpg.connect(asyncpg_dsn(self.stack.database_url), timeout=10)
+    async def _all(self, statements: Sequence[str]) -> Any:
+        connection = await asyncpg.connect(asyncpg_dsn(self.info.database_url), timeout=10)
         try:
             found = None
             for statement in statements:
@@ -78,11 +79,11 @@ class Stand:
             await connection.close()
 
     def raise_limits(self, *more: str) -> None:
-        """All limits raised but checked."""
+        """Raise all limits, which are still checked."""
         self.sql(RAISED, CUSTOMERS_AS_TIERS, *more)
 
     def bench(self, **options: object) -> dict[str, Any]:
-        """`tierlane bench` with these options; its document. Two may run at once."""
+        """Run `tierlane bench` with these options; returns its document. Several may run at once."""
         out = self._home / f"bench-{uuid4().hex}.json"
         flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         command = [sys.executable, "-m", "tierlane", "bench", "--stack", str(self.file), "--json", str(out), *flags]
@@ -94,19 +95,32 @@ class Stand:
 
     def reading(self) -> list[ProcessCpu]:
         """CPU and memory of every process now."""
-        return read_cpu(self.stack.processes)
+        return read_cpu(self.info.processes)
+
+    def operator_get(self, path: str) -> dict[str, Any]:
+        """The JSON document of an internal endpoint. Raises OSError and ValueError."""
+        token = str(json.loads(self.file.read_text("utf-8"))["service_token"])
+        _, body = self._request("GET", path, token)
+        return dict(json.loads(body))
+
+    def status_of(self, key: str) -> int:
+        """The status of an invalid request with an API key: 401 where the gateway does not know the key."""
+        return self._request("POST", "/v1/inference", key, b"{")[0]
+
+    def _request(self, method: str, path: str, token: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = HTTPConnection(self.info.http_url.removeprefix("http://"), timeout=HTTP_TIMEOUT_S)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
 
 
 def used_us(before: list[ProcessCpu], after: list[ProcessCpu], requests: int) -> dict[str, float]:
     """CPU between two readings by role, in microseconds a request."""
-    used: CpuUse = cpu_between(before, after)
+    used = cpu_between(before, after)
     return {role: round(seconds * 1e6 / max(1, requests), 2) for role, seconds in used.by_role.items()}
-
-
-def rss_growth(before: list[ProcessCpu], after: list[ProcessCpu]) -> dict[str, float]:
-    """By which share the memory of each role grew."""
-    early, late = rss_by_role(before), rss_by_role(after)
-    return {role: round(late[role] / early[role] - 1, 4) for role in early if role in late and early[role]}
 
 
 @contextmanager
@@ -118,14 +132,14 @@ def started(
     backend: str = "simulated:50",
     durable: bool = False,
     **settings: object,
-) -> Iterator[Stand]:
-    """A stack of its own on a free port. `durable`: Redis and PostgreSQL write to the disk, as they do by default.
+) -> Iterator[Stack]:
+    """Run a stack on a free port. `durable`: Redis and PostgreSQL write to the disk, as by default.
 
-    `settings`: others than the defaults, by their names.
+    `settings`: values of settings by name.
     """
     with tempfile.TemporaryDirectory(prefix="tierlane-suite-") as name:
         home = Path(name)
-        stand = Stand(home)
+        stack = Stack(home)
         log = home / "up.log"
         command = [sys.executable, "-m", "tierlane", "up", "--data-dir", str(home / "data")]
         command += [] if durable else ["--ephemeral"]
@@ -135,9 +149,9 @@ def started(
         with log.open("wb") as sink:
             up = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment)
         try:
-            _wait_for(stand.file, up, log)
+            _wait_for(stack.file, up, log)
             time.sleep(SETTLE_S)
-            yield stand
+            yield stack
         finally:
             up.send_signal(signal.SIGINT)
             try:
@@ -151,15 +165,7 @@ def _wait_for(file: Path, up: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + START_S
     while not file.exists():
         if up.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"The stack does not start: {_said(log)[-1500:]}")
+            # Without the JSON log lines of the roles.
+            messages = "\n".join(line for line in log.read_text("utf-8").splitlines() if "| {" not in line)
+            raise RuntimeError(f"The stack does not start: {messages[-1500:]}")
         time.sleep(0.1)
-
-
-def _said(log: Path) -> str:
-    """The sentences of a log: what is not JSON, which is of roles that were well."""
-    return "\n".join(line for line in log.read_text("utf-8").splitlines() if "| {" not in line)
-
-
-def free_memory() -> int:
-    """Bytes that new processes may have."""
-    return int(psutil.virtual_memory().available)
