@@ -203,7 +203,7 @@ def test_retries_are_exempt_from_the_queue_age() -> None:
     """A lost batch never enters a tier queue again, so only the total deadline limits it; its followers never ran."""
     for verb in ("fail", "reap"):
         text = scripts.source(verb)
-        text = text[text.index("-- batch: ") : text.index("-- same: ")] + text[text.index(f"-- {verb}: ") :]
+        text = text[text.index("-- batch: ") : text.index("-- coalescing_keys: ")] + text[text.index(f"-- {verb}: ") :]
         assert "QUEUE_DEADLINE" not in text
         assert not re.search(r"PUSH', (P \.\. )?'?queue", text)
 
