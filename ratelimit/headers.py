@@ -21,7 +21,8 @@ _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 *
 class _Fixed(NamedTuple):
     """The constant parts of all responses with one set of limits; `lines` are complete header lines."""
 
-    buckets: tuple[tuple[str, int], ...]  # Name and size.
+    # Size, and the texts before the remaining units and the reset in headers of its own, and before the units in RateLimit.
+    buckets: tuple[tuple[int, str, str, str], ...]
     quotas: tuple[str, ...]
     lines: str
 
@@ -36,28 +37,29 @@ def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
     """The same as header lines with line ends."""
     fixed = _fixed(limits)
     levels, in_use, quotas_left = left
-    lines, fields = fixed.lines, []
-    for (name, size), (spare, reset_ms) in zip(fixed.buckets, levels, strict=True):
+    lines, fields = fixed.lines, ""
+    for (size, remaining, reset, field), (spare, reset_ms) in zip(fixed.buckets, levels, strict=True):
         units = _within(spare, size)
-        fields.append(f'"{name}";r={units};t={_seconds(reset_ms)}')
-        lines += f"x-ratelimit-remaining-{name}: {units}\r\nx-ratelimit-reset-{name}: {go_duration(reset_ms)}\r\n"
+        lines = f"{lines}{remaining}{units}{reset}{go_duration(reset_ms)}\r\n"
+        fields = f"{fields}{field}{units};t={_seconds(reset_ms)}"
     if most := limits.max_concurrency:
-        fields.append(f'"{CONCURRENCY}";r={_within(most - in_use, most)}')
+        fields = f'{fields}, "{CONCURRENCY}";r={_within(most - in_use, most)}'
     if quotas_left and len(quotas_left) == len(fixed.quotas):
         for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
-            fields.append(f'"{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}')
-    return f"{lines}RateLimit: {', '.join(fields)}\r\n"
+            fields = f'{fields}, "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
+    return f"{lines}{fields}\r\n"
 
 
 @lru_cache(maxsize=4096)
 def _fixed(limits: EffectiveLimits) -> _Fixed:
-    buckets: list[tuple[str, int]] = []
+    buckets: list[tuple[int, str, str, str]] = []
     policies: list[str] = []
     lines = ""
     for bucket in (limits.key_requests, *limits.buckets[1:]):
         name, unit = bucket.kind.name, bucket.kind.unit
         size = max(1, int(min(MOST, bucket.size)))
-        buckets.append((name, size))
+        own = f"x-ratelimit-remaining-{name}: ", f"\r\nx-ratelimit-reset-{name}: "
+        buckets.append((size, *own, f'{", " if buckets else "RateLimit: "}"{name}";r='))
         policies.append(f'"{name}";q={size};' + (f'qu="{unit}";' if unit else "") + f"w={_window_s(bucket)}")
         lines += f"x-ratelimit-limit-{name}: {size}\r\n"
     if limits.max_concurrency:

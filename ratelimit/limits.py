@@ -141,6 +141,9 @@ LIMIT_COLUMNS = (
 """All columns with a limit, in the order of `Values`."""
 
 _AT = {column.name: index for index, column in enumerate(LIMIT_COLUMNS)}
+REQUEST_RATE = _AT[REQUEST_BUCKET.rate.name]
+"""The position of the rate of requests in `Values`."""
+
 OWN_OUTCOMES = frozenset({"key_limit", CONCURRENCY, "quota", *(kind.outcome for kind in BUCKETS)})
 """Outcomes of admission for the limits of the customer, which do not depend on other customers."""
 

@@ -21,13 +21,12 @@ from gateway.limits.rejections import LOWERED, NO_ROOM, refusal
 from ratelimit.headers import rate_headers, rate_lines
 from ratelimit.limits import (
     FRESH,
-    REQUEST_BUCKET,
+    REQUEST_RATE,
     Bucket,
     EffectiveLimits,
     Level,
     RemainingLimits,
     effective,
-    value_of,
 )
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
@@ -58,26 +57,43 @@ class Shadow:
 
 
 class _State:
-    """One customer, or one key with a limit of its own: a shadow and a level of each bucket at the base limits."""
+    """One customer, or one key with a limit of its own: the last known levels, and a shadow of each bucket at the base limits.
 
-    __slots__ = ("left", "seen_at", "shadows")
+    Most requests never need the shadows, so `known` (the last levels at base limits) and `unused` (tokens returned since)
+    are applied to them only when they are read.
+    """
+
+    __slots__ = ("_shadows", "known", "left", "seen_at", "unused")
 
     def __init__(self, buckets: Iterable[Bucket], now: float) -> None:
-        self.shadows = {bucket.kind: Shadow(bucket.size, now) for bucket in buckets}
+        self._shadows = {bucket.kind: Shadow(bucket.size, now) for bucket in buckets}
         self.left = RemainingLimits([Level(bucket.size * FRESH, 0) for bucket in buckets])
         self.seen_at = now
+        self.known: tuple[Iterable[Bucket], Iterable[Level], float] | None = None
+        self.unused = 0
 
     def shadow(self, bucket: Bucket, now: float) -> Shadow:
-        """That of one bucket, full where the customer has just got the limit."""
-        found = self.shadows.get(bucket.kind)
+        """The shadow of one bucket, which is full if the customer has just received the limit."""
+        if self.known is not None:
+            (buckets, levels, at), self.known = self.known, None
+            for each, level in zip(buckets, levels, strict=False):
+                self._shadow(each, at).set(level.left, at)
+        if self.unused:
+            for kind, shadow in self._shadows.items():
+                if kind.settled:
+                    shadow.level += self.unused
+            self.unused = 0
+        return self._shadow(bucket, now)
+
+    def _shadow(self, bucket: Bucket, now: float) -> Shadow:
+        found = self._shadows.get(bucket.kind)
         if found is None:
-            found = self.shadows[bucket.kind] = Shadow(bucket.size, now)
+            found = self._shadows[bucket.kind] = Shadow(bucket.size, now)
         return found
 
     def set(self, buckets: Iterable[Bucket], levels: Iterable[Level], now: float) -> None:
-        """Take the levels of base limits as Redis has them."""
-        for bucket, level in zip(buckets, levels, strict=False):
-            self.shadow(bucket, now).set(level.left, now)
+        """Store the levels of base limits that Redis reported."""
+        self.known, self.unused = (buckets, levels, now), 0
 
 
 class LocalBuckets:
@@ -129,9 +145,7 @@ class LocalBuckets:
         """Return tokens that a request did not use; below 0 where it used more than was estimated."""
         state = self._states.get(identity.customer_id)
         if state is not None:
-            for kind, shadow in state.shadows.items():
-                if kind.settled:
-                    shadow.level += tokens
+            state.unused += tokens
 
     def estimate(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> RemainingLimits:
         """What is left now, as far as this gateway can know without a call to Redis."""
@@ -218,7 +232,7 @@ class CustomerLimits:
         """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
         now, tier, outcome = self._clock(), identity.tier, verdict.outcome
         # As it was at the call: a factor that fell since would count a flood of what came before.
-        factor = submission.limits.buckets[0].rate / (value_of(identity.limits, REQUEST_BUCKET.rate) or 1.0)
+        factor = submission.limits.buckets[0].rate / (identity.limits[REQUEST_RATE] or 1.0)
         entered = outcome in ENTERED
         if verdict.shadowed:
             self._demand_meter.shadowed(tier)
