@@ -193,7 +193,7 @@ def reject(pending: PendingRequest, code: ErrorCode, cancellations: Cancellation
     if pending.accepted:
         return
     if pending.sent:
-        cancellations.add(pending.id, code, told=True)
+        cancellations.add(pending.id, code, delivered=True)
     pending.finish(code)
 
 

@@ -3,7 +3,7 @@
 A token bucket of `burst` and `rate` becomes a sliding window that never lets through more than the bucket would. How
 much was spent in Redis a moment ago is not known:
 
-* of requests and tokens a quarter is available when a limit is first asked, the rest within its window; the first
+* of requests and tokens a quarter is available when a limit is first checked, the rest within its window; the first
   request of everybody is let in,
 * of a quota nothing counts as spent: rejecting a customer for a day whose quota may be unused would be worse than
   serving the quota once more, and the rates still hold. What was spent of a quota here is kept from one outage to the
@@ -43,7 +43,7 @@ class Charge(NamedTuple):
     name: str
     limit: LocalLimit
     cost: int
-    first: int | None = None  # Units that are there when it is first asked; None: nothing counts as spent.
+    first: int | None = None  # Units that are there when it is first checked; None: nothing counts as spent.
 
 
 class Charges(NamedTuple):
@@ -95,12 +95,11 @@ class LocalLimits:
 
 @lru_cache(maxsize=4096)
 def bucket(rate: float, burst: float, unit: int) -> tuple[LocalLimit, int]:
-    """The window for a bucket of things that cost `unit`s, and how many units are there to begin with.
+    """The sliding window that replaces a token bucket whose requests cost `unit` units, and its initial units.
 
-    What was spent in one window becomes free evenly over the next. So a window for one thing less than the bucket
-    holds, as long as the rate takes for so many, lets through all of the rate as long as somebody who finds all but a
-    little of one thing free may enter, and in no time more than the bucket would. It must hold one, so a bucket under
-    two is held as one of two: both may come around the turn of a window, and then the rate holds again.
+    What is spent in one window becomes free evenly over the next one. A window of one request less than the bucket's
+    size, as long as the rate needs for that many, admits the full rate, and never more than the bucket would. A bucket
+    smaller than two is treated as one of two: both may be used around the end of a window, and then the rate holds again.
     """
     whole = max(2, int(burst))
     length_s = min(_LONGEST_S, (whole - 1) / rate) if rate > 0 else _LONGEST_S
@@ -114,14 +113,15 @@ def quota(period: str, amount: float) -> LocalLimit:
     return LocalLimit(max(1, int(amount)), parse(f"1/{period}").get_expiry() * 1_000_000)
 
 
-def charges_of(asked: Submission, tier: TierLimit, gateways: int) -> Charges:
+def charges_of(submission: Submission, tier: TierLimit, gateways: int) -> Charges:
     """What it costs at one of so many gateways, which has its part of each limit."""
-    limits = asked.limits
-    key = _charge(Admission.KEY_LIMIT, asked.api_key_id, limits.key, 1, gateways) if limits.key else None
+    limits = submission.limits
+    key = _charge(Admission.KEY_LIMIT, submission.api_key_id, limits.key, 1, gateways) if limits.key else None
     buckets = tuple(
-        _charge(Admission(b.kind.outcome), asked.customer_id, b, b.kind.units(asked), gateways) for b in limits.buckets
+        _charge(Admission(b.kind.outcome), submission.customer_id, b, b.kind.units(submission), gateways)
+        for b in limits.buckets
     )
-    quotas = tuple(_quota(asked.customer_id, period, amount / gateways) for period, amount in limits.quotas)
+    quotas = tuple(_quota(submission.customer_id, period, amount / gateways) for period, amount in limits.quotas)
     whole = _charge(Admission.TIER_LIMIT, tier.name, Bucket(REQUEST_BUCKET, tier.rate, tier.burst), 1, gateways)
     return Charges(key, buckets, quotas, (*([key] if key else []), *buckets, *quotas, whole))
 
@@ -203,7 +203,9 @@ class DirectAdmission:
         """The verdict on a list for all of which there is not enough; None where each may come. Nothing is spent."""
         first = together[0]
         charges = charges_of(first, tier, self._gateways)
-        refusal = self._refusal(first, charges, now, in_use)  # A limit that is first asked is asked for one.
+        refusal = self._refusal(
+            first, charges, now, in_use
+        )  # A limit that is checked for the first time is checked for one request.
         if refusal is None:
             of_them = of_all(charges, together)
             refusal = self._refusal(first, of_them, now, in_use + len(together) - 1)

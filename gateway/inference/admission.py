@@ -229,7 +229,7 @@ class AdmissionBatcher:
         if pending.gone or pending.done:  # It was done before the call returned.
             code = pending.error_code
             self._cancellations.add(
-                pending.id, code or ErrorCode.CANCELLED, running=pending.streams, told=code is not None
+                pending.id, code or ErrorCode.CANCELLED, running=pending.streams, delivered=code is not None
             )
         if pending.gone and self._accepted_late is not None:
             self._accepted_late(pending)
@@ -239,7 +239,7 @@ class AdmissionBatcher:
     def _refuse(self, batch: list[PendingRequest], code: ErrorCode) -> None:
         for pending in batch:
             if not pending.direct:
-                self._cancellations.add(pending.id, code, told=True)
+                self._cancellations.add(pending.id, code, delivered=True)
                 pending.finish(code)
         # Requests queued behind would only wait for the same result.
         for pending in self._pending:

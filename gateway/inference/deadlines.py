@@ -38,7 +38,7 @@ class Cancellations:
         return len(self._ids)
 
     def add(
-        self, request_id: str, code: ErrorCode, *, running: bool = False, told: bool = False, used: int = 0
+        self, request_id: str, code: ErrorCode, *, running: bool = False, delivered: bool = False, used: int = 0
     ) -> None:
         """Queue a cancellation; the arguments are those of `Cancellation`.
 
@@ -47,7 +47,7 @@ class Cancellations:
         if len(self._ids) >= MAX_IDS:
             del self._ids[next(iter(self._ids))]
             self.dropped += 1
-        self._ids[request_id] = Cancellation(request_id, code, running, told, used), self._clock()
+        self._ids[request_id] = Cancellation(request_id, code, running, delivered, used), self._clock()
         self._wake.set()
 
     async def flush(self) -> bool:
@@ -159,7 +159,7 @@ class DeadlineSweep:
         if pending.done:
             return
         if pending.sent:
-            self._cancellations.add(pending.id, code, told=True, used=pending.used)
+            self._cancellations.add(pending.id, code, delivered=True, used=pending.used)
         pending.finish(code)
 
 

@@ -237,7 +237,7 @@ class InferencePipeline:
 
     def give_up(self, pending: PendingRequest, code: ErrorCode) -> None:
         """End a request with this error, here and in Redis: its response cannot be continued."""
-        self._parts.cancellations.add(pending.id, code, told=True)
+        self._parts.cancellations.add(pending.id, code, delivered=True)
         pending.finish(code)
 
     def fail_list(self, pending_requests: Sequence[PendingRequest], code: ErrorCode) -> None:
@@ -248,7 +248,7 @@ class InferencePipeline:
         """
         for pending in pending_requests:
             if pending.sent and not _failed(pending):
-                self._parts.cancellations.add(pending.id, code, told=True)
+                self._parts.cancellations.add(pending.id, code, delivered=True)
                 pending.replace_outcome(code)
             self.leave(pending)
 

@@ -102,9 +102,11 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
     ended_at_ms = created_ms(pending.id) + int(latency_ms)
     if isinstance(outcome, Reply):
         return accepted_record(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
-    told = isinstance(outcome, ErrorCode)
+    delivered = isinstance(outcome, ErrorCode)
     code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
-    ended = EndedRecord(pending.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
+    ended = EndedRecord(
+        pending.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, delivered
+    )
     return accepted_record(gateway_id, pending), ended
 
 
@@ -314,7 +316,7 @@ class LossRecovery:
         self.submitted_again += 1
         if pending.gone or pending.done:
             code = pending.error_code
-            self._cancellations.add(pending.id, code or ErrorCode.CANCELLED, told=code is not None)
+            self._cancellations.add(pending.id, code or ErrorCode.CANCELLED, delivered=code is not None)
 
     def _queue_records(self) -> None:
         """Queue the kept records to be sent, or schedule this for later."""

@@ -66,8 +66,8 @@ def greedy_by_default(workers: Sequence[WorkerView]) -> bool:
 
 def same(customer_id: str, payload: Payload, version: str) -> str:
     """The coalescing key: equal for requests with the same output. `customer_id` is "" if all customers share."""
-    asked = (customer_id, payload.model, version, payload.task, payload.input, payload.parameters)
-    return sha256(_canonical(asked)).hexdigest()[:_HASH_CHARACTERS]
+    parts = (customer_id, payload.model, version, payload.task, payload.input, payload.parameters)
+    return sha256(_canonical(parts)).hexdigest()[:_HASH_CHARACTERS]
 
 
 def let_share(submission: Submission, payload: Payload, model: ModelRow, version: str, *, greedy: bool) -> None:
@@ -115,8 +115,8 @@ def idempotency_key(headers: CIMultiDictProxy[str]) -> str | None:
 
 def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
     """The stored key and the body's fingerprint. White space, member order and `stream` do not change the fingerprint."""
-    asked = (payload.model, payload.input, payload.parameters, payload.task, _ANYWHERE)
-    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(asked)))
+    parts = (payload.model, payload.input, payload.parameters, payload.task, _ANYWHERE)
+    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(parts)))
 
 
 def with_more(fingerprint: str, more: str) -> str:

@@ -274,12 +274,12 @@ class _Rejection(NamedTuple):
     until: float
 
 
-def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | None:
+def _limit_of(outcome: Admission, submission: Submission) -> tuple[Values, int] | None:
     """The limit that rejected a request, and its cost; None where a wait allows no prediction."""
-    if bucket := asked.limits.bucket_of(outcome):
-        return (asked.api_key_id if outcome is Admission.KEY_LIMIT else "", bucket), bucket.kind.units(asked)
+    if bucket := submission.limits.bucket_of(outcome):
+        return (submission.api_key_id if outcome is Admission.KEY_LIMIT else "", bucket), bucket.kind.units(submission)
     if outcome is Admission.QUOTA:
-        return tuple(asked.limits.quotas), 1
+        return tuple(submission.limits.quotas), 1
     return None
 
 
@@ -291,34 +291,34 @@ class RejectionCache:
     def __init__(self) -> None:
         self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
 
-    def note(self, asked: Submission, verdict: Verdict, now: float) -> None:
+    def note(self, submission: Submission, verdict: Verdict, now: float) -> None:
         """Keep a rejection by Redis of a request that was submitted by itself."""
-        limit = _limit_of(verdict.outcome, asked)
+        limit = _limit_of(verdict.outcome, submission)
         if limit is None or verdict.retry_after_ms <= 0:
             return
         wait_s = min(MOST_S, verdict.retry_after_ms / 1000)
-        known = self.held.setdefault(asked.customer_id, {})
+        known = self.held.setdefault(submission.customer_id, {})
         known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
         if len(self.held) > MOST_CUSTOMERS:
             del self.held[next(iter(self.held))]
 
-    def verdict(self, asked: Submission, now: float) -> Verdict | None:
+    def verdict(self, submission: Submission, now: float) -> Verdict | None:
         """The rejection that Redis would return, as far as is known; None where Redis must decide.
 
         A request with an `Idempotency-Key` may have a response already, and one that was accepted before is not checked.
         """
-        known = self.held.get(asked.customer_id)
-        if known is None or asked.idempotency or asked.again:
+        known = self.held.get(submission.customer_id)
+        if known is None or submission.idempotency or submission.again:
             return None
         for outcome, rejection in tuple(known.items()):
             if now >= rejection.until:
                 del known[outcome]
                 continue
-            limit = _limit_of(outcome, asked)
+            limit = _limit_of(outcome, submission)
             if limit is not None and limit[0] == rejection.values and limit[1] >= rejection.cost:
-                return _later(rejection.verdict, asked, now - rejection.at)
+                return _later(rejection.verdict, submission, now - rejection.at)
         if not known:
-            del self.held[asked.customer_id]
+            del self.held[submission.customer_id]
         return None
 
     def forget(self, customer_id: str) -> None:
@@ -326,11 +326,11 @@ class RejectionCache:
         self.held.pop(customer_id, None)
 
 
-def _later(verdict: Verdict, asked: Submission, after_s: float) -> Verdict:
+def _later(verdict: Verdict, submission: Submission, after_s: float) -> Verdict:
     """The same after so many seconds, in which buckets were refilled and nothing was charged."""
-    ms, left, buckets = round(after_s * 1000), verdict.left, list(asked.limits.buckets)
-    if verdict.outcome is Admission.KEY_LIMIT and asked.limits.key:
-        buckets[0] = asked.limits.key
+    ms, left, buckets = round(after_s * 1000), verdict.left, list(submission.limits.buckets)
+    if verdict.outcome is Admission.KEY_LIMIT and submission.limits.key:
+        buckets[0] = submission.limits.key
     levels = [
         Level(min(level + after_s * bucket.per_s, max(bucket.size, level)), max(0, reset_ms - ms))
         for bucket, (level, reset_ms) in zip(buckets, left.buckets, strict=False)

@@ -121,15 +121,15 @@ Row = bytes
 class Folded:
     """Records by request id, in the order of their arrival.
 
-    `told` are delivered ends that equal a recorded end. They change a row only if an earlier batch has written another end,
-    which they outweigh.
+    `delivered` are ends reported by gateways that equal a recorded end. They change a row only if an earlier batch has
+    written another end, which they outweigh.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.accepted: dict[str, AcceptedRecord] = {}
         self.ended: dict[str, EndedRecord] = {}
         self.letters: dict[str, DeadLetterRecord] = {}
-        self.told: dict[str, EndedRecord] = {}
+        self.delivered: dict[str, EndedRecord] = {}
         self.add(records)
 
     def __bool__(self) -> bool:
@@ -152,7 +152,7 @@ class Folded:
         if outweighs(second, first):
             self.ended[second.id] = second
         elif second.delivered and not first.delivered:
-            self.told.setdefault(second.id, second)
+            self.delivered.setdefault(second.id, second)
 
 
 def outweighs(new: EndedRecord, old: EndedRecord) -> bool:

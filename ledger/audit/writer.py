@@ -154,11 +154,11 @@ class Batch:
                 self.known.append(to_letter_row(letter, ended.get(letter.id)))
             except _BAD_RECORD as error:
                 self._set_aside(str(error), [letter])
-        for told in self._folded.told.values():
+        for delivered in self._folded.delivered.values():
             try:
-                self.later.append(to_row(told.id, None, told))
+                self.later.append(to_row(delivered.id, None, delivered))
             except _BAD_RECORD as error:
-                self._set_aside(str(error), [told])
+                self._set_aside(str(error), [delivered])
 
     def refuse(self, rejected: Sequence[RejectedRow]) -> None:
         """Set aside the records of rows that PostgreSQL rejected."""
@@ -197,7 +197,7 @@ class Batch:
 
     def _records(self, request_id: str) -> list[Record]:
         folded = self._folded
-        found = (known.get(request_id) for known in (folded.accepted, folded.ended, folded.told))
+        found = (known.get(request_id) for known in (folded.accepted, folded.ended, folded.delivered))
         return [record for record in found if record is not None]
 
     def _set_aside(self, why: str, records: Sequence[Record]) -> None:

@@ -38,7 +38,7 @@ def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
     return Quota(customer_id, tier, *terms, text)
 
 
-@lru_cache(maxsize=4096)  # A hundred thousand rows say few different things.
+@lru_cache(maxsize=4096)  # A hundred thousand rows have few different values.
 def _terms(text: str) -> tuple[int, int, str] | None:
     """Amount, number of units, and unit; None for what is not one quota."""
     try:

@@ -197,7 +197,7 @@ def test_a_delivered_result_behind_a_result_is_kept_for_the_row_in_the_table() -
 
     def folded(*records: Record) -> tuple[dict[str, EndedRecord], dict[str, EndedRecord]]:
         found = Folded(records)
-        return found.ended, found.told
+        return found.ended, found.delivered
 
     assert folded(COMPLETED, DELIVERED, DELIVERED, ACCEPTED) == ({ID: COMPLETED}, {ID: DELIVERED})
     assert folded(COMPLETED, DELIVERED_FAILURE) == ({ID: DELIVERED_FAILURE}, {})

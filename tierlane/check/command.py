@@ -24,7 +24,7 @@ SIZES = "1,2,4,8,16,32,64"
 
 app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.")
 whole = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
-"""Without a verb; not the group's own callback, whose options typer would import pydantic for, whatever is asked."""
+"""Without a verb; not the group's own callback, whose options typer would import pydantic for, for any verb."""
 
 
 def main(argv: list[str]) -> int:

@@ -84,11 +84,11 @@ class NotLoaded(TierlaneError):
 
 
 class Probe:
-    """Asks one model; made with how it is started and asked, closed by whoever made it."""
+    """Sends batches to one model process. The caller closes it."""
 
-    def __init__(self, launch: ModelLaunch, asked: ProbeRequest, load_timeout_s: float) -> None:
+    def __init__(self, launch: ModelLaunch, request: ProbeRequest, load_timeout_s: float) -> None:
         self._launch = launch
-        self._asked = asked
+        self._request = request
         self._load_timeout_s = load_timeout_s
         self._model: ModelProcess | None = None
         self.version = ""
@@ -111,9 +111,9 @@ class Probe:
 
     async def ask(self, texts: Sequence[str]) -> ProbeAnswer:
         """One batch of these; never raises for what the model does."""
-        asked = self._asked
-        bodies = [encode_payload(Payload("check", text, asked.parameters, asked.task)) for text in texts]
-        limit = asked.timeout_ms
+        request = self._request
+        bodies = [encode_payload(Payload("check", text, request.parameters, request.task)) for text in texts]
+        limit = request.timeout_ms
         try:
             done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
         except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
@@ -193,7 +193,7 @@ ORDER = "Put the answers back into the order of the inputs, if you sort or group
 RANDOM = "Fix the seed, or choose greedily at temperature 0. Leave cache_ttl_s at 0 until then."
 ALONE = "Raise an exception for a bad input; let nothing of it stay behind that the next batch could see."
 SURVIVE = "Catch what it is in the function: as it is, each such request costs a restart and three attempts."
-REFUSE = "Answer it, or refuse it with a text of your own; as it is, its customer is told 422 poison_request."
+REFUSE = "Handle it, or reject it with a message of your own; now its customer gets 422 poison_request."
 
 
 def judge_answered(together: ProbeAnswer) -> ModelFinding:
@@ -381,16 +381,16 @@ def sizes_of(text: str) -> list[int]:
     return sizes
 
 
-def check_model(settings: "Settings", wishes: ModelCheckOptions, output: str, actor: str | None) -> int:
+def check_model(settings: "Settings", options: ModelCheckOptions, output: str, actor: str | None) -> int:
     """Run it to its exit code: 0 where nothing is wrong. Raises UsageError and VerbError, which are one sentence."""
     call = VerbCall(settings, output, actor=actor)
-    actor_of(call)  # A bad one is told before minutes of measuring.
+    actor_of(call)  # A bad actor is rejected before minutes of measurements.
 
     async def work(call: VerbCall) -> int:
         if output == "table":
-            typer.echo(f"model {wishes.spec}")
-        report = await _report(call.settings, wishes, _shown if output == "table" else _kept)
-        await _tell(call, wishes, report)
+            typer.echo(f"model {options.spec}")
+        report = await _report(call.settings, options, _shown if output == "table" else _kept)
+        await _tell(call, options, report)
         return 0 if report.ok else 1
 
     return run_verb(work, call)
@@ -404,31 +404,31 @@ def _kept(finding: ModelFinding) -> None:
     """Programs get the whole at the end."""
 
 
-async def _report(settings: "Settings", wishes: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
-    secrets = secrets_of(wishes.spec, Access(**settings.endpoint_values))
-    threads = settings.torch_threads or default_torch_threads(wishes.spec)
-    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets)
-    parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
-    asked = ProbeRequest(
-        parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms)
+async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
+    secrets = secrets_of(options.spec, Access(**settings.endpoint_values))
+    threads = settings.torch_threads or default_torch_threads(options.spec)
+    launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets)
+    parameters: dict[str, object] = {"temperature": 0, "max_tokens": options.max_tokens}
+    request = ProbeRequest(
+        parameters if options.task == "complete" else {}, TASKS[options.task], float(settings.gpu_timeout_ms)
     )
-    probe = Probe(launch, asked, LOAD_TIMEOUT_S)
+    probe = Probe(launch, request, LOAD_TIMEOUT_S)
     try:
         findings = []
-        async for finding in examine(probe, wishes.poison):
+        async for finding in examine(probe, options.poison):
             findings.append(finding)
             tell(finding)
         if not any(finding.name == "length" for finding in findings):  # It does not load, or answers nothing.
-            return Report(wishes.spec, probe.version, findings, [], None)
-        timing = await measure(probe, wishes.sizes, TEXTS if wishes.text is None else [wishes.text])
+            return Report(options.spec, probe.version, findings, [], None)
+        timing = await measure(probe, options.sizes, TEXTS if options.text is None else [options.text])
         tell(timing.finding)
     finally:
         await probe.close()
-    return Report(wishes.spec, probe.version, [*findings, timing.finding], timing.timed, suggest(timing.timed))
+    return Report(options.spec, probe.version, [*findings, timing.finding], timing.timed, suggest(timing.timed))
 
 
-async def _tell(call: VerbCall, wishes: ModelCheckOptions, report: Report) -> None:
-    written = wishes.write if wishes.write is not None and report.ok and report.suggestion is not None else None
+async def _tell(call: VerbCall, options: ModelCheckOptions, report: Report) -> None:
+    written = options.write if options.write is not None and report.ok and report.suggestion is not None else None
     if call.output == "table":
         typer.echo("\n".join(summary(report)))
     done = await _write(call, written, report.suggestion) if written and report.suggestion else None
@@ -436,8 +436,8 @@ async def _tell(call: VerbCall, wishes: ModelCheckOptions, report: Report) -> No
         print_json(document(report, written))
     elif done is not None:
         typer.echo("\n".join(["", *lines_of(done, dry_run=False)]))
-    elif wishes.write is not None:
-        typer.echo(f"\nNothing was written to model {wishes.write}: first make good what is wrong.")
+    elif options.write is not None:
+        typer.echo(f"\nNothing was written to model {options.write}: first make good what is wrong.")
 
 
 async def _write(call: VerbCall, name: str, suggestion: Suggestion) -> ChangeResult:

@@ -72,7 +72,7 @@ def _rounded(rate: float) -> float:
 
 
 class ModelFinding(NamedTuple):
-    """`ok` is None where it could not be told; `advice` is what to do, "" where nothing is."""
+    """`ok` is None if unknown; `advice` is what to do, "" for nothing."""
 
     name: str
     ok: bool | None

@@ -147,7 +147,7 @@ def judge_migrations(revision: str | None, head: str, *, behind: bool) -> CheckI
 
 
 def judge_tiers(rows: Sequence[Tier]) -> list[CheckItem]:
-    """Rows that gateways would accept are sane; paused ones are told."""
+    """The rows are valid for gateways; paused tiers are reported."""
     named = ", ".join(f"{tier.name} ({tier.guaranteed_share:g})" for tier in rows)
     paused = [tier.name for tier in rows if tier.paused]
     items = [CheckItem("catalog", "tiers", "pass", f"{named}: shares of the capacity that are guaranteed")]
@@ -158,7 +158,7 @@ def judge_tiers(rows: Sequence[Tier]) -> list[CheckItem]:
 
 
 def judge_models(rows: Collection[Model]) -> CheckItem:
-    """Whether anything can be asked for."""
+    """Whether a model is enabled."""
     enabled = sorted(model.name for model in rows if model.enabled)
     if enabled:
         return CheckItem("catalog", "models", "pass", ", ".join(enabled))
@@ -260,9 +260,9 @@ async def _postgresql(settings: "Settings") -> list[CheckItem]:
 
 async def _clock_of_postgresql(connection: Connection) -> CheckItem:
     began = time.time()
-    told = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+    server_s = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
     ended = time.time()
-    return judge_clock("postgresql", (told - (began + ended) / 2) * 1000, (ended - began) * 1000)
+    return judge_clock("postgresql", (server_s - (began + ended) / 2) * 1000, (ended - began) * 1000)
 
 
 async def _catalog(settings: "Settings", models: list[Model]) -> list[CheckItem]:
@@ -309,7 +309,7 @@ async def _gateway(settings: "Settings", url: str | None) -> list[CheckItem]:
     except SettingsError as error:
         return [CheckItem("gateway", "readyz", "fail", str(error), "Set it to the gateways' own.")]
     if gateway is None:
-        return [CheckItem("gateway", "readyz", "warn", "not asked: no address is known", "Name one with --url.")]
+        return [CheckItem("gateway", "readyz", "warn", "not checked: no address is known", "Name one with --url.")]
     try:
         return await _ask(gateway)
     except VerbError as error:

@@ -54,13 +54,13 @@ class Rows(NamedTuple):
     row: CustomerRecord | None = None
 
 
-async def read_rows(connection: Connection, asked: str) -> Rows:
+async def read_rows(connection: Connection, name: str) -> Rows:
     """Everything about a customer, by name or id. Raises BadCatalogRow, and what asyncpg raises."""
     async with in_snapshot(connection):
         found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
         with readable():
             tiers = tiers_from(found)
-        customer_id = await connection.fetchval(_CUSTOMER_ID, asked)
+        customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
     return Rows(tiers, known_models, row)
 
@@ -76,11 +76,11 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
     (row,) = await connection.fetch(catalog_statement("catalog_customers_of"), [customer_id])
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
-    seen = build.finish(0, {})
+    state = build.finish(0, {})
     return CustomerRecord(
-        customer=seen.customers[customer_id],
+        customer=state.customers[customer_id],
         own=frozenset(column.name for column in LIMIT_COLUMNS if row[column.name] is not None),
-        keys=tuple(key.identity for key in seen.keys.values() if _has_own_limit(key)),
+        keys=tuple(key.identity for key in state.keys.values() if _has_own_limit(key)),
     )
 
 
@@ -99,19 +99,19 @@ class RedisState(NamedTuple):
     refusals: list[RejectionRecord] | None = None
 
 
-def explain_asked(settings: "Settings", asked: str, refusals: int, form: str) -> int:
+def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> int:
     """Print a customer or a request; returns the exit code. Raises VerbError where nothing could be read."""
 
     async def work() -> int:
-        told: CustomerExplanation | RequestExplanation
-        if is_request_id(asked):
-            told = await _request(settings, asked)
-            lines, known = request_lines(told), told.found != "unknown"
+        explanation: CustomerExplanation | RequestExplanation
+        if is_request_id(name):
+            explanation = await _request(settings, name)
+            lines, known = request_lines(explanation), explanation.found != "unknown"
         else:
-            told = await _customer(settings, asked, refusals)
-            lines, known = customer_lines(told), True
+            explanation = await _customer(settings, name, refusals)
+            lines, known = customer_lines(explanation), True
         if form == "json":
-            typer.echo(as_json(told))
+            typer.echo(as_json(explanation))
         else:
             typer.echo("\n".join(map(printable, lines)), err=not known)
         return 0 if known else 1
@@ -127,25 +127,25 @@ def is_request_id(text: str) -> bool:
         return False
 
 
-async def _customer(settings: "Settings", asked: str, refusals: int) -> CustomerExplanation:
-    rows, seen, not_read = Rows(), RedisState(), list[str]()
+async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerExplanation:
+    rows, state, not_read = Rows(), RedisState(), list[str]()
     try:
         async with database(settings, NAME) as connection:
-            rows = await read_rows(connection, asked)
+            rows = await read_rows(connection, name)
     except TierlaneError as error:
         not_read.append(_without(error, "base limits, priorities and shares"))
     else:
         if rows.row is None:
-            raise VerbError(f"There is no customer {printable(asked)}, and it is not a request id.")
+            raise VerbError(f"There is no customer {printable(name)}, and it is not a request id.")
     try:
         async with _redis(settings) as client:
-            seen = await _see(client, settings.pool, asked, rows, refusals)
+            state = await _read_redis(client, settings.pool, name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
-    pool = Pool(settings.pool, rows.tiers, rows.models, seen.observation)
-    return explain_customer(asked, rows.row, pool, left=seen.left, refusals=seen.refusals, not_read=not_read)
+    pool = Pool(settings.pool, rows.tiers, rows.models, state.observation)
+    return explain_customer(name, rows.row, pool, left=state.left, refusals=state.refusals, not_read=not_read)
 
 
 def _without(error: TierlaneError, what: str) -> str:
@@ -153,11 +153,11 @@ def _without(error: TierlaneError, what: str) -> str:
     return f"{str(error).rstrip('.')}, so {what} could not be read."
 
 
-async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int) -> RedisState:
+async def _read_redis(client: "Redis", pool: str, name: str, rows: Rows, refusals: int) -> RedisState:
     keys = Keys(pool)
     observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
     left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
-    customer_id = rows.row.customer.id if rows.row else _as_customer_id(asked)
+    customer_id = rows.row.customer.id if rows.row else _as_customer_id(name)
     known = await recent_rejections(client, keys, customer_id, refusals) if customer_id else None
     return RedisState(observation, left, known)
 
@@ -168,10 +168,10 @@ async def _left(state: LimitState, row: CustomerRecord, observation: Observation
     return await state.read(row.customer.id, now)
 
 
-def _as_customer_id(asked: str) -> str | None:
+def _as_customer_id(name: str) -> str | None:
     """The argument if it is an id: rejections are then found without PostgreSQL."""
     try:
-        return str(UUID(asked))
+        return str(UUID(name))
     except ValueError:
         return None
 

@@ -29,7 +29,7 @@ def _show_help(context: typer.Context, *, wanted: bool) -> None:
 @app.command(epilog=EPILOG, add_help_option=False, context_settings=STYLE)
 def explain(
     *,
-    asked: Annotated[
+    name: Annotated[
         str, typer.Argument(metavar="CUSTOMER_OR_REQUEST", help="A customer's name or id, or a request id.")
     ],
     refusals: Annotated[
@@ -55,8 +55,8 @@ def explain(
     """Show each limit of a customer, where it comes from and what is left; or what happened to a request."""
 
     def prepare() -> Verb:
-        from tierlane.explain.answer import explain_asked
+        from tierlane.explain.answer import explain_name
 
-        return lambda settings: explain_asked(settings, asked, refusals, form)
+        return lambda settings: explain_name(settings, name, refusals, form)
 
     carry_out(prepare, config, data_dir=data_dir, pool=pool)

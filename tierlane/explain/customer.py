@@ -85,7 +85,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 def explain_customer(
-    asked: str,
+    name: str,
     row: CustomerRecord | None,
     pool: Pool,
     *,
@@ -93,7 +93,7 @@ def explain_customer(
     refusals: Sequence[RejectionRecord] | None = None,
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
-    """Combine what is known; `asked` is the argument, `not_read` what is missing and why."""
+    """Combine what is known; `name` is the argument, `not_read` what is missing and why."""
     customer = row.customer if row else None
     seen = pool.observation
     gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
@@ -101,7 +101,7 @@ def explain_customer(
     capacity = capacity_of(seen, pool.models, pool.name, gateways[0]) if seen and gateways else None
     factor = gateways[0].factor if gateways and customer else None
     return CustomerExplanation(
-        customer=customer.name if customer else asked,
+        customer=customer.name if customer else name,
         customer_id=customer.id if customer else None,
         tier=customer.tier if customer else None,
         suspended=customer.suspended if customer else False,

@@ -111,8 +111,8 @@ def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
         return f"{state}; the demand of all tiers is {rate(total)}."
     before = _before(part, parts)
     first = f"; {listed(before)} {'is' if len(before) == 1 else 'are'} served first" if before else ""
-    asks = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{_share(part)}"
-    return f"{state}{first}{asks}{_recovering(part)}."
+    demand = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{_share(part)}"
+    return f"{state}{first}{demand}{_recovering(part)}."
 
 
 def capacity_words(capacity: PoolCapacity) -> str:

@@ -154,11 +154,11 @@ def explain_request(
 
 
 def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanation:
-    told = f"Rejected with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
+    first = f"Rejected with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
     factor = (
         lowered_words(refusal) or f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base."
     )
-    said = [told, factor, more_words(refusal), f"What to do: {advice(refusal)}"]
+    said = [first, factor, more_words(refusal), f"What to do: {advice(refusal)}"]
     return RequestExplanation(
         request_id=refusal.id,
         found="refused",

@@ -21,27 +21,31 @@ def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
     return msgspec.json.format(msgspec.json.encode(explanation), indent=2).decode()
 
 
-def customer_lines(told: CustomerExplanation) -> list[str]:
+def customer_lines(explanation: CustomerExplanation) -> list[str]:
     """A customer as text."""
-    name = f"{told.customer} ({told.customer_id})" if told.customer_id else told.customer
-    lines = [f"{name}, tier {told.tier}" if told.tier else name]
-    lines += _block(told.why)
-    lines += _block(columns([_LIMITS, *map(_limit, told.limits)]) if told.limits else [])
-    lines += _block(columns([_TIERS, *map(_tier, told.tiers)]) if told.tiers else [])
-    if _differ(told.gateways):
-        lines += _block(_gateways(told.gateways))
-    if told.refusals is not None:
-        lines += _block(_refusals(told.refusals))
-    return [*lines, *_block(told.not_read)]
+    name = f"{explanation.customer} ({explanation.customer_id})" if explanation.customer_id else explanation.customer
+    lines = [f"{name}, tier {explanation.tier}" if explanation.tier else name]
+    lines += _block(explanation.why)
+    lines += _block(columns([_LIMITS, *map(_limit, explanation.limits)]) if explanation.limits else [])
+    lines += _block(columns([_TIERS, *map(_tier, explanation.tiers)]) if explanation.tiers else [])
+    if _differ(explanation.gateways):
+        lines += _block(_gateways(explanation.gateways))
+    if explanation.refusals is not None:
+        lines += _block(_refusals(explanation.refusals))
+    return [*lines, *_block(explanation.not_read)]
 
 
-def request_lines(told: RequestExplanation) -> list[str]:
+def request_lines(explanation: RequestExplanation) -> list[str]:
     """A request as text."""
-    lines = [told.request_id, *_block(told.said)]
-    events = [(event["at"], event["event"], f"after {span(max(0, event['after_ms']))}") for event in told.timeline]
+    lines = [explanation.request_id, *_block(explanation.said)]
+    events = [
+        (event["at"], event["event"], f"after {span(max(0, event['after_ms']))}") for event in explanation.timeline
+    ]
     lines += _block(columns(events) if events else [])
-    lines += _block(columns([(name, _plain(value)) for name, value in told.facts.items()]) if told.facts else [])
-    return [*lines, *_block(told.not_read)]
+    lines += _block(
+        columns([(name, _plain(value)) for name, value in explanation.facts.items()]) if explanation.facts else []
+    )
+    return [*lines, *_block(explanation.not_read)]
 
 
 def _block(lines: Iterable[str]) -> list[str]:
@@ -59,8 +63,8 @@ def _limit(line: LimitLine) -> Sequence[str]:
 def _tier(part: TierPart) -> Sequence[str]:
     shadow = " (shadow)" if part.shadow else ""
     guaranteed = f"{rate(part.guaranteed_rps)} ({percent(part.guaranteed_share)})"
-    asks, gets = rate(part.demand_rps), rate(part.allocated_rps)
-    return part.name + shadow, str(part.priority), guaranteed, asks, gets, percent(part.factor)
+    demand, gets = rate(part.demand_rps), rate(part.allocated_rps)
+    return part.name + shadow, str(part.priority), guaranteed, demand, gets, percent(part.factor)
 
 
 def _differ(gateways: Sequence[GatewayPart]) -> bool:

@@ -148,7 +148,7 @@ async def _serve(settings: "Settings", name: str) -> int:
 
 
 def traces_of(settings: "Settings", spans: Spans | None) -> RequestTraces | None:
-    """Who samples; None where nobody wants spans."""
+    """The sampler; None if tracing is off."""
     if spans is None:
         return None
     return RequestTraces(spans, settings.traces_sample, trust_callers=settings.traces_trust_callers == "on")

@@ -116,7 +116,7 @@ NOT_INSTALLED = (
 
 @contextmanager
 def spans_of(settings: "Settings", role: str, name: str) -> Iterator[Spans | None]:
-    """Whom to tell of spans for as long as the block lasts; None where nobody wants them.
+    """The receiver of spans while the block runs; None if tracing is off.
 
     At the end of the block what is left is sent, within a bound. Raises StartError where the packages are missing.
     """

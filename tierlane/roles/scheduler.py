@@ -61,7 +61,7 @@ class LeavingTiers:
     """Tiers that were renamed or deleted a moment ago, in their old place but without a share.
 
     A gateway may hear of it later than we do, or be cut off from PostgreSQL for a while: what it still lets in under the
-    old name, and what waits already, would otherwise stand in a queue that nobody serves until its deadline.
+    old name, and requests queued already, would otherwise stay in an unserved queue until their deadline.
     """
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
@@ -80,7 +80,7 @@ class LeavingTiers:
 
 
 def pool_model(models: Iterable[Model], pool: str) -> Model | None:
-    """The model whose row rules the pool's batches: the enabled one that asks for the smallest batch.
+    """The model whose row rules the pool's batches: the enabled one with the smallest batch size.
 
     A pool normally serves one model; with several, a batch must fit each of them.
     """
@@ -185,7 +185,7 @@ async def _run_loops(
 
 
 def _notices(tasks: TaskRegistry) -> list[str]:
-    """What health is told of this process."""
+    """The facts about this process that health reports."""
     name = f"{socket.gethostname()}-{os.getpid()}"
     return [f"scheduler {name}: {ended.sentence()}" for ended in tasks.ended]
 
@@ -264,7 +264,7 @@ class LeftPools:
         await self._unfinished.note(kept, known - kept)
 
     async def _is_over(self, pool: str, tiers: Collection[str]) -> bool:
-        # Before PostgreSQL was asked nobody knows of its jobs: then no pool is forgotten.
+        # Until PostgreSQL was read, its jobs are unknown: then no pool is removed.
         return self._with_jobs is not None and await self._unfinished.is_empty(Keys(pool), tiers)
 
     async def _look_at_jobs(self) -> None:
@@ -313,7 +313,7 @@ async def _serve(settings: "Settings") -> int:
 
 
 async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
-    """A pool is served from when it is first named until the process ends: somebody may still wait in it."""
+    """A pool is served from its first appearance until the process ends, because requests may still be queued in it."""
     served: set[str] = set()
     left = LeftPools(client, catalog, settings.database_url, served)
     async with asyncio.TaskGroup() as group:
@@ -330,7 +330,7 @@ async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalo
 
 
 def wanted_pools(settings: "Settings", catalog: Catalog) -> set[str]:
-    """Its own, and each that a model names, were it switched off: an outbox that nobody empties loses its audit."""
+    """Its own, and each that a model names, even a disabled one: an outbox that is not emptied loses audit records."""
     if catalog.snapshot is None or settings.serve_pools != "all":
         return {settings.pool}
     return {settings.pool} | pools_to_serve(catalog.snapshot.models.values())

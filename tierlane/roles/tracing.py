@@ -1,4 +1,4 @@
-"""Spans by OTLP over HTTP: a bounded queue, and a thread of OpenTelemetry's that empties it. Nobody who tells waits.
+"""Spans by OTLP over HTTP: a bounded queue, and a thread of OpenTelemetry that empties it. Callers never wait.
 
 A collector that is away costs its spans and nothing else: the thread tries again for a while, the oldest spans are dropped
 when the queue is full, and the log says it once, and once more when the collector is back.
@@ -39,7 +39,7 @@ _FAILED, _UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 
 
 class OtlpSpans:
-    """Takes spans that have ended. `role` and `name` say whose they are."""
+    """Accepts ended spans of the process `role` and `name`."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def _context(context: Context, *, remote: bool) -> SpanContext:
 
 
 def _keep_quiet() -> None:
-    """The library would log each failure, several times; `Noted` says what there is to say."""
+    """The library logs each failure several times; `Noted` logs it once."""
     library = logging.getLogger("opentelemetry")
     library.addHandler(logging.NullHandler())
     library.propagate = False

@@ -192,7 +192,8 @@ class AutoscaleSettings:
         check=checks.worker_bounds,
     )
     autoscale_wait_ms: int = milliseconds(
-        500, "Milliseconds within which what waits should be gone. Shorter asks for more workers for the same queue."
+        500,
+        "Milliseconds in which the queue should be emptied. A shorter time advises more workers for the same queue.",
     )
     autoscale_need_ms: int = milliseconds(
         10_000,

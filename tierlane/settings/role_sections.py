@@ -51,7 +51,7 @@ class SharedSettings:
     serve_pools: Literal["all", "own"] = setting(
         "all",
         "Whether gateways and schedulers also serve the other pools that models name (all), or only their own (own): then "
-        "nobody answers for the others here.",
+        "the other pools are not served here.",
     )
     data_dir: Path = setting(
         Path(".tierlane"),
@@ -160,8 +160,8 @@ class WorkerSettings:
     )
     direct_advertise: str = setting(
         "",
-        "Host name or address that gateways are told to call, reachable by them. Unset: that of TIERLANE_DIRECT_HOST; where "
-        "it is 0.0.0.0 or ::, the address from which the worker reaches Redis.",
+        "Host name or address of direct calls that is announced to gateways, which must reach it. Unset: that of "
+        "TIERLANE_DIRECT_HOST; if that is 0.0.0.0 or ::, the address from which the worker reaches Redis.",
     )
 
 
@@ -238,8 +238,8 @@ class StackSettings:
 
     gateways: int | None = number(
         None,
-        "Gateways that `tierlane up` starts, all on one port; not set: 2, or 1 on a single core. With one alone nobody "
-        "answers while it is started again after a crash.",
+        "Gateways that `tierlane up` starts, all on one port; not set: 2, or 1 on a single core. A single one leaves the "
+        "port without a gateway while it restarts after a crash.",
         minimum=1,
         maximum=64,
     )
@@ -265,6 +265,6 @@ class StackSettings:
         "Keep nothing: the embedded servers use a temporary directory without fsync.", switch=True
     )
     replace: bool = boolean(
-        "End what a killed `tierlane up` left running on this data directory. Without it the user is asked.",
+        "Stop processes that a killed `tierlane up` left on this data directory. Without it, the command asks first.",
         switch=True,
     )
