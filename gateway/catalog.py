@@ -1,4 +1,4 @@
-"""What the gateway asks of the catalog, as narrow protocols: the ledger's snapshot fits them, and so do literals."""
+"""The catalog that the gateway requires, as narrow protocols, which the ledger's snapshot and values in tests satisfy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -1,1 +1,1 @@
-"""The hands: pull a batch, run the model in a child process, finish, heartbeat. The only package that imports torch."""
+"""The worker: claims a batch, runs the model in a child process, finishes the batch, sends heartbeats. Only here torch is imported."""

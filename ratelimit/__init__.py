@@ -1,1 +1,1 @@
-"""May this enter now? Pure arithmetic (capacity, tier shares, slew) apart from enforcement (token buckets in Lua)."""
+"""Rate limits: pure arithmetic (capacity, tier shares, slew), and their enforcement by token buckets in Lua."""

@@ -37,7 +37,7 @@ WARM_UP = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run is told; defaults are those of the shipped weights."""
+    """Parameters of one run; defaults are those of the shipped weights."""
 
     text: Path
     out: Path

@@ -97,17 +97,17 @@ T = TypeVar("T")
 
 
 class LookupResult(NamedTuple, Generic[T]):
-    """What a look gave, or the sentence that says why it gave nothing."""
+    """The result of a lookup, or the sentence that says why there is none."""
 
     value: T | None
     problem: str | None = None
 
 
 class CachedLookup(Generic[T]):
-    """Asks by `name`, an identity of what is looked for. Times in seconds.
+    """Caches lookups by `name`. Times in seconds.
 
-    Good answers are kept for `keep_s`, failures for `sorry_s`; a look takes `timeout_s` at most, and `at_once` may be
-    under way. `failed` is what is said of one that failed, whatever it was.
+    Results are kept for `keep_s`, failures for `failure_keep_s`; a lookup takes at most `timeout_s`, and `max_running` run
+    at a time. `failed` is the message for a failed lookup.
     """
 
     def __init__(
@@ -115,34 +115,34 @@ class CachedLookup(Generic[T]):
         failed: str,
         *,
         keep_s: float,
-        sorry_s: float,
+        failure_keep_s: float,
         timeout_s: float,
-        at_once: int,
+        max_running: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._failed = failed
         self._keep_s = keep_s
-        self._sorry_s = sorry_s
+        self._failure_keep_s = failure_keep_s
         self._timeout_s = timeout_s
-        self._at_once = at_once
+        self._max_running = max_running
         self._clock = clock
         self._kept: dict[str, tuple[float, LookupResult[T]]] = {}
-        self._under_way: dict[str, asyncio.Task[LookupResult[T]]] = {}
+        self._running: dict[str, asyncio.Task[LookupResult[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     async def find(self, name: str, look: Callable[[], Awaitable[T]]) -> LookupResult[T]:
-        """What is kept of `name`, else what the look under way gives, else a new look, where one may begin."""
+        """The kept result of `name`, else that of the running lookup, else that of a new one, if one may start."""
         kept = self._kept.get(name)
         if kept is not None and self._clock() < kept[0]:
             return kept[1]
-        task = self._under_way.get(name)
+        task = self._running.get(name)
         if task is None:
-            if len(self._under_way) >= self._at_once:
-                return LookupResult(None, "Too many ask for this at once; ask again soon.")
-            task = self._under_way[name] = asyncio.create_task(self._look(name, look), name="look once")
-        await asyncio.wait([task])  # Not the task itself: who leaves would take it from the others.
+            if len(self._running) >= self._max_running:
+                return LookupResult(None, "Too many lookups are in progress; try again soon.")
+            task = self._running[name] = asyncio.create_task(self._look(name, look), name="look once")
+        await asyncio.wait([task])  # Not the task itself: a cancelled caller would cancel it for the others.
         return LookupResult(None, self._failed) if task.cancelled() else task.result()
 
     async def _look(self, name: str, look: Callable[[], Awaitable[T]]) -> LookupResult[T]:
@@ -152,7 +152,7 @@ class CachedLookup(Generic[T]):
         except Exception:  # noqa: BLE001  # drivers have no one base for all that can go wrong on the way
             found = LookupResult(None, self._failed)
         finally:
-            del self._under_way[name]
+            del self._running[name]
         self._keep(name, found)
         return found
 
@@ -160,11 +160,11 @@ class CachedLookup(Generic[T]):
         self._kept.pop(name, None)
         if len(self._kept) >= MAX_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._sorry_s), found)
+        self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._failure_keep_s), found)
 
     async def close(self) -> None:
         """End what is under way."""
-        tasks = list(self._under_way.values())
+        tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -203,10 +203,14 @@ class AccountEndpoint:
     def __init__(self, parts: AccountParts) -> None:
         self._parts = parts
         self._looks: CachedLookup[RemainingLimits] = CachedLookup(
-            "Redis is away.", keep_s=LOOK_KEPT_S, sorry_s=SORRY_S, timeout_s=LOOK_TIMEOUT_S, at_once=LOOKS_AT_ONCE
+            "Redis is away.",
+            keep_s=LOOK_KEPT_S,
+            failure_keep_s=SORRY_S,
+            timeout_s=LOOK_TIMEOUT_S,
+            max_running=LOOKS_AT_ONCE,
         )
         self._usage: CachedLookup[Usage] = CachedLookup(
-            NO_USAGE, keep_s=USAGE_KEPT_S, sorry_s=SORRY_S, timeout_s=USAGE_TIMEOUT_S, at_once=USAGE_AT_ONCE
+            NO_USAGE, keep_s=USAGE_KEPT_S, failure_keep_s=SORRY_S, timeout_s=USAGE_TIMEOUT_S, max_running=USAGE_AT_ONCE
         )
 
     async def __call__(self, call: RoutedRequest) -> HttpResponse:

@@ -4,7 +4,7 @@ A token bucket of `burst` and `rate` becomes a sliding window that never lets th
 much was spent in Redis a moment ago is not known:
 
 * of requests and tokens a quarter is available when a limit is first checked, the rest within its window; the first
-  request of everybody is let in,
+  request of each customer is accepted,
 * of a quota nothing counts as spent: rejecting a customer for a day whose quota may be unused would be worse than
   serving the quota once more, and the rates still hold. What was spent of a quota here is kept from one outage to the
   next.
@@ -150,10 +150,10 @@ def _quota(customer_id: str, period: str, amount: float) -> Charge:
 
 
 RETRY_MS = 500
-"""Where it depends on others when there is room again."""
+"""The wait if the time until free depends on other requests."""
 
 MOST_RETRY_MS = 60_000
-"""Nobody is sent away for longer: Redis may be back any moment, and knows better."""
+"""The longest wait returned: Redis may be available again at any moment, and has the exact state."""
 
 _AFTER_CONCURRENCY = (Admission.QUOTA, Admission.TIER_LIMIT)
 

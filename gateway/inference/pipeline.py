@@ -42,7 +42,7 @@ from gateway.inference.traces import RequestTraces, trace_id
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
-from gateway.limits.rejections import for_want_of_capacity
+from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
@@ -275,7 +275,7 @@ class InferencePipeline:
         return outcome
 
     def _count_shed(self, identity: IdentityView, error: RequestError) -> RequestError:
-        if for_want_of_capacity(error.code):
+        if is_capacity_rejection(error.code):
             self._parts.demand_meter.shed(identity.tier)
         return error
 

@@ -101,7 +101,7 @@ def refusal(
     return RejectionError(code, message, retry_ms, _policies(verdict, limits))
 
 
-def for_want_of_capacity(code: ErrorCode) -> bool:
+def is_capacity_rejection(code: ErrorCode) -> bool:
     """Whether a rejection counts as shed: the client kept its limits and was rejected all the same."""
     return code not in _OWN_DOING
 
@@ -112,7 +112,7 @@ def _retry_ms(verdict: Verdict, drain_rps: float, pressure: float) -> int:
         measured_ms = retry_after_ms(verdict.depth, drain_rps, wait_ms)
         if verdict.outcome is not Admission.TIER_LIMIT:
             return max(measured_ms, least_ms)
-        # Clients at an empty bucket do not wait in a queue, so its depth gives no hint: each is to retry so much less often.
+        # Clients at an empty bucket do not wait in a queue, so its depth gives no hint: each must retry less often, by the pressure.
         wait_ms = max(measured_ms, min(wait_ms, MOST_MS), int(least_ms * min(max(1.0, pressure), _MOST_PRESSURE)))
     return max(wait_ms, least_ms)
 

@@ -42,7 +42,7 @@ def source() -> Source:
 async def lookups(source: Source) -> AsyncIterator[CachedLookup[int]]:
     """Two at once, kept for ten seconds, failures for two, on the source's clock."""
     made: CachedLookup[int] = CachedLookup(
-        FAILED, keep_s=10.0, sorry_s=2.0, timeout_s=0.2, at_once=2, clock=lambda: source.now
+        FAILED, keep_s=10.0, failure_keep_s=2.0, timeout_s=0.2, max_running=2, clock=lambda: source.now
     )
     yield made
     await made.close()

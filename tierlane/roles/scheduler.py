@@ -191,7 +191,7 @@ def _notices(tasks: TaskRegistry) -> list[str]:
 
 
 def _cordoned(catalog: Catalog) -> frozenset[str] | None:
-    """Whom PostgreSQL says to be cordoned; None where it was not heard of lately: another scheduler may know better."""
+    """The cordoned workers according to PostgreSQL; None if it was not read recently: another scheduler may have read it."""
     return catalog.snapshot.cordoned if catalog.snapshot is not None and catalog.fresh else None
 
 

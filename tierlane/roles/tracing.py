@@ -1,7 +1,7 @@
 """Spans by OTLP over HTTP: a bounded queue, and a thread of OpenTelemetry that empties it. Callers never wait.
 
-A collector that is away costs its spans and nothing else: the thread tries again for a while, the oldest spans are dropped
-when the queue is full, and the log says it once, and once more when the collector is back.
+While a collector is not available, only its spans are lost: the thread retries for a while, the oldest spans are dropped when
+the queue is full, and the log has one line at the beginning and one at the end of the outage.
 """
 
 import logging

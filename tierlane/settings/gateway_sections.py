@@ -79,30 +79,30 @@ class GatewaySettings:
     )
     direct_mode: Literal["on", "off"] = setting(
         "on",
-        "on: while Redis is away, call workers directly, each gateway by its own share of the limits. off: refuse (503).",
+        "on: while Redis is not available, call workers directly, each gateway by its own share of the limits. off: reject (503).",
     )
     spool_max_bytes: int = number(
         64 << 20,
-        "Most bytes of audit records kept in the data directory while Redis is away; about 400 a request. Full: 503.",
+        "Most bytes of audit records kept in the data directory while Redis is not available; about 400 a request. Full: 503.",
         minimum=1 << 20,
         maximum=16 << 30,
     )
     cors_origins: str = setting(
         "",
         "Origins whose pages may call the customers' API from a browser (CORS), separated by commas: https://app.example.com; * "
-        "alone: all. Unset: none. A key in a page is known to everybody who opens it.",
+        "alone: all. Unset: none. A key in a page is visible to everyone who opens it.",
         "LIST",
         check=checks.origins,
     )
     idempotency_keep_ms: int = milliseconds(
         86_400_000,
-        "Milliseconds that the answer to a request with an Idempotency-Key is kept for whoever sends it again.",
+        "Milliseconds that the response to a request with an Idempotency-Key is kept for repeated requests.",
         minimum=1000,
         maximum=604_800_000,
     )
     idempotency_max_answers: int = number(
         10_000,
-        "Most such answers that are kept for one customer in one pool. The oldest leave first: sent again, it runs anew.",
+        "Most such responses that are kept for one customer in one pool. The oldest are evicted first; their requests run again if repeated.",
         minimum=1,
         maximum=1_000_000,
     )

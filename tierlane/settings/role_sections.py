@@ -71,10 +71,10 @@ class PoolTimeSettings:
     """Times that every role of a pool must share: otherwise a role takes live work of another for lost."""
 
     lease_ms: int = milliseconds(
-        600, "Milliseconds a batch is lent to a worker. Shorter finds a dead worker sooner, at more load."
+        600, "Milliseconds of a batch lease. Shorter detects a dead worker sooner, at more load."
     )
     gone_ms: int = milliseconds(
-        1000, "Milliseconds without a heartbeat that make a worker count as gone. Shorter risks false alarms."
+        1000, "Milliseconds without a heartbeat after which a worker counts as lost. Shorter risks false alarms."
     )
 
 
@@ -82,7 +82,7 @@ class SchedulerSettings:
     """Settings of a scheduler."""
 
     reap_ms: int = milliseconds(
-        100, "Milliseconds between looks for leases that ran out. Shorter retries sooner, at more load."
+        100, "Milliseconds between checks for expired leases. Shorter retries sooner, at more load."
     )
     batch_lookahead_workers: int = number(
         4,
@@ -93,14 +93,15 @@ class SchedulerSettings:
     batch_headroom: float = setting(
         0.05,
         "Part (0 to 0.5) of a saturated pool's time that is left free, of 8 workers or more whose runs take the same "
-        "time, and of fewer in proportion: one of them is then nearly always free for who may go first. 0: batches leave as "
-        "they come.",
+        "time, and of fewer in proportion: one of them is then nearly always free for higher-priority requests. 0: batches leave "
+        "immediately.",
         "SHARE",
         minimum=0,
         maximum=0.5,
     )
     ageing_ms: int = milliseconds(
-        1000, "Milliseconds of waiting that move a request of a low tier up. Smaller is kinder to free, worse for paid."
+        1000,
+        "Milliseconds of waiting that move a request of a low tier up. Smaller reduces waits of low tiers and increases those of high tiers.",
     )
 
 
