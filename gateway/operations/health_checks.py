@@ -406,7 +406,7 @@ def _clause(problem: str | None, default: str) -> str:
 def _subscriber(inputs: HealthInputs) -> HealthFinding:
     if inputs.subscribed:
         return HealthFinding("responses:subscribed", "component", "healthy", "yes", "")
-    reason = "This gateway is not subscribed to its replies; responses are late, because it polls the stored results."
+    reason = "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
     return HealthFinding("responses:subscribed", "component", "degraded", "no", "", reason)
 
 
