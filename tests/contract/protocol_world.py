@@ -14,12 +14,13 @@ from scheduler.protocol.admission import Submission
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.replies import Reply, decode_replies
-from scheduler.redis_client.connections import command_client, subscriber_client
+from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import TERMINAL, Admission
 
 T = TypeVar("T")
 LONG_MS = 600_000  # Deadlines pass only by rules.
+PATIENCE_S = 10.0  # A machine that is busy for longer than the timeout of a gateway is not a fault of the protocol.
 GATEWAYS = ("g1", "g2")
 
 
@@ -44,7 +45,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.client, self.listener = command_client(self.url), subscriber_client(self.url)
+        self.client, self.listener = command_client(self.url, PATIENCE_S), command_client(self.url, PATIENCE_S)
         self.run(self.client.flushall())
         self.pool = Pool(self.client, Keys())
         self.channel = self.listener.pubsub()
