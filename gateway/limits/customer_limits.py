@@ -231,7 +231,7 @@ class CustomerLimits:
     def judged(self, identity: IdentityView, submission: Submission, verdict: Verdict) -> bool:
         """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
         now, tier, outcome = self._clock(), identity.tier, verdict.outcome
-        # As it was at the call: a factor that fell since would count a flood of what came before.
+        # The factor at the time of the call: a lower one since then would count earlier requests as excess demand.
         factor = submission.limits.buckets[0].rate / (identity.limits[REQUEST_RATE] or 1.0)
         entered = outcome in ENTERED
         if verdict.shadowed:

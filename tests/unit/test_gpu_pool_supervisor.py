@@ -78,7 +78,7 @@ def test_restart_delays(ends: list[tuple[float | None, int]], delays: list[float
 
 
 class Stuck:
-    """Stands for a process in uninterruptible sleep."""
+    """A stand-in for a process in uninterruptible sleep."""
 
     pid = 1
     why_lost = "The model process was ended by signal 9."

@@ -60,7 +60,7 @@ def _unsent(case: Case, event: Unanswered) -> str:
         return "stopped"
     if case.allowances.killed(event.gateway, event.at, event.at):
         return "gateway killed"
-    return "gateway told to end" if case.allowances.terminating(event.gateway, event.at) else ""
+    return "gateway being terminated" if case.allowances.terminating(event.gateway, event.at) else ""
 
 
 def _missing_answer(case: Case, one: Try) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def _missing_answer(case: Case, one: Try) -> tuple[str, str]:
         waited = f"No response from {one.gateway} in {seconds:.2f} s."
         return ("gateway stopped" if event.at <= allowances.answer_due(one.gateway, one.sent) else ""), waited
     if allowances.terminating(one.gateway, event.at) and not case.rows_of(one):
-        return "gateway told to end", ""
+        return "gateway being terminated", ""
     return "", f"{one.gateway} closed the connection after {seconds:.2f} s without a fault: {event.detail}"
 
 
