@@ -37,7 +37,7 @@ class HeartbeatListener(Protocol):
 class GatewayHeartbeat:
     """Sends heartbeats, and keeps the last observation of the pool. `clock`: monotonic seconds.
 
-    `refusals`: returns the rejections since its last call; they are sent with the heartbeat, and lost if it fails. `took`:
+    `rejections`: returns the rejections since its last call; they are sent with the heartbeat, and lost if it fails. `took`:
     receives the duration of each successful call in seconds. `observed`: receives each observation, None if it failed.
     `ended_tasks`: tasks of this gateway that other gateways report.
     """
@@ -51,7 +51,7 @@ class GatewayHeartbeat:
         *,
         listener: HeartbeatListener,
         watch: CallWatch = ONCE_MORE,
-        refusals: Callable[[], Sequence[RejectionRecord]] = tuple,
+        rejections: Callable[[], Sequence[RejectionRecord]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
         observed: Callable[[Observation | None], None] = lambda _: None,
         ended_tasks: Callable[[], list[str]] = list,
@@ -63,7 +63,7 @@ class GatewayHeartbeat:
         self._demand_meter = demand_meter
         self._listener = listener
         self._watch = watch
-        self._refusals = refusals
+        self._rejections = rejections
         self._took = took
         self._observed = observed
         self._ended_tasks = ended_tasks
@@ -94,7 +94,7 @@ class GatewayHeartbeat:
             if ended := self._ended_tasks():
                 stats = msgspec.structs.replace(stats, ended_tasks=ended)
             begun_at = self._clock()
-            reply = await self._presence.gateway_beat(stats, self._refusals())
+            reply = await self._presence.gateway_beat(stats, self._rejections())
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())

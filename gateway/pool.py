@@ -81,7 +81,7 @@ class PoolParts:
         self._demand_meter = DemandMeter(
             config.gateway_id, time.monotonic(), partial(shared.counters.batches, config.pool)
         )
-        self.refusals = RejectionLog()
+        self.rejection_log = RejectionLog()
         self.pending_requests = PendingRequests(self._ended)
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool)
@@ -112,7 +112,7 @@ class PoolParts:
             self._demand_meter,
             listener=self.recovery,
             watch=self.watch,
-            refusals=self.refusals.drain,
+            rejections=self.rejection_log.drain,
             took=shared.counters.called,
             observed=self._observed,
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
@@ -223,7 +223,7 @@ class PoolParts:
             results=self.results,
             direct=self.direct,
             authenticator=shared.authenticator,
-            record_rejection=self.refusals.note,
+            record_rejection=self.rejection_log.note,
             remember=ends.keep,
             model_version=lambda: self.heartbeat.model_version,
             greedy=lambda: self.heartbeat.greedy,

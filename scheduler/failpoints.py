@@ -12,7 +12,7 @@ from pathlib import Path
 FAILPOINTS = {
     # Gateway
     "admit_unasked": "1: the request waits here, admission was not called",
-    "admit_unheard": "2: Redis has admitted it, the verdict was not processed",
+    "admit_unprocessed": "2: Redis has admitted it, the verdict was not processed",
     "reply_unwritten": "3: the reply was received, the client has no response",
     "loss_seen": "4: a loss of requests in Redis was detected, none is resubmitted yet",
     "spool_unanswered": "5: the audit of a direct request is on disk, the client has no response",
@@ -30,14 +30,14 @@ FAILPOINTS = {
     "batch_claimed": "15: the batch is claimed, its run has not started",
     "batch_ran": "16: the model has returned its outputs, Redis does not have them",
     "batch_finished": "17: Redis has the outputs, the lease's task still runs",
-    "loss_untold": "18: the model process is lost, its batch was not returned",
+    "loss_unreported": "18: the model process is lost, its batch was not returned",
     "drain_unreleased": "19: the worker drains, its batch was not returned",
     "answer_unsent": "20: the model process has computed the outputs and not sent them",
     "drain_popped": "21: the worker drains, the batch id that it popped was not pushed back",
-    "ends_unnoted": "22: audit records were sent to Redis again, the gateway still has them on its list",
+    "resent_records_kept": "22: audit records were sent to Redis again, the gateway still has them on its list",
     "direct_unanswered": "23: a direct batch has run, the gateway does not have its results",
     "direct_unsent": "24: the accepted records of a direct batch are on disk, no worker was called",
-    "riders_untold": "25: a run has ended, not all of its followers have",
+    "followers_unnotified": "25: a run has ended, not all of its followers have",
 }
 """Name -> number, what has happened, and what has not."""
 

@@ -14,7 +14,7 @@ from gateway.direct.workers import END_MARGIN_S
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.recovery import Pair, accepted_record, audit_pair
-from gateway.limits.rejections import refusal
+from gateway.limits.rejections import rejection_error
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
 from scheduler.protocol.admission import Verdict
@@ -162,7 +162,7 @@ class DirectCompletion:
         """The audit pair of the outcome that was already delivered."""
         outcome = pending.outcome
         if isinstance(outcome, Verdict):
-            outcome = refusal(outcome, base_limit_allows=False).code
+            outcome = rejection_error(outcome, base_limit_allows=False).code
         mode = "queue" if isinstance(outcome, Reply) else "direct"
         return audit_pair(self._gateway_id, pending, outcome, self._clock(), mode)
 

@@ -37,9 +37,9 @@ _LONGEST_S = 366 * 86_400.0
 
 
 class Charge(NamedTuple):
-    """What a request costs under one limit, and the refusal where there is not so much left."""
+    """What a request costs under one limit, and the rejection where there is not so much left."""
 
-    refusal: Admission
+    rejection: Admission
     name: str
     limit: LocalLimit
     cost: int
@@ -71,7 +71,7 @@ class LocalLimits:
         """Begin anew, with all but quotas."""
         self._rates.reset()
 
-    def refused(self, charges: Sequence[Charge], now: float) -> Charge | None:
+    def rejected(self, charges: Sequence[Charge], now: float) -> Charge | None:
         """The first that has too little left. Nothing is spent."""
         self._rates.now_us = self._quotas.now_us = int(now * 1e6)
         for charge in charges:
@@ -80,7 +80,7 @@ class LocalLimits:
         return next((c for c in charges if not self._strategy(c).test(c.limit, c.name, cost=c.cost)), None)
 
     def spend(self, charges: Sequence[Charge]) -> None:
-        """Pay all of them, right after `refused` found none: then each has room, and it is all or nothing."""
+        """Pay all of them, right after `rejected` found none: then each has room, and it is all or nothing."""
         for charge in charges:
             self._strategy(charge).hit(charge.limit, charge.name, cost=charge.cost)
 
@@ -137,12 +137,12 @@ def of_all(charges: Charges, together: Sequence[Submission]) -> Charges:
     return charges._replace(every=tuple(every))
 
 
-def _charge(refusal: Admission, name: str, of: Bucket, units: int, gateways: int) -> Charge:
+def _charge(rejection: Admission, name: str, of: Bucket, units: int, gateways: int) -> Charge:
     unit = 1 if of.kind.cost else REQUEST
     limit, first = bucket(of.per_s / gateways, of.size / gateways, unit)
     # A request that is larger than the whole limit enters when all of it is there.
     cost = min(units, limit.amount) if of.kind.cost else units * unit
-    return Charge(refusal, f"{refusal.value} {name}", limit, cost, first)
+    return Charge(rejection, f"{rejection.value} {name}", limit, cost, first)
 
 
 def _quota(customer_id: str, period: str, amount: float) -> Charge:
@@ -185,13 +185,13 @@ class DirectAdmission:
     def judge(self, submission: Submission, tier: TierLimit, priority: int, now: float, *, in_use: int) -> Verdict:
         """The verdict on a newcomer, whose customer has `in_use` requests here; `now` is monotonic seconds."""
         charges = charges_of(submission, tier, self._gateways)
-        refusal = self._refusal(submission, charges, now, in_use)
-        if refusal is not None and not tier.shadow:
-            decision = refusal
+        rejection = self._rejection(submission, charges, now, in_use)
+        if rejection is not None and not tier.shadow:
+            decision = rejection
         elif not self._queue.has_room(priority):
             decision = _Decision(Admission.QUEUE_FULL, RETRY_MS, in_use)
-        elif refusal is not None:
-            decision = _Decision(Admission.ACCEPTED, 0, in_use + 1, refusal.outcome.value)
+        elif rejection is not None:
+            decision = _Decision(Admission.ACCEPTED, 0, in_use + 1, rejection.outcome.value)
         else:
             self._limits.spend(charges.every)
             decision = _Decision(Admission.ACCEPTED, 0, in_use + 1)
@@ -203,27 +203,27 @@ class DirectAdmission:
         """The verdict on a list for all of which there is not enough; None where each may come. Nothing is spent."""
         first = together[0]
         charges = charges_of(first, tier, self._gateways)
-        refusal = self._refusal(
+        rejection = self._rejection(
             first, charges, now, in_use
         )  # A limit that is checked for the first time is checked for one request.
-        if refusal is None:
+        if rejection is None:
             of_them = of_all(charges, together)
-            refusal = self._refusal(first, of_them, now, in_use + len(together) - 1)
-        if refusal is None or tier.shadow:
+            rejection = self._rejection(first, of_them, now, in_use + len(together) - 1)
+        if rejection is None or tier.shadow:
             return None
-        return self._verdict(first, charges, refusal._replace(in_use=in_use), self._queue.ahead_of(priority))
+        return self._verdict(first, charges, rejection._replace(in_use=in_use), self._queue.ahead_of(priority))
 
-    def _refusal(self, submission: Submission, charges: Charges, now: float, in_use: int) -> _Decision | None:
+    def _rejection(self, submission: Submission, charges: Charges, now: float, in_use: int) -> _Decision | None:
         """What the first limit says that refuses."""
-        refused = self._limits.refused(charges.every, now)
+        rejected = self._limits.rejected(charges.every, now)
         concurrency = submission.limits.max_concurrency
         most = max(1, concurrency // self._gateways)
-        if concurrency and in_use >= most and (not refused or refused.refusal in _AFTER_CONCURRENCY):
+        if concurrency and in_use >= most and (not rejected or rejected.rejection in _AFTER_CONCURRENCY):
             return _Decision(Admission.CONCURRENCY, RETRY_MS, in_use)
-        if refused is None:
+        if rejected is None:
             return None
-        wait_us = self._limits.level(refused).until_us(max(0, refused.limit.amount - refused.cost))
-        return _Decision(refused.refusal, min(MOST_RETRY_MS, _ms(wait_us)), in_use)
+        wait_us = self._limits.level(rejected).until_us(max(0, rejected.limit.amount - rejected.cost))
+        return _Decision(rejected.rejection, min(MOST_RETRY_MS, _ms(wait_us)), in_use)
 
     def _verdict(self, submission: Submission, charges: Charges, decision: _Decision, depth: int) -> Verdict:
         """The verdict has the whole of the client's limits, which it spreads over all gateways."""

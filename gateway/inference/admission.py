@@ -163,7 +163,7 @@ class AdmissionBatcher:
             log_fault("admission failed", error)
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
-            failpoint("admit_unheard")
+            failpoint("admit_unprocessed")
             judged = list(zip(batch, verdicts, strict=True))
             if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
                 self._note_rejections(judged)

@@ -100,7 +100,7 @@ class EventListeners:
             each.accepted(endpoint, request_id, identity, pending)
 
 
-def told_to(one: EventListener | None, other: EventListener | None) -> EventListener | None:
+def combined_listener(one: EventListener | None, other: EventListener | None) -> EventListener | None:
     """The listeners that are not None, as one; None if both are."""
     return EventListeners(one, other) if one is not None and other is not None else one or other
 

@@ -27,7 +27,7 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
-from gateway.inference.events import RequestEvents, RequestLog, told_to
+from gateway.inference.events import RequestEvents, RequestLog, combined_listener
 from gateway.inference.pending import Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.recovery import Pair, replayed_pair
 from gateway.inference.submission import (
@@ -110,7 +110,7 @@ class InferencePipeline:
         self.clock = parts.clock
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(
-            parts.counters, told_to(parts.request_log, parts.traces), parts.config.pool, parts.demand_meter
+            parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.pool, parts.demand_meter
         )
         self.drain_state = parts.drain_state
         self.error_responses = parts.error_responses
@@ -261,7 +261,7 @@ class InferencePipeline:
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
             raise self._count_shed(
-                identity, self.customer_limits.refusal(identity, outcome, base_limit_allows=base_limit_allows)
+                identity, self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows)
             )
         if isinstance(outcome, ErrorCode):
             why = self._parts.direct.why_refused() if outcome is ErrorCode.NO_CAPACITY else None

@@ -333,7 +333,7 @@ class LossRecovery:
         while self._unsent:
             group = [self._unsent[index] for index in range(min(len(self._unsent), MAX_PAIRS))]
             await self._adoption.adopt(group)
-            failpoint("ends_unnoted")
+            failpoint("resent_records_kept")
             self.sent_again += len(group)
             for _ in group:
                 self._unsent.popleft()

@@ -17,7 +17,7 @@ from gateway.http.response import Headers
 from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter, fill
-from gateway.limits.rejections import LOWERED, NO_ROOM, refusal
+from gateway.limits.rejections import LOWERED, NO_ROOM, rejection_error
 from ratelimit.headers import rate_headers, rate_lines
 from ratelimit.limits import (
     FRESH,
@@ -253,9 +253,9 @@ class CustomerLimits:
         """A request has ended and used so many tokens less than it was charged (below 0: more)."""
         self._known.settle(identity, unused_tokens)
 
-    def refusal(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> RejectionError:
+    def rejection_error(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> RejectionError:
         """The error for a verdict that refuses."""
-        return refusal(
+        return rejection_error(
             verdict,
             base_limit_allows=base_limit_allows,
             limits=self.limits(identity),

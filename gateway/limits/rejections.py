@@ -74,7 +74,7 @@ _OWN_DOING = frozenset(
 )
 
 
-def refusal(
+def rejection_error(
     verdict: Verdict,
     *,
     base_limit_allows: bool,
@@ -188,9 +188,9 @@ class RejectionLog:
         for group, count in self._more.items():
             kept = self._kept[group]
             kept[-1] = msgspec.structs.replace(kept[-1], more=count)
-        drained = [refusal for kept in self._kept.values() for refusal in kept]
+        drained = [rejection for kept in self._kept.values() for rejection in kept]
         self._kept, self._more, self._several, self._size = {}, {}, {}, 0
-        return sorted(drained, key=lambda refusal: refusal.id)
+        return sorted(drained, key=lambda rejection: rejection.id)
 
     def _drop_one(self) -> bool:
         """Drop an entry of a group that has several; False where each has but one."""

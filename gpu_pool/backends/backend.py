@@ -35,7 +35,7 @@ class OutputListener(Protocol):
     @property
     def late(self) -> bool: ...
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         """`text` is final output from character `offset` on; everything before it was sent already.
 
         An item that is run again begins at 0 again.

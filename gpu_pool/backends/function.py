@@ -51,7 +51,7 @@ def stream_callback(
             raise InvalidOutput(f"The model wrote {len(pieces)} texts for {len(items)} inputs.")
         for place, (item, piece) in enumerate(zip(items, map(_text, pieces), strict=True)):
             if item.listener is not None and piece:
-                item.listener.say(written[place], piece)
+                item.listener.emit(written[place], piece)
                 written[place] += len(piece)
                 texts[place] += piece
         progress()

@@ -57,7 +57,7 @@ class StreamListener:
         self.late = self.late or (not self.left and self._clock() >= self._until)
         return self.left or self.late
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         """See `OutputListener`."""
         if offset != self._end or not offset:  # The item is run again.
             self._offset, self._unsent = offset, []

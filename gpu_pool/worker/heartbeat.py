@@ -46,7 +46,7 @@ class Heartbeat:
         self._every_s = every_s
         self._on_outage = on_outage
         self._on_cordon_change = on_cordon_change
-        self._pulse = presence.pulse(self.now, self._cordon_status)
+        self._async_heartbeat = presence.async_heartbeat(self.now, self._cordon_status)
         self._due = asyncio.Event()
         self._beat_at = 0.0
         self._stopping = False
@@ -67,7 +67,7 @@ class Heartbeat:
 
     def fast_path_request(self) -> None:
         """A request to Redis follows: send a heartbeat that is due within half its period along with it."""
-        if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._pulse.pending:
+        if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._async_heartbeat.pending:
             self._tick()
 
     async def close(self) -> None:
@@ -84,13 +84,13 @@ class Heartbeat:
             self._schedule()
             await self._due.wait()
         self._cancel_timer()
-        if self._pulse.pending:  # Same connection: when this one has arrived, so has the pending one.
+        if self._async_heartbeat.pending:  # Same connection: when this one has arrived, so has the pending one.
             with suppress(RedisUnavailable):
                 await self._presence.worker_beat(self._beat())
 
     async def _send_awaited(self) -> None:
         self._beat_at = time.monotonic()
-        self._pulse.forget()
+        self._async_heartbeat.forget()
         try:
             self._cordon_status(await self._presence.worker_beat(self._beat()))
             self._succeeded()
@@ -103,7 +103,7 @@ class Heartbeat:
     def _tick(self) -> None:
         """Send without a task if possible, else wake the task."""
         try:
-            sent = self._send_pulse()
+            sent = self._send_without_waiting()
         except Exception as error:
             self._failed()
             log.exception("heartbeat failed", error=type(error).__name__)
@@ -113,11 +113,11 @@ class Heartbeat:
         else:
             self._due.set()
 
-    def _send_pulse(self) -> bool:
-        if self._pulse.pending:  # No reply for a whole period.
-            self._pulse.give_up()
+    def _send_without_waiting(self) -> bool:
+        if self._async_heartbeat.pending:  # No reply for a whole period.
+            self._async_heartbeat.give_up()
             self._failed()
-        if self._due.is_set() or not self.working.is_set() or not self._pulse.send(self._beat()):
+        if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):
             return False
         self._beat_at = time.monotonic()
         return True

@@ -222,7 +222,7 @@ class BatchPipeline:
             await self._retry(lambda: self._batches.release(batch.batch_id, batch.token), give_up_at)
             log.info("batch handed back", batch=batch.batch_id, size=len(batch.requests))
             return
-        failpoint("loss_untold")
+        failpoint("loss_unreported")
         await self._retry(lambda: self._batches.fail(batch.batch_id, batch.token, cause, min_left_ms), give_up_at)
         log.warning("batch failed", batch=batch.batch_id, size=len(batch.requests), cause=str(cause))
 

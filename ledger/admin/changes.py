@@ -13,7 +13,7 @@ from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.expression import ClauseElement
 
-from ledger.admin.errors import THINGS, ChangeRejected, check_integers, refusal
+from ledger.admin.errors import THINGS, ChangeRejected, check_integers, rejected_change
 from ledger.postgres import Connection
 
 Row = dict[str, Any]
@@ -111,7 +111,7 @@ async def _write(connection: Connection, table: Table, statement: Any, values: R
     try:
         row = await fetch_one(connection, statement.returning(*seen(table)))
     except IntegrityConstraintViolationError as error:
-        raise refusal(error, table, values) from error
+        raise rejected_change(error, table, values) from error
     if row is None:
         raise ChangeRejected(f"The {THINGS[table.name]} was deleted meanwhile.")
     return row

@@ -81,7 +81,9 @@ def check_integers(table: Table, values: Mapping[str, Any]) -> None:
             raise BadValue(_sentence(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
 
 
-def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
+def rejected_change(
+    error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]
+) -> ChangeRejected:
     """The error for a constraint that was violated when `values` were written to `table`."""
     if isinstance(error, UniqueViolationError):
         return _taken(error)

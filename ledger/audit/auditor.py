@@ -55,7 +55,7 @@ class AuditPolicy(msgspec.Struct, frozen=True):
 class Auditor:
     """An auditor of one pool. `clock` is monotonic seconds.
 
-    `active`: it holds the lock. `set_aside` counts outbox entries, and `last_refusal` is why the last of them was set aside.
+    `active`: it holds the lock. `set_aside` counts outbox entries, and `last_rejection` is why the last of them was set aside.
     `last_error` is the present problem.
     """
 
@@ -84,7 +84,7 @@ class Auditor:
         self.active = False
         self.rows_written = 0
         self.set_aside = 0
-        self.last_refusal: str | None = None
+        self.last_rejection: str | None = None
 
     @property
     def last_error(self) -> str | None:
@@ -185,7 +185,7 @@ class Auditor:
         batch.refuse(await writer.write_rows(connection, batch.known, timeout_s))
         batch.refuse(await writer.write_rows(connection, batch.later, timeout_s))
         self._window.set_aside(batch.bad)
-        self.last_refusal = batch.refusal or self.last_refusal
+        self.last_rejection = batch.rejection or self.last_rejection
         self.rows_written += batch.requests()
         self.maintenance.note_use(batch.key_uses())
 

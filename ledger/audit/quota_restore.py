@@ -93,7 +93,7 @@ class QuotaKeeper:
         snapshot = self._snapshot()
         if snapshot is None or not await self._restore.wanted():
             return
-        raised = await self._restore.tell(await self._spent(snapshot) if snapshot.quotas else [])
+        raised = await self._restore.apply(await self._spent(snapshot) if snapshot.quotas else [])
         if raised:
             log.info("quotas_restored", raised=raised)
 

@@ -128,7 +128,7 @@ class Batch:
         ] = []  # The table may have these. A dead letter follows the row of its request.
         self.later: list[Row] = []  # Second rows of a request, to be written after the others.
         self.bad: list[bytes] = []
-        self.refusal: str | None = None  # Why the last of `bad` cannot be written.
+        self.rejection: str | None = None  # Why the last of `bad` cannot be written.
         self._folded = folded
         self._invalid: set[str] = set()
         self._rejected: set[str] = set()
@@ -203,7 +203,7 @@ class Batch:
     def _set_aside(self, why: str, records: Sequence[Record]) -> None:
         """Encode the records as an outbox entry again, so that they can be inspected and put back."""
         self.bad.append(encode_records(records))
-        self.refusal = why
+        self.rejection = why
 
 
 async def make_batch(folded: Folded) -> Batch:

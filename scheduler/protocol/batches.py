@@ -210,7 +210,7 @@ class Batches:
             stale_here, remaining = await self._finish(batch_id, token, *piece, int(end < len(tails)))
             stale, followers_left = stale + stale_here, followers_left + remaining
         if followers_left:
-            failpoint("riders_untold")
+            failpoint("followers_unnotified")
             await self._followers.share_all()
         return int(stale)
 

@@ -166,7 +166,7 @@ class QuotaRestore:
         epoch, restored = await self._epochs()
         return epoch is not None and epoch != restored
 
-    async def tell(self, spent: Sequence[QuotaSpent]) -> int:
+    async def apply(self, spent: Sequence[QuotaSpent]) -> int:
         """Raise lower counts. Returns how many were raised. If Redis is lost meanwhile, a restore is still wanted."""
         epoch, _ = await self._epochs()
         raised = 0

@@ -282,7 +282,7 @@ class Presence:
         """Register or refresh a worker. Required before its first claim, which the reply may forbid."""
         return CordonStatus(await self._worker_beat(*heartbeat_arguments(heartbeat)))
 
-    def pulse(
+    def async_heartbeat(
         self, on_failure: Callable[[], None], on_cordon: Callable[[CordonStatus], None] = lambda _: None
     ) -> AsyncHeartbeat:
         """Heartbeats without waiting, for a registered worker."""
@@ -296,9 +296,9 @@ class Presence:
         """Remove a worker that stops; it does not count as lost."""
         await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
 
-    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
+    async def gateway_beat(self, stats: GatewayStats, rejections: Sequence[RejectionRecord] = ()) -> BeatReply:
         """Register or refresh a gateway, and store the oldest 256 rejections since its last heartbeat, the oldest first."""
-        packed = [_encode(rejection) for rejection in refusals[:MAX_PER_HEARTBEAT]]
+        packed = [_encode(rejection) for rejection in rejections[:MAX_PER_HEARTBEAT]]
         epoch_us, share, policy = await self._gateway_beat(
             stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, MAX_PER_GATEWAY, KEEP_REFUSALS_MS, *packed
         )

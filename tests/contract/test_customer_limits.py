@@ -12,7 +12,7 @@ import ratelimit.limits
 from contract.builders import CUSTOMER, KEY, LEASES, admit, everything, fill_buckets, outcomes, shift_bucket, spent
 from customer_limits import in_force
 from eventually import eventually
-from pool import TIERS, WIDE, Pool, done
+from pool import TIERS, WIDE, Pool
 from ratelimit.limits import BUCKETS, Bucket, BucketKind, EffectiveLimits, LimitColumn, RemainingLimits, packed_kinds
 from scheduler.errors import ErrorCode
 from scheduler.protocol import admission
@@ -436,19 +436,6 @@ async def test_a_refund_creates_no_bucket(pool: Pool) -> None:
     await pool.terminations.cancel([(request.id, ErrorCode.WORKER_LOST)])
 
     assert await pool.client.exists(CUSTOMER, LEASES) == 0
-
-
-async def test_a_key_of_a_wrong_type_blocks_no_reply(pool: Pool) -> None:
-    """Regression: all requests of the batch end and are audited, although nothing can be refunded."""
-    requests = [await accept(pool, tokens=10, tokens_per_minute=1e6, quotas=[("1year", 9)]) for _ in range(2)]
-    await pool.client.delete(CUSTOMER, LEASES)
-    for key in (CUSTOMER, LEASES):
-        await pool.client.set(key, "nonsense", px=60_000)
-
-    await run(pool, done(requests[0].id), Outcome(requests[1].id, "invalid_output", 50.0, 0, "v1", ""))
-
-    assert await pool.states([s.id for s in requests]) == ["completed", "failed"]
-    assert len((await pool.audit())[1]) == 2
 
 
 BYTES = BucketKind(

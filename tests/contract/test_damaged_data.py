@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from contract.builders import LEASES, spent
+from contract.builders import CUSTOMER, LEASES, outcomes, spent
 from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.reaper import Reaper
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.batches import ClaimedBatch
+from scheduler.protocol.batches import ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 
@@ -378,3 +378,20 @@ async def test_intact_indexes_are_not_changed(pool: Pool) -> None:
 
     assert await renamed(pool) == []
     assert (await pool.presence.observe(TIERS)).notices == []
+
+
+async def test_a_customer_key_of_a_wrong_type_blocks_no_reply(pool: Pool) -> None:
+    """Regression: all requests of the batch end and are audited, although nothing can be refunded."""
+    requests = [pool.submission(tokens=10, tokens_per_minute=1e6, quotas=[("1year", 9)]) for _ in range(2)]
+    assert outcomes(await pool.admit(requests)) == ["accepted"] * 2
+    await pool.client.delete(CUSTOMER, LEASES)
+    for key in (CUSTOMER, LEASES):
+        await pool.client.set(key, "nonsense", px=60_000)
+
+    await pool.form([("free", 2)])
+    batch = await pool.claim_next()
+    failed = Outcome(requests[1].id, "invalid_output", 50.0, 0, "v1", "")
+    assert await pool.batches.finish(batch.batch_id, batch.token, [done(requests[0].id), failed]) == 0
+
+    assert await pool.states([s.id for s in requests]) == ["completed", "failed"]
+    assert len((await pool.audit())[1]) == 2

@@ -213,7 +213,7 @@ def failures() -> Failures:
 async def heartbeat(pool: Pool, failures: Failures) -> AsyncHeartbeat:
     """Of a registered worker with a connection."""
     await pool.presence.worker_beat(report())
-    return pool.presence.pulse(failures)
+    return pool.presence.async_heartbeat(failures)
 
 
 async def send(heartbeat: AsyncHeartbeat, status: str = "ready") -> None:
@@ -321,7 +321,7 @@ async def test_the_reply_to_a_heartbeat_has_the_cordon(pool: Pool) -> None:
     """Of complete and of partial heartbeats. After a loss of Redis it is unknown until the list is written again."""
     cordons, received = Cordons(pool.client, pool.keys), []
     await pool.presence.worker_beat(report())
-    heartbeat = pool.presence.pulse(lambda: None, received.append)
+    heartbeat = pool.presence.async_heartbeat(lambda: None, received.append)
 
     for named, changed, status in (
         (["w1", "w3"], 2, CordonStatus.CORDONED),

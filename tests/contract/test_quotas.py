@@ -88,14 +88,14 @@ async def test_a_restore_is_wanted_once_per_epoch(pool: Pool) -> None:
     """After a loss of data, and when another server took over: its run_id differs from the one of the epoch."""
     restore = QuotaRestore(pool.client, pool.keys)
     assert await restore.wanted()
-    assert await restore.tell([]) == 0
+    assert await restore.apply([]) == 0
     assert not await restore.wanted()
 
     await pool.client.flushall()
     assert not await restore.wanted()  # it is not used yet
     before = (await pool.gateway_lives("g1")).epoch_us
     assert await restore.wanted()
-    await restore.tell([])
+    await restore.apply([])
 
     await pool.client.delete(pool.keys.epoch_run)  # written by an older version: no loss
     assert (await pool.gateway_lives("g1")).epoch_us == before
@@ -122,7 +122,7 @@ async def test_counts_are_only_raised(
     began_ms = await pool.now_ms() - age_ms
 
     restore = QuotaRestore(pool.client, pool.keys)
-    assert await restore.tell([QuotaSpent("customer", "1year", began_ms, restored)]) == raised
+    assert await restore.apply([QuotaSpent("customer", "1year", began_ms, restored)]) == raised
 
     assert await admit(pool, 3, quotas=YEAR) == outcomes
     assert await pool.client.pttl(CUSTOMER) > 0
@@ -133,7 +133,7 @@ async def test_a_refund_keeps_restored_quotas(pool: Pool) -> None:
     submission = pool.submission(quotas=YEAR)
     await pool.admit([submission])
     await pool.client.delete(CUSTOMER)
-    await QuotaRestore(pool.client, pool.keys).tell([QuotaSpent("customer", "1year", await pool.now_ms(), 8)])
+    await QuotaRestore(pool.client, pool.keys).apply([QuotaSpent("customer", "1year", await pool.now_ms(), 8)])
 
     await pool.terminations.cancel([(submission.id, ErrorCode.WORKER_LOST)])
 
@@ -146,7 +146,7 @@ async def test_many_quotas_are_restored_in_several_calls(pool: Pool) -> None:
     """Regression: if Redis is lost between two calls, the restore is still wanted afterwards."""
     now = await pool.now_ms()
     spent = [QuotaSpent(f"c{n}", "1year", now, 1) for n in range(2 * CHUNK + 1)]
-    assert await QuotaRestore(pool.client, pool.keys).tell(spent) == len(spent)
+    assert await QuotaRestore(pool.client, pool.keys).apply(spent) == len(spent)
     assert await admit(pool, customer_id=f"c{2 * CHUNK}", quotas=[("1year", 1)]) == ["quota"]
 
     class Interrupted(QuotaRestore):
@@ -158,7 +158,7 @@ async def test_many_quotas_are_restored_in_several_calls(pool: Pool) -> None:
             return raised
 
     restore = Interrupted(pool.client, pool.keys)
-    await restore.tell(spent)
+    await restore.apply(spent)
     assert await restore.wanted()
 
 
@@ -171,7 +171,7 @@ async def test_quotas_are_restored_after_a_restart_from_an_older_dump(tmp_path: 
     client = command_client(server.url, 5.0)
     pool = Pool(client, Keys())
     first = await pool.gateway_lives("g1")
-    await QuotaRestore(client, pool.keys).tell([])
+    await QuotaRestore(client, pool.keys).apply([])
     assert await admit(pool, 2, quotas=YEAR) == ["accepted"] * 2
     await client.save()
     assert await admit(pool, 6, quotas=YEAR) == ["accepted"] * 6
@@ -187,7 +187,7 @@ async def test_quotas_are_restored_after_a_restart_from_an_older_dump(tmp_path: 
         assert (await pool.gateway_lives("g1")).epoch_us != first.epoch_us
         restore = QuotaRestore(client, pool.keys)
         assert await restore.wanted()
-        assert await restore.tell([QuotaSpent("customer", "1year", now, 8)]) == 1
+        assert await restore.apply([QuotaSpent("customer", "1year", now, 8)]) == 1
         assert await admit(pool, 3, quotas=YEAR) == ["accepted", "accepted", "quota"]
     finally:
         await client.aclose()

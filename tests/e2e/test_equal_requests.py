@@ -97,10 +97,10 @@ async def test_a_thousand_requests_at_two_gateways_are_one_run(stack: Stack, tmp
 
 async def test_a_worker_dies_before_it_has_notified_all_followers(stack: Stack, gaps: Path) -> None:
     """The run has ended for some of them: the scheduler notifies the others, without another run."""
-    (gaps / "riders_untold").touch()
+    (gaps / "followers_unnotified").touch()
     async with clients() as session:
         answers = await asyncio.gather(*[send(session, stack, stack.url, "untold") for _ in range(300)])
 
-    assert not (gaps / "riders_untold").exists()
+    assert not (gaps / "followers_unnotified").exists()
     (run,) = runs(await audited(stack, list(answers), "dlotnu"))
     assert (run["attempts"], run["batch_size"]) == (1, 1)

@@ -27,7 +27,7 @@ from stack import Stack, start_stack
 
 ELSEWHERE = {
     "drain_unreleased",  # Needs a batch that takes longer than the drain: see below.
-    "riders_untold",  # Needs equal requests: tests/e2e/test_equal_requests.py
+    "followers_unnotified",  # Needs equal requests: tests/e2e/test_equal_requests.py
 }
 
 
@@ -134,7 +134,7 @@ async def every_gap(scene: Scene, load: Load) -> None:
     await scene.die_at("admit_unasked", role="gateway")
     await scene.die_at("batch_popped", role="worker")
     await scene.die_at("form_undone", role="scheduler")
-    await scene.die_at("admit_unheard", role="gateway")
+    await scene.die_at("admit_unprocessed", role="gateway")
     await scene.whole("scheduler")
     await scene.die_at("batch_claimed", "reaped", role="worker")
     await scene.die_at("reply_unwritten", role="gateway")
@@ -143,8 +143,8 @@ async def every_gap(scene: Scene, load: Load) -> None:
     await die_after_a_drop(scene, "loss_seen")
     await scene.die_at("batch_finished", role="worker")
     await scene.die_at("audit_taken", role="scheduler")
-    await die_after_a_drop(scene, "ends_unnoted")
-    await scene.die_at("answer_unsent", "loss_untold", role="worker")
+    await die_after_a_drop(scene, "resent_records_kept")
+    await scene.die_at("answer_unsent", "loss_unreported", role="worker")
     await scene.die_at("audit_uncommitted", role="scheduler")
     await die_draining(scene, load)
     await scene.die_at("audit_undropped", role="scheduler")

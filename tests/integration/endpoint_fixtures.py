@@ -28,7 +28,7 @@ class Reader:
     def gone(self) -> bool:
         return len(self.text) >= self._leaves_after
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         assert offset == len(self.text)
         self.text += text
 

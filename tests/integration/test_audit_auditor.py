@@ -104,7 +104,7 @@ async def test_bad_records_are_set_aside_alone(client: Redis, database_url: str,
     ids = {record.id for entry in entries for record in decode_entry(entry)[0]}
     assert ids == {"req_short", bad_customer, too_large, bad_text, negative}
     assert len(entries) == auditor.set_aside == 9
-    assert auditor.last_refusal
+    assert auditor.last_rejection
     assert auditor.last_error is None
 
 
@@ -408,7 +408,7 @@ async def test_a_bad_dead_letter_is_set_aside_alone(
     assert sorted(ids) == sorted([bad_customer, bad_text, "req_short"])
     assert len(entries) == auditor.set_aside == 4
     assert auditor.last_error is None
-    log = f"{auditor.last_refusal}{(postgres_server.home.parent / 'postgres.log').read_text()}"
+    log = f"{auditor.last_rejection}{(postgres_server.home.parent / 'postgres.log').read_text()}"
     assert "invalid byte sequence" in log
     assert "canary" not in log
     assert b"canary".hex() not in log

@@ -35,9 +35,9 @@ class RecordedRestore(QuotaRestore):
         super().__init__(client, Keys())
         self.restored: list[list[QuotaSpent]] = []
 
-    async def tell(self, spent: Sequence[QuotaSpent]) -> int:
+    async def apply(self, spent: Sequence[QuotaSpent]) -> int:
         self.restored.append(list(spent))
-        return await super().tell(spent)
+        return await super().apply(spent)
 
 
 async def spent_eight(db: Connection) -> str:

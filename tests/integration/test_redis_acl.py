@@ -180,7 +180,7 @@ async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:
     await scheduler.outbox.drop(len(taken.entries), name_of(taken.entries[0]), [b"bad"])
     restore = QuotaRestore(scheduler.client, scheduler.keys)
     await restore.wanted()
-    await restore.tell([QuotaSpent("customer", "1day", await scheduler.now_ms(), 3)])
+    await restore.apply([QuotaSpent("customer", "1day", await scheduler.now_ms(), 3)])
 
 
 async def test_a_worker_and_a_waiting_scheduler(

@@ -275,7 +275,7 @@ async def test_a_bad_dead_letter_is_set_aside_alone() -> None:
     assert (ids_of(batch.new), ids_of(batch.known)) == ([], [ID, OTHER])
     assert [isinstance(each, LetterRow) for each in batch.known] == [False, True]
     assert (set_aside(batch), batch.requests()) == ([[bad]], 1)
-    assert "secret" not in batch.refusal
+    assert "secret" not in batch.rejection
     for fields in ({"id": "req_short"}, {"attempts": 2**40}):
         with pytest.raises(ValueError, match="is not a"):
             to_letter_row(letter(**fields), None)

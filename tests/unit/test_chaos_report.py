@@ -67,7 +67,7 @@ def test_the_table_of_a_run() -> None:
     assert line.split()[1:3] == ["1", "BROKEN"]
     assert "try 0: " in failed
     assert INFO.schedule[0] in failed
-    assert "1 told timeout" in next(line for line in failed.splitlines() if line.startswith("mismatch"))
+    assert "1 reported timeout" in next(line for line in failed.splitlines() if line.startswith("mismatch"))
 
 
 def test_the_document_of_a_run() -> None:
@@ -90,7 +90,7 @@ def test_the_row_of_a_run() -> None:
     """It has the counts, allowances, violations and the slowest recovery; an interrupted run has not passed."""
     row = summary_of(document_of(recorded(broken=False)), 75.25)
     assert (row.seed, row.passed, row.sent, row.accepted, row.completed, row.faults) == (7, True, 3, 3, 3, 1)
-    assert (row.excused, row.breaches) == ({"told timeout": 1}, {})
+    assert (row.excused, row.breaches) == ({"reported timeout": 1}, {})
     assert (row.recovery_worst_s, row.not_recovered, row.drained_s, row.wall_s) == (4.5, 1, 2.0, 75.25)
     assert (row.verdicts["lost"], row.verdicts["recovery"]) == ("holds", "not measured")
 

@@ -49,11 +49,11 @@ class Setup:
         self.now = self.now if now is None else now
         await self.sender.heartbeat()
 
-    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
+    async def gateway_beat(self, stats: GatewayStats, rejections: Sequence[RejectionRecord] = ()) -> BeatReply:
         if self.away:
             raise RedisUnavailable("no answer")
         self.published.append(stats)
-        self.rejections += refusals
+        self.rejections += rejections
         return BeatReply(self.epoch_us, 0.5)
 
     async def observe(self, tiers: Sequence[str]) -> Observation:
@@ -90,7 +90,7 @@ async def test_rejections_are_published_once() -> None:
         RejectionRecord(id=f"req_{n}", customer_id="c", key_id="k", tier="free", code="queue_full") for n in range(3)
     ]
     batches = iter([records])
-    setup = Setup(refusals=lambda: next(batches, []))
+    setup = Setup(rejections=lambda: next(batches, []))
     await setup.beat()
     await setup.beat()
 

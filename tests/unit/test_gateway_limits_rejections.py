@@ -8,7 +8,7 @@ import pytest
 from customer_limits import in_force, remaining
 from direct_parts import submission
 from gateway.http.errors import RejectionError
-from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache, RejectionLog, refusal
+from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache, RejectionLog, rejection_error
 from identities import identity
 from ratelimit.limits import Level
 from scheduler.errors import ErrorCode, RequestError
@@ -49,7 +49,7 @@ LIMITS = in_force(
 )
 def test_each_verdict_has_its_code(outcome: Admission, base_limit_allows: bool, code: ErrorCode, retry_ms: int) -> None:
     """A request that only a reduced limit rejects gets `reduced_capacity`, not 429."""
-    error = refusal(Verdict(outcome, retry_after_ms=70, depth=3), base_limit_allows=base_limit_allows)
+    error = rejection_error(Verdict(outcome, retry_after_ms=70, depth=3), base_limit_allows=base_limit_allows)
 
     assert (error.code, error.retry_after_ms) == (code, retry_ms)
 
@@ -59,13 +59,13 @@ def test_the_wait_for_a_queue_is_its_drain_time(outcome: Admission) -> None:
     """20 waiting requests at 10 responses a second are two seconds."""
     verdict = Verdict(outcome, retry_after_ms=70, depth=20)
 
-    assert refusal(verdict, base_limit_allows=False, drain_rps=10.0).retry_after_ms == 2000
+    assert rejection_error(verdict, base_limit_allows=False, drain_rps=10.0).retry_after_ms == 2000
 
 
 @pytest.mark.parametrize(("pressure", "retry_ms"), [(0.5, 250), (2.0, 500), (10.0, 2500), (math.inf, 30_000)])
 def test_the_wait_for_a_tier_grows_with_its_overload(pressure: float, retry_ms: int) -> None:
     """Otherwise all clients would retry four times a second."""
-    error = refusal(Verdict(Admission.TIER_LIMIT, retry_after_ms=5), base_limit_allows=False, pressure=pressure)
+    error = rejection_error(Verdict(Admission.TIER_LIMIT, retry_after_ms=5), base_limit_allows=False, pressure=pressure)
 
     assert error.retry_after_ms == retry_ms
 
@@ -75,7 +75,7 @@ def test_the_wait_for_a_reduced_limit_is_a_minute_at_most(factor: float, retry_m
     """A reduced rate is temporary; the wait for a base limit is returned whole."""
     verdict = Verdict(Admission.CUSTOMER_LIMIT, retry_after_ms=3_000_000, depth=3)
 
-    assert refusal(verdict, base_limit_allows=False, factor=factor).retry_after_ms == retry_ms
+    assert rejection_error(verdict, base_limit_allows=False, factor=factor).retry_after_ms == retry_ms
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_the_wait_for_a_reduced_limit_is_a_minute_at_most(factor: float, retry_m
 def test_a_rejection_names_the_limit(outcome: Admission, numbers: list[str], violated: tuple[str, ...]) -> None:
     """With its present numbers, the policy of the headers, and a note where it is reduced."""
     verdict = Verdict(outcome, remaining(quotas=((12, 1000), (0, 9000))), 70, 3)
-    error = refusal(verdict, base_limit_allows=False, limits=LIMITS)
-    reduced = refusal(verdict, base_limit_allows=True, limits=LIMITS, factor=0.25)
+    error = rejection_error(verdict, base_limit_allows=False, limits=LIMITS)
+    reduced = rejection_error(verdict, base_limit_allows=True, limits=LIMITS, factor=0.25)
 
     assert [number for number in numbers if number not in error.message] == []
     assert error.violated == violated

@@ -152,7 +152,7 @@ class Listener:
         self.pieces: list[tuple[int, str]] = []
         self.gone = self.late = False
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         self.pieces.append((offset, text))
 
 

@@ -28,7 +28,7 @@ class Listener:
     def __init__(self, *, late: bool = False) -> None:
         self.late = self.gone = late
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         raise AssertionError
 
 
@@ -108,7 +108,7 @@ def test_dropped_and_late_listeners() -> None:
     steps.listeners.drop(6, [0])
     steps.listeners.drop(7, [1, 5])
     assert (stays.gone, leaves.gone) == (False, True)
-    leaves.say(0, "x")
+    leaves.emit(0, "x")
     steps.step(1)
 
     assert (stays.gone, stays.late) == (True, True)
@@ -120,12 +120,12 @@ def test_first_piece_is_sent_at_once_and_later_ones_together() -> None:
     steps = Steps()
     a, b = steps.listeners.listen(0, "g n1"), steps.listeners.listen(3, "g n2")
 
-    a.say(0, "x")
-    b.say(0, "y")
+    a.emit(0, "x")
+    b.emit(0, "y")
     steps.step(0)
-    a.say(1, "1")
+    a.emit(1, "1")
     steps.step(PIECES_EVERY_S / 4)
-    a.say(2, "2")
+    a.emit(2, "2")
     steps.step(PIECES_EVERY_S)
     steps.step(PIECES_EVERY_S)
 
@@ -140,7 +140,7 @@ def test_recent_pieces_are_repeated() -> None:
     steps = Steps()
     listener = steps.listeners.listen(0, "g n")
     for place in range(AGAIN + 2):
-        listener.say(place, str(place))
+        listener.emit(place, str(place))
         steps.step(2 * PIECES_EVERY_S)
 
     last = steps.sent[-1].pieces[0]
@@ -151,10 +151,10 @@ def test_item_that_runs_again_starts_at_zero() -> None:
     """Its first piece is sent at once; text of the first run is not repeated."""
     steps = Steps()
     listener = steps.listeners.listen(0, "g n")
-    listener.say(0, "x")
+    listener.emit(0, "x")
     steps.step(0)
-    listener.say(1, "lost")
-    listener.say(0, "x")
+    listener.emit(1, "lost")
+    listener.emit(0, "x")
     steps.step(0)
 
     assert steps.sent[1:] == [Pieces(7, [Piece(0, "g n", 0, "x")])]

@@ -42,7 +42,7 @@ class Listener:
 
     gone = late = False
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         raise AssertionError
 
 

@@ -121,7 +121,7 @@ def test_streamed_text_is_never_taken_back() -> None:
         gone = late = False
         text = ""
 
-        def say(self, offset: int, text: str) -> None:
+        def emit(self, offset: int, text: str) -> None:
             assert offset == len(self.text)
             self.text += text
 

@@ -34,7 +34,7 @@ from tierlane.check.model_report import (
     holds,
     suggest,
     summary,
-    untold,
+    undetermined,
 )
 from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.connect import UsageError, database
@@ -234,9 +234,9 @@ def judge_order(together: ProbeAnswer, alone: Sequence[ProbeAnswer]) -> ModelFin
         theirs = expected.index(together.outputs[mixed[0]])
         return fails("order", f"input {mixed[0] + 1} got the answer of input {theirs + 1}", ORDER)
     if len(set(expected)) == 1:
-        return untold("order", "all answers are equal, so their order cannot be seen")
+        return undetermined("order", "all answers are equal, so their order cannot be seen")
     if places:
-        return untold("order", f"{len(places)} of {len(expected)} answers differ from those of the inputs alone")
+        return undetermined("order", f"{len(places)} of {len(expected)} answers differ from those of the inputs alone")
     return holds("order", "each answer is that of its input alone")
 
 
@@ -271,7 +271,7 @@ def judge_isolation(place: int, mixed: ProbeAnswer, good: Mapping[int, str | Non
     if mixed.lost:
         return fails("isolation", mixed.lost, SURVIVE)
     if not mixed.results[place].error_code:
-        return untold("isolation", "the model answers the input that --poison names; name one that it raises on")
+        return undetermined("isolation", "the model answers the input that --poison names; name one that it raises on")
     spoilt = [n for n in good if mixed.outputs[n] is None]
     changed = [n for n in good if steady and mixed.outputs[n] not in (good[n], None)]
     if spoilt or changed:
@@ -282,7 +282,7 @@ def judge_isolation(place: int, mixed: ProbeAnswer, good: Mapping[int, str | Non
 
 def unknown_isolation() -> ModelFinding:
     """Nothing is known that the model raises on."""
-    return untold("isolation", "no input is known that the model raises on; name one with --poison")
+    return undetermined("isolation", "no input is known that the model raises on; name one with --poison")
 
 
 TEXTS = (

@@ -95,7 +95,7 @@ def fails(name: str, said: str, advice: str) -> ModelFinding:
     return ModelFinding(name, ok=False, said=said, advice=advice)
 
 
-def untold(name: str, said: str) -> ModelFinding:
+def undetermined(name: str, said: str) -> ModelFinding:
     """It could not be seen."""
     return ModelFinding(name, ok=None, said=said)
 

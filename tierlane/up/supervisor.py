@@ -59,8 +59,8 @@ class Supervisor:
         self._lines = lines
         self._changed = changed
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._refused = asyncio.Event()
-        self._refusal = ""
+        self._not_starting = asyncio.Event()
+        self._start_failure = ""
         self.members: list[ChildProcess] = []
 
     async def add(self, member: ChildProcess) -> None:
@@ -89,15 +89,15 @@ class Supervisor:
     async def settle(self, ready: Coroutine[None, None, None]) -> None:
         """Wait for `ready`. Raises StackError if a role repeatedly fails to start."""
         waiting = asyncio.create_task(ready)
-        refused = asyncio.create_task(self._refused.wait())
+        not_starting = asyncio.create_task(self._not_starting.wait())
         try:
-            await asyncio.wait([waiting, refused], return_when=asyncio.FIRST_COMPLETED)
-            if self._refused.is_set():
-                raise StackError(self._refusal)
+            await asyncio.wait([waiting, not_starting], return_when=asyncio.FIRST_COMPLETED)
+            if self._not_starting.is_set():
+                raise StackError(self._start_failure)
             await waiting
         finally:
             waiting.cancel()
-            refused.cancel()
+            not_starting.cancel()
 
     async def stop(self) -> None:
         """Stop everything, group by group. No effect when nothing runs."""
@@ -121,14 +121,14 @@ class Supervisor:
 
     async def _keep(self, member: ChildProcess) -> None:
         backoff = RestartBackoff()
-        refusals = 0
+        failed_starts = 0
         while True:
             started = time.monotonic()
             await _ended(member)
-            refusals += (member.returncode or 0) > 0
-            if not self._refusal and (member.returncode == USAGE_EXIT_CODE or refusals >= TRIALS):
-                self._refusal = f"{member.name} does not run ({_cause(member.returncode)}); see the log above."
-                self._refused.set()
+            failed_starts += (member.returncode or 0) > 0
+            if not self._start_failure and (member.returncode == USAGE_EXIT_CODE or failed_starts >= TRIALS):
+                self._start_failure = f"{member.name} does not run ({_cause(member.returncode)}); see the log above."
+                self._not_starting.set()
             failed = member.returncode is None or member.returncode > 0
             delay = backoff.delay_after(time.monotonic() - started, failed=failed)
             when = f"in {delay:.1f} s" if delay else "now"

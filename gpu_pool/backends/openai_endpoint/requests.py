@@ -194,7 +194,7 @@ class Calls:
     def _say(self, item: Item, offset: int, text: str) -> None:
         if text and item.listener is not None:
             self.streamed = True
-            item.listener.say(offset, text)
+            item.listener.emit(offset, text)
 
 
 class _PriorityRefused(Exception):

@@ -43,7 +43,7 @@ class StreamBuffer:
         text = self._decoder.decode(bytes(certain[self._bytes :]))
         self._bytes = max(self._bytes, len(certain))
         if text:
-            self._listener.say(self._characters, text)
+            self._listener.emit(self._characters, text)
             self._characters += len(text)
 
 

@@ -20,7 +20,7 @@ DEADLINE = "deadline_exceeded"
 OWN_STATUSES = (503, 504)  # Statuses that a gateway returns by itself where it cannot read the outcome.
 BOTH_LOST = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # The code with which the auditor closes a row without an end.
-TOLD_TIMEOUT = "told timeout"
+REPORTED_TIMEOUT = "reported timeout"
 DIRECT = "direct"  # In direct mode the row is written before a worker may reject the request.
 
 
@@ -107,7 +107,7 @@ def mismatch(case: Case) -> InvariantFinding:
     for one in case.tries:
         for row, problem in _contradictions(case, one):
             if _outcome_unknown(case, one):
-                explained[TOLD_TIMEOUT] += 1
+                explained[REPORTED_TIMEOUT] += 1
             elif row.code == ABANDONED and case.allowances.audit_lost(one.gateway, one.sent, one.ended):
                 explained[BOTH_LOST] += 1
             else:

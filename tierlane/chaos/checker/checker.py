@@ -24,7 +24,7 @@ Excused cases are counted beside the result, under the name of the excuse.
   is excused only where Redis was emptied in that time and the gateway of the request was killed before it could resend.
   Requests of direct mode are in the spool of the gateway before they run, and reach Redis when it is back.
 * rows without request: a row of these customers with an unknown trace id, or a run of an unknown nonce. Never excused.
-* mismatch: response and row differ in their outcome. A 503 or 504 that a gateway returns by itself is excused ("told
+* mismatch: response and row differ in their outcome. A 503 or 504 that a gateway returns by itself is excused ("reported
   timeout") where it could not read the outcome: it was cut off from Redis or stopped at that time, or Redis was emptied
   during the request. A row that the auditor closed as "abandoned" agrees with no response; with a response it is excused
   as a missing row is. A rejected request has no row, or in direct mode a failed one with the same code.
