@@ -282,10 +282,10 @@ class InferencePipeline:
     async def stored(self, identity: IdentityView, pending: PendingRequest, verdict: Verdict) -> Reply:
         """The stored reply for the request's Idempotency-Key. Raises RequestError `no_capacity` if it cannot be read."""
         self.customer_limits.judged(identity, pending.submission, verdict)
-        reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+        stored = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
         # The gateway that sent this reply first may be gone. If Redis loses the record, this gateway sends it again.
-        self._parts.remember([replayed_pair(self._parts.config.gateway_id, pending, reply)])
-        return reply
+        self._parts.remember([replayed_pair(self._parts.config.gateway_id, pending, stored)])
+        return stored.reply
 
     def record_rejection(
         self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None

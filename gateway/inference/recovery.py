@@ -24,7 +24,7 @@ from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import MAX_PAIRS, Admissions, Adoption, TierLimit, Verdict, calls_of
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
-from scheduler.protocol.replies import Reply
+from scheduler.protocol.replies import Reply, StoredReply
 from scheduler.request_id import created_ms
 from scheduler.states import State
 
@@ -116,14 +116,17 @@ def accepted_record(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
     return AcceptedRecord(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 
 
-def replayed_pair(gateway_id: str, pending: PendingRequest, reply: Reply) -> Pair:
-    """The records of the stored request whose `reply` the client of `pending` received: same customer, key and input.
+def replayed_pair(gateway_id: str, pending: PendingRequest, stored: StoredReply) -> Pair:
+    """The records of the stored request whose reply the client of `pending` received: same customer, key and input.
 
-    Its end time is not stored; it is estimated from its queue and GPU time.
+    If the end is not stored, it is estimated from the time in the queue and on the GPU.
     """
-    latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
+    reply, ended_ms = stored
+    began_ms = created_ms(reply.id)
+    if ended_ms is None:
+        ended_ms = began_ms + int(max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms))
     accepted = msgspec.structs.replace(accepted_record(gateway_id, pending), id=reply.id)
-    return accepted, _ended_record(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
+    return accepted, _ended_record(reply, ended_ms, float(max(0, ended_ms - began_ms)), "queue")
 
 
 def _ended_record(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> EndedRecord:

@@ -27,7 +27,7 @@ from scheduler.fault_log import log_fault
 from scheduler.payload import Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
-from scheduler.protocol.replies import IncrementTarget, Reply, Results
+from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
 
 SAMPLING_BACKENDS = ("openai:",)
 """Backends that sample if a request has no temperature: the default of an endpoint is often 0.7 or 1."""
@@ -233,18 +233,18 @@ def is_retry(headers: CIMultiDictProxy[str]) -> bool:
 REPLAYED = ("Idempotent-Replayed", "true")
 
 
-async def stored_reply(results: Results, request_id: str, customer_id: str) -> Reply:
+async def stored_reply(results: Results, request_id: str, customer_id: str) -> StoredReply:
     """The stored reply. Raises RequestError `no_capacity` if it cannot be read now.
 
     The nonce is that of the first call, so only the customer can be compared; the stored key contains the customer too.
     """
     try:
-        (reply,) = await results.fetch([request_id])
+        stored = await results.stored(request_id)
     except RedisUnavailable:
-        reply = None
-    if reply is not None and reply.customer_id != customer_id:
+        stored = None
+    if stored is not None and stored.reply.customer_id != customer_id:
         log_fault("a stored reply belongs to another customer", None, request_id=request_id)
-        reply = None
-    if reply is None:
+        stored = None
+    if stored is None:
         raise RequestError(ErrorCode.NO_CAPACITY)
-    return reply
+    return stored

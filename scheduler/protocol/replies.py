@@ -40,6 +40,13 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     served_from: str = ""  # `cache`: a stored result; `collapsed`: the run of an equal request; "": its own run.
 
 
+class StoredReply(NamedTuple):
+    """A reply that Redis stores, and Redis TIME in ms when its request ended; None in a row that does not say it."""
+
+    reply: Reply
+    ended_ms: int | None
+
+
 class RequestDetail(msgspec.Struct, frozen=True):
     """A request that Redis still stores; times are Redis TIME in ms, None if they have not happened yet."""
 
@@ -105,6 +112,14 @@ class Results:
                 pipeline.hget(self._keys.request(request_id), "reply")
             stored = await pipeline.execute()
         return [readable(reply) for reply in stored]
+
+    async def stored(self, request_id: str) -> StoredReply | None:
+        """The stored reply with its end; None as for `fetch`. Raises RedisUnavailable."""
+        async with bounded():
+            found: list[Any] = await self._client.hmget(self._keys.request(request_id), ("reply", "ended"))
+        stored, ended = found
+        reply = readable(stored)
+        return StoredReply(reply, int(ended) if ended else None) if reply else None
 
     async def request_detail(self, request_id: str) -> RequestDetail | None:
         """The state of a request; None if Redis does not store it. Raises RedisUnavailable."""

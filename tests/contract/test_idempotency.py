@@ -37,6 +37,20 @@ async def complete(pool: Pool, admissions: Admissions, submission: Submission, o
     await end(pool, submission, output=output)
 
 
+async def test_a_stored_reply_has_the_end_of_its_request(pool: Pool) -> None:
+    """For the audit record of the gateway that replays it."""
+    first = keyed(pool)
+    await admit(pool, first)
+    assert await pool.results.stored(first.id) is None
+    before_ms = await pool.now_ms()
+    await end(pool, first)
+
+    stored = await pool.results.stored(first.id)
+    assert stored is not None
+    assert stored.reply.output == "text"
+    assert before_ms <= (stored.ended_ms or 0) <= await pool.now_ms()
+
+
 async def test_the_first_request_claims_the_key(pool: Pool) -> None:
     """Key and row live for a day."""
     first = keyed(pool)

@@ -9,12 +9,14 @@ from gateway.inference.recovery import (
     UNAVAILABLE,
     LossSigns,
     candidates,
+    replayed_pair,
     to_resubmit,
 )
 from recovery_setup import TIERS, Setup, pending, reply
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.replies import StoredReply
 from scheduler.request_id import created_ms
 from scheduler.states import Admission
 
@@ -42,6 +44,18 @@ def test_which_requests_are_resubmitted_in_which_order() -> None:
     requests = [free, direct, later, gone, kept, paid, enterprise, late_free, removed_tier, rejected]
     assert to_resubmit(requests, TIERS, 4.25, 150.0) == [enterprise, later, paid, late_free, free]
     assert to_resubmit(requests, TIERS, 4.26, 150.0) == [enterprise, later, free]
+
+
+@pytest.mark.parametrize(("ended_after_ms", "latency_ms"), [(320, 320.0), (-3, 0.0), (None, 62.0)])
+def test_the_audit_record_of_a_replay_has_the_stored_end(ended_after_ms: int | None, latency_ms: float) -> None:
+    """Regression: the end was estimated from queue and GPU time, without the wait of a formed batch for its worker."""
+    waiting = pending()
+    began_ms = created_ms(waiting.id)
+    ended_ms = None if ended_after_ms is None else began_ms + ended_after_ms
+    accepted, ended = replayed_pair("g1", waiting, StoredReply(reply(waiting), ended_ms))
+
+    assert (accepted.id, ended.id) == (waiting.id, waiting.id)
+    assert (ended.ended_at_ms, ended.latency_ms) == (began_ms + 62 if ended_ms is None else ended_ms, latency_ms)
 
 
 async def test_a_lost_request_is_resubmitted_with_the_time_left() -> None:

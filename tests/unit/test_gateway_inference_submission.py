@@ -1,7 +1,6 @@
 """What is submitted for a request: token estimate, limits, Idempotency-Key, and the key of request coalescing."""
 
 import re
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -33,7 +32,7 @@ from ratelimit.limits import effective
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.payload import Payload, Task, decode_payload
 from scheduler.protocol.pool_view import WorkerView
-from scheduler.protocol.replies import Reply
+from scheduler.protocol.replies import Reply, StoredReply
 
 CACHED = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 60, enabled=True)
 PAYLOAD = Payload("tiny", "hello", {"max_tokens": 5, "stop": ["a", "b"]})
@@ -186,21 +185,22 @@ REPLY = Reply("req_1", "c", "n", "completed", "", 1, 1.0, "b", 1, "w", 1.0, 1, "
 
 
 class StoredReplies:
-    """The fetch finds a reply, nothing, or no Redis."""
+    """The read finds a reply, nothing, or no Redis."""
 
-    def __init__(self, found: Reply | RedisUnavailable | None) -> None:
+    def __init__(self, found: StoredReply | RedisUnavailable | None) -> None:
         self.found = found
 
-    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]:
+    async def stored(self, request_id: str) -> StoredReply | None:
         if isinstance(self.found, RedisUnavailable):
             raise self.found
-        return [self.found for _ in ids]
+        return self.found
 
 
 async def test_only_the_same_customer_gets_a_stored_reply() -> None:
     """A reply that is missing, unreadable or of another customer is 503. The nonce is that of the first request."""
-    assert await stored_reply(StoredReplies(REPLY), "req_1", "c") == REPLY
-    for found in (None, RedisUnavailable("away"), REPLY):
+    kept = StoredReply(REPLY, 1_700_000_000_000)
+    assert await stored_reply(StoredReplies(kept), "req_1", "c") == kept
+    for found in (None, RedisUnavailable("away"), kept):
         with pytest.raises(RequestError) as error:
             await stored_reply(StoredReplies(found), "req_1", "other")
         assert error.value.code is ErrorCode.NO_CAPACITY
