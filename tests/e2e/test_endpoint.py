@@ -102,7 +102,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
 
-    def say(self, offset: int, text: str) -> None:
+    def emit(self, offset: int, text: str) -> None:
         self.text = self.text[:offset] + text
 
 
