@@ -112,6 +112,8 @@ class LocalBuckets:
     ) -> None:
         """Remember what Redis has left of `limits`, which are `reduced` below the base."""
         state, buckets = self._customer(identity, now), limits.buckets
+        if state.left is left:  # Noted with another verdict of the same call.
+            return
         if limits.quotas and not left.quotas:  # In direct mode nothing is known of quotas.
             left = left._replace(quotas=_unexpired(state, limits, now))
         if limits.key is not None and left.buckets:  # Of requests it is the level of the key's own bucket, where lower.
@@ -210,6 +212,8 @@ class CustomerLimits:
         self._known = LocalBuckets()
         # By key: most requests come from keys whose limits were worked out a moment ago.
         self._limits: dict[str, tuple[IdentityView, float, EffectiveLimits]] = {}
+        # By key, for the verdicts of one call: what remained, and its headers.
+        self._lines: dict[str, tuple[EffectiveLimits, RemainingLimits, str]] = {}
 
     def factor(self, identity: IdentityView) -> float:
         """The part of its base limits that the identity has now, 0..1."""
@@ -237,7 +241,7 @@ class CustomerLimits:
         if verdict.shadowed:
             self._demand_meter.shadowed(tier)
         if entered:
-            self._demand_meter.passed(tier, factor, _filled(submission, verdict))
+            self._demand_meter.passed(tier, factor, 1.0 if factor >= 1 else _filled(submission, verdict))
         if outcome is Admission.BACKPRESSURE:  # Redis was too full to look at any limit.
             self._demand_meter.passed(tier, factor)
             return False
@@ -278,7 +282,15 @@ class CustomerLimits:
     def lines(self, identity: IdentityView, verdict: Verdict | None) -> str:
         """The rate-limit headers of an answer, as they are sent."""
         limits = self.limits(identity)
-        return rate_lines(limits, self.left(identity, limits, verdict))
+        left = self.left(identity, limits, verdict)
+        known = self._lines.get(identity.key_id)
+        if known is not None and known[0] is limits and known[1] is left:
+            return known[2]
+        if len(self._lines) >= MAX_LIMITS:
+            self._lines.clear()
+        lines = rate_lines(limits, left)
+        self._lines[identity.key_id] = (limits, left, lines)
+        return lines
 
     def headers(self, identity: IdentityView, verdict: Verdict | None = None) -> Headers:
         """The rate-limit headers of an answer."""

@@ -3,14 +3,6 @@
 -- which expire, because a counter would stay wrong after a crash. Expired leases are removed only if the limit is reached.
 -- bucket_kinds: BUCKETS of ratelimit/limits.py, {outcome, level field, rate field, period in s, index of the cost, settled} each.
 local customers, bucket_kinds = {}, {}
-local DOUBLE, UINT32, NO_QUOTAS, values = 0xcb, 0xce, '\144', {}
-
--- REMAINING[n]: the format of `remaining` with n buckets, fewer than 16: msgpack whose numbers have fixed lengths.
-local REMAINING = setmetatable({}, {__index = function(formats, n)
-  formats[n] = '>BB' .. string.rep('BBdBI4', n) .. 'BI4c0'
-  return formats[n]
-end})
-
 -- count_leases(c): the number of requests in progress, without expired leases.
 local function count_leases(c)
   c.counted, c.in_use = true, call('ZCOUNT', c.leases, '(' .. now, '+inf') + #c.new_leases / 2
@@ -50,26 +42,18 @@ local function customer(id, limits)
   return c
 end
 
--- remaining(c, key) -> packed `RemainingLimits`: {{left, ms until full} of each bucket}, requests in progress, {{left, ms until the
--- next window} of each quota}. Requests: the level of the key's bucket `key` if that is lower, and never below 0. One struct.pack
--- for all, since admit calls this for each request.
+-- remaining(c, key) -> `RemainingLimits`: {{left, ms until full} of each bucket}, requests in progress, {{left, ms until the next
+-- window} of each quota}. Requests: the level of the key's bucket `key` if that is lower, and never below 0.
 local function remaining(c, key)
-  local v, n, quotas = values, #c.buckets, NO_QUOTAS
-  v[1], v[2] = 0x93, 0x90 + n
-  for i = 1, n do
-    local b, at = c.buckets[i], 5 * i - 2
+  local levels, quotas = {}, {}
+  for i, b in ipairs(c.buckets) do
     local left = b.tokens
     if b.cost == 0 then
       if key and key.tokens < left then b, left = key, key.tokens end
-      if left < 0 then left = 0 end
+      left = math.max(0, left)
     end
-    v[at], v[at + 1], v[at + 2], v[at + 3], v[at + 4] = 0x92, DOUBLE, left, UINT32, ms_until(b.tokens, b.burst, b.rate)
+    levels[i] = {left, ms_until(b.tokens, b.burst, b.rate)}
   end
-  if c.quotas[1] then
-    quotas = {}
-    for i, q in ipairs(c.quotas) do quotas[i] = {math.max(0, q.amount - q.spent), q.ends_at - now} end
-    quotas = cmsgpack.pack(quotas)
-  end
-  v[5 * n + 3], v[5 * n + 4], v[5 * n + 5] = UINT32, c.in_use, quotas
-  return struct.pack(REMAINING[n], unpack(v, 1, 5 * n + 5))
+  for i, q in ipairs(c.quotas) do quotas[i] = {math.max(0, q.amount - q.spent), q.ends_at - now} end
+  return {levels, c.in_use, quotas}
 end

@@ -9,8 +9,8 @@
 --   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be
 --   in the call twice, 12 ms that a reply is stored for its Idempotency-Key, 13 number and 14 bytes of such replies of one
 --   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer.
--- Returns packed verdicts {outcome, remaining limits, retry_after_ms, depth, stored id, shadowed, reply if it has ended already},
---   one per submission.
+-- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
+--   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
 -- include: prelude, protocol, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
 if protocol_error() then return protocol_error() end
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
@@ -26,7 +26,8 @@ for i, key in ipairs(keys) do
   local reply = outcome == 'accepted' and
     accept(g, o, key, string.sub(bodies, body_start, body_start + length - 1), keep_ms, arrived_at, charged)
   body_start = body_start + length
-  verdicts[i] = with_reply(pack_verdict(outcome, g, math.ceil(retry_ms), stored_id, shadowed), reply)
+  verdicts[i] = outcome == 'accepted' and not shadowed and not reply and ACCEPTED or
+    pack_verdict(outcome, math.ceil(retry_ms), stored_id, shadowed, reply)
 end
 if enqueue() then
   record_cached_outcomes()
@@ -37,4 +38,4 @@ if enqueue() then
   for _, count in pairs(depth) do waiting = waiting + count end
   wake_for_depth(waiting)
 end
-return pack_array(verdicts)
+return '\146' .. pack_groups() .. pack_array(verdicts)

@@ -85,11 +85,11 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     shadow: bool = False
 
 
-class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """The result of one submission; `left`: the remaining limits after it.
+class Verdict(msgspec.Struct, frozen=True):
+    """The result of one submission. After its call, `left` remains of its limits, and `depth` requests are queued in its tier.
 
-    A retry can succeed after `retry_after_ms` (0 if accepted); `depth` requests are queued in the tier. `shadowed`: the
-    rejection that a tier in shadow would have returned, "" for none.
+    A retry can succeed after `retry_after_ms` (0 if accepted). `shadowed`: the rejection that a tier in shadow would have
+    returned, "" for none. Submissions that were accepted in one call with the same key and model share one object.
     """
 
     outcome: Admission
@@ -101,6 +101,16 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reply: bytes = b""  # The reply if it has ended already, with a cached result.
 
 
+class _PackedVerdict(msgspec.Struct, array_like=True):
+    """A verdict in the reply of admit.lua that reports more than an acceptance."""
+
+    outcome: Admission
+    retry_after_ms: int
+    stored_id: str
+    shadowed: str
+    reply: bytes = b""
+
+
 REPLAYS = ReplayLimits()
 _encode = msgspec.msgpack.Encoder().encode
 FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
@@ -108,7 +118,8 @@ FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length"
 
 COSTS = {name: position for position, name in enumerate(FLAT, 1)}
 KINDS = _encode(packed_kinds(COSTS))
-_verdicts = msgspec.msgpack.Decoder(list[Verdict])
+_Reply = tuple[list[tuple[RemainingLimits, int]], list[_PackedVerdict | None]]
+_reply = msgspec.msgpack.Decoder(_Reply)
 
 
 class Admissions:
@@ -156,7 +167,7 @@ class Admissions:
         if not submissions:
             return []
         repeats = len({s.id for s in submissions}) < len(submissions)
-        groups, fields, bodies = _packed(submissions)
+        groups, numbers, fields, bodies = _packed(submissions)
         try:
             packed = await self._script(
                 self._gateway_id,
@@ -175,7 +186,7 @@ class Admissions:
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
-        return _verdicts.decode(packed)
+        return _verdicts(numbers, *_reply.decode(packed))
 
 
 def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
@@ -191,8 +202,32 @@ def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]
         yield submissions[start:]
 
 
-def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
-    """Groups, submissions and bodies as admit.lua reads them; a group has what its submissions have in common."""
+def _verdicts(
+    numbers: Sequence[int], groups: Sequence[tuple[RemainingLimits, int]], packed: Sequence[_PackedVerdict | None]
+) -> list[Verdict]:
+    """The verdicts of submissions, each of the group of its number, from 1."""
+    accepted = [Verdict(Admission.ACCEPTED, left, depth=depth) for left, depth in groups]
+    return [
+        accepted[number - 1]
+        if each is None
+        else Verdict(
+            each.outcome,
+            accepted[number - 1].left,
+            each.retry_after_ms,
+            accepted[number - 1].depth,
+            each.stored_id,
+            each.shadowed,
+            each.reply,
+        )
+        for number, each in zip(numbers, packed, strict=True)
+    ]
+
+
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, Sequence[int], bytes, bytes]:
+    """Groups, the group of each submission, submissions and bodies as admit.lua reads them.
+
+    A group has what its submissions have in common.
+    """
     numbers: dict[tuple[str, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
     fields: list[Any] = []
@@ -207,7 +242,7 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
         body = s.body
         bodies.append(body)
         fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
-    return _encode(groups), _encode(fields), b"".join(bodies)
+    return _encode(groups), fields[FLAT.index("group") :: len(FLAT)], _encode(fields), b"".join(bodies)
 
 
 def _rare(s: Submission) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ async def test_a_customer_can_spend_its_burst_over_all_keys(pool: Pool) -> None:
     verdicts = await pool.admit([pool.submission(rate=0.001, burst=20.0, api_key_id=f"key-{i}") for i in range(8)])
 
     assert outcomes(verdicts) == ["accepted"] * 5 + ["customer_limit"] * 3
-    assert [round(v.left.buckets[0].left) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
+    assert {round(v.left.buckets[0].left) for v in verdicts} == {0}
     assert verdicts[5].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
     assert await pool.depth("free") == 5
 
@@ -64,10 +64,11 @@ async def test_a_key_can_have_a_limit_of_its_own(pool: Pool) -> None:
     """The limit of one key does not affect other keys, and the remaining requests are the lower of the two levels."""
     await fill_buckets(pool)
     own = [pool.submission(rate=1e-6, burst=5.0, api_key_id="a", key_rate=1e-6, key_burst=2.0) for _ in range(3)]
-    verdicts = await pool.admit([*own, *(pool.submission(rate=1e-6, burst=5.0, api_key_id="b") for _ in range(4))])
+    verdicts = await pool.admit([*own, *(pool.submission(rate=1e-6, burst=5.0, api_key_id="b") for _ in range(2))])
 
-    assert outcomes(verdicts) == ["accepted"] * 2 + ["key_limit"] + ["accepted"] * 3 + ["customer_limit"]
-    assert [int(v.left.buckets[0].left) for v in verdicts[:3]] == [1, 0, 0]
+    assert outcomes(verdicts) == ["accepted"] * 2 + ["key_limit"] + ["accepted"] * 2
+    assert [round(v.left.buckets[0].left) for v in verdicts] == [0, 0, 0, 1, 1]
+    assert await admit(pool, 2, rate=1e-6, burst=5.0, api_key_id="b") == ["accepted", "customer_limit"]
 
 
 # Tokens
@@ -78,7 +79,7 @@ async def test_tokens_are_charged_by_the_estimate(pool: Pool) -> None:
     verdicts = await pool.admit([pool.submission(tokens=10, tokens_per_minute=120) for _ in range(4)])
 
     assert outcomes(verdicts) == ["accepted"] * 3 + ["token_limit"]
-    assert [round(v.left.buckets[1].left) for v in verdicts] == [20, 10, 0, 0]
+    assert {round(v.left.buckets[1].left) for v in verdicts} == {0}
     assert verdicts[3].retry_after_ms == pytest.approx(5000, rel=0.05)  # 10 tokens at 2/s
     assert verdicts[3].left.buckets[1].reset_ms == pytest.approx(60_000, rel=0.05)
 
@@ -463,7 +464,7 @@ async def test_a_new_kind_of_bucket_needs_only_its_entry(
 
     verdicts = await pool.admit(requests)
     assert outcomes(verdicts) == ["accepted", "token_limit", "accepted"]
-    assert [round(v.left.buckets[2].left) for v in verdicts] == [80, 80, 0]
+    assert {round(v.left.buckets[2].left) for v in verdicts} == {0}
 
     first, _, third = requests
     await run(pool, Outcome(first.id, "", 50.0, 3, "v1", "x"), Outcome(third.id, code or "", 50.0, 3, "v1", "x"))

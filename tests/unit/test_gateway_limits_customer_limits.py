@@ -6,10 +6,14 @@ import pytest
 
 from customer_limits import in_force, remaining
 from direct_parts import submission
-from gateway.limits.customer_limits import LocalBuckets
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.customer_limits import CustomerLimits, LocalBuckets
+from gateway.limits.demand import DemandMeter
 from identities import identity
 from ledger.catalog.snapshot import Identity
 from ratelimit.limits import EffectiveLimits, Level, RemainingLimits, effective
+from scheduler.protocol.admission import Verdict
+from scheduler.states import Admission
 
 
 class Buckets(LocalBuckets):
@@ -59,6 +63,21 @@ def test_estimates_follow_the_last_verdict() -> None:
     assert known.left(customer, 105.0).quotas == ()  # A new window, of which nothing is known.
     known.update(customer, remaining(3.0), 101.0)  # Direct mode does not know quotas.
     assert known.left(customer, 101.0).quotas == ((7, 4000),)
+
+
+def test_headers_are_those_of_the_verdict_and_of_the_limits() -> None:
+    """Another verdict and a changed limit are reported at once."""
+    limits = CustomerLimits(LiveLimits("default"), DemandMeter("g1", 0.0), lambda: 0.0)
+    first, second = (Verdict(Admission.ACCEPTED, remaining(left)) for left in (5.0, 4.0))
+    calls = ((10.0, first), (10.0, second), (10.0, second), (10.0, first), (3.0, first))
+
+    headers = [
+        dict(line.split(": ", 1) for line in limits.lines(identity(burst=burst), verdict).splitlines())
+        for burst, verdict in calls
+    ]
+
+    assert [each["x-ratelimit-remaining-requests"] for each in headers] == ["5", "4", "4", "5", "3"]
+    assert [each["x-ratelimit-limit-requests"] for each in headers] == ["10", "10", "10", "10", "3"]
 
 
 def test_the_estimate_of_a_tiny_rate_is_a_day_at_most() -> None:

@@ -24,11 +24,6 @@ local function record_cached_outcomes()
   call('LPUSH', P .. 'outbox', '\145\154\161f' .. cmsgpack.pack('completed', '', now, '', 0, '', 0, cached_outcomes, 'cache'))
 end
 
--- with_reply(verdict, reply): the packed verdict, with the reply, if there is one, as another field (bin).
-local function with_reply(verdict, reply)
-  return reply and '\151' .. sub(verdict, 2) .. struct.pack('>BI2', 0xc5, #reply) .. reply or verdict
-end
-
 -- match(g, rare) -> 'cached' and the cached reply; 'follow' or 'replace' and the id of the primary; nil if the submission runs by
 -- itself. A primary after its deadline has no followers any more, whatever its state.
 local function match(g, rare)

@@ -72,9 +72,17 @@ local function decide(g, o, key, together)
   return 'accepted', 0, charge(g.customer, o)
 end
 
--- pack_verdict(...) -> a packed `Verdict`.
-local NO_TEXT = '\160'
-local function pack_verdict(outcome, g, retry_ms, stored_id, shadowed)
-  return '\150' .. packed[outcome] .. remaining(g.customer, g.key) .. packed[retry_ms] .. packed[depth[g.tier.name]] ..
-    (stored_id and packed[stored_id] or NO_TEXT) .. (shadowed and packed[shadowed] or NO_TEXT)
+-- ACCEPTED, and pack_verdict(...): a packed verdict. The limits that remain are the same for a whole group, and packed once.
+local ACCEPTED, NO_TEXT = '\192', '\160'
+local function pack_verdict(outcome, retry_ms, stored_id, shadowed, reply)
+  local fields = packed[outcome] .. packed[retry_ms] .. (stored_id and packed[stored_id] or NO_TEXT) ..
+    (shadowed and packed[shadowed] or NO_TEXT)
+  return reply and '\149' .. fields .. struct.pack('>BI2', 0xc5, #reply) .. reply or '\148' .. fields
+end
+
+-- pack_groups() -> packed {remaining limits, depth} of each group.
+local function pack_groups()
+  local found = {}
+  for i, g in ipairs(groups) do found[i] = {remaining(g.customer, g.key), depth[g.tier.name]} end
+  return cmsgpack.pack(found)
 end
