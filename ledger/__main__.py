@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from sqlalchemy import Column, Table
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Column, Table, make_url
 
 from ledger.schema import metadata
 from ratelimit.__main__ import Pages, update
 
 MIGRATIONS = Path(__file__).parent.parent / "migrations" / "versions"
+DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
 _COMMENT = re.compile(r"^COMMENT ON (VIEW|FUNCTION) (.+?) IS\s+'((?:[^']|'')*)';", re.MULTILINE)
 _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
@@ -29,7 +29,7 @@ def _table(table: Table) -> str:
 
 
 def _column(column: Column[object]) -> str:
-    type_ = column.type.compile(dialect=postgresql.dialect())
+    type_ = column.type.compile(dialect=DIALECT)
     words = f"`{column.name}` {_TYPES.get(type_, type_.lower())}".rstrip()
     return f"* {words}: {column.comment}\n"
 

@@ -17,7 +17,8 @@ Pages = Mapping[str, Mapping[str, str]]
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+    lines = [f"| {' | '.join(row)} |\n" for row in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:
