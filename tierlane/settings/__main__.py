@@ -3,7 +3,14 @@
 import sys
 from typing import Any
 
-from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, Setting, settings_of, variable
+from tierlane.settings.declaration import (
+    CONFIG_VARIABLE,
+    DEFAULT_CONFIG_FILE,
+    MAX_MILLISECONDS,
+    Setting,
+    settings_of,
+    variable,
+)
 from tierlane.settings.model import Settings
 from tierlane.settings.sections import ORDERED, SECTIONS
 
@@ -14,7 +21,7 @@ HEAD = f"""# Configuration
 Precedence: flag > environment > file > default. `TIERLANE_LEASE_MS` is `--lease-ms` on the command line and `lease_ms`
 in the file. The file is TOML: the one of `--config FILE` or `{CONFIG_VARIABLE}`, else `./{DEFAULT_CONFIG_FILE}` if it exists. An
 invalid or unknown setting stops the process with exit code 2 and one line that names it. Settings marked "no flag" are
-secrets, because every user of a host sees command lines.
+secrets, because every user of a host sees command lines. Times are 1 to {MAX_MILLISECONDS} milliseconds unless noted.
 
 ```toml
 # {DEFAULT_CONFIG_FILE}
@@ -52,6 +59,8 @@ def _values(schema: dict[str, Any]) -> str:
     schema = schema.get("anyOf", [schema])[0]
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    if schema.get("maximum") == MAX_MILLISECONDS and schema["minimum"] == 1:
+        return ""
     if schema["type"] == "integer":
         return f"{schema['minimum']}..{schema['maximum']}"
     return "" if schema["type"] == "string" else str(schema["type"])
