@@ -105,7 +105,8 @@ class WorkerSettings:
 
     backend: str = setting(
         "tiny",
-        "Model: tiny, simulated[:MS] (sleeps MS milliseconds per batch), pkg.module:function, hf:DIR, or openai:URL[#MODEL].",
+        "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, or "
+        "openai:URL[#MODEL].",
         not_empty=True,
     )
     # As with `pool`, but it may hold dots.
@@ -142,7 +143,7 @@ class WorkerSettings:
         150, "Milliseconds between renewals of a running batch's lease; several must fit into the lease."
     )
     gpu_timeout_ms: int = milliseconds(
-        3000, "Milliseconds that a batch may run. Shorter leaves time to retry; a slow model needs longer."
+        3000, "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models."
     )
     direct_host: str = setting(
         "127.0.0.1",
