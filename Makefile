@@ -82,7 +82,7 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md
-	for package in ratelimit scheduler ledger gateway.metrics; do $(BIN)/python -m $$package || exit 1; done
+	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi; do $(BIN)/python -m $$package || exit 1; done
 
 clean: ## Remove .venv and all caches; the data in .tierlane stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

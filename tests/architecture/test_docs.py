@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from gateway.metrics import __main__ as metrics_pages
+from gateway.openapi import __main__ as http_pages
 from ledger import __main__ as sql_pages
 from ratelimit import __main__ as limits_pages
 from ratelimit.limits import BUCKETS
@@ -195,7 +196,7 @@ def test_every_error_code_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     "pages",
-    [module.pages() for module in (limits_pages, protocol_pages, sql_pages, metrics_pages)],
+    [module.pages() for module in (limits_pages, protocol_pages, sql_pages, metrics_pages, http_pages)],
     ids="+".join,
 )
 def test_the_generated_parts_are_current(pages: limits_pages.Pages) -> None:
