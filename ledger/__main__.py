@@ -31,7 +31,7 @@ def _table(table: Table) -> str:
 def _column(column: Column[object]) -> str:
     type_ = column.type.compile(dialect=DIALECT)
     words = f"`{column.name}` {_TYPES.get(type_, type_.lower())}".rstrip()
-    return f"* {words}: {column.comment}\n"
+    return f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
 
 
 if __name__ == "__main__":

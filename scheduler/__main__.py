@@ -1,19 +1,22 @@
-"""`python -m scheduler`: generate the tables of docs/errors.md and docs/redis-keys.md."""
+"""`python -m scheduler`: generate the error codes of docs/errors.md and the keys of docs/redis-keys.md."""
 
-from ratelimit.__main__ import Pages, table, update
+from ratelimit.__main__ import Pages, update
 from scheduler.errors import HTTP
 from scheduler.redis_client.keys import KEYS
 
-_RETRY = {None: "", True: "yes", False: "no"}
+_RETRY = {None: "", True: " (`x-should-retry: true`)", False: " (`x-should-retry: false`)"}
 
 
 def pages() -> Pages:
-    """Error codes and Redis keys."""
-    codes = ((f"`{code}`", str(row.status), row.cause, row.action, _RETRY[row.retry]) for code, row in HTTP.items())
-    keys = ((f"`{key.name}`", key.type, key.content, key.owner, key.ttl or "none") for key in KEYS)
+    """Error codes, each with a heading to link to, and Redis keys."""
+    codes = (
+        f"\n### {code}\n\n{row.status}{_RETRY[row.retry]}. {row.cause}\n\nWhat to do: {row.action}\n"
+        for code, row in HTTP.items()
+    )
+    keys = (f"* `{key.name}` ({key.type}; by {key.owner}; TTL {key.ttl or 'none'}): {key.content}\n" for key in KEYS)
     return {
-        "errors.md": {"error codes": table(("Code", "Status", "Cause", "What to do", "Retry"), codes)},
-        "redis-keys.md": {"keys": table(("Key", "Type", "Content", "Created by", "TTL"), keys)},
+        "errors.md": {"error codes": "".join(codes) + "\n"},
+        "redis-keys.md": {"keys": "".join(keys)},
     }
 
 

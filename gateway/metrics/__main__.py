@@ -1,24 +1,23 @@
-"""`python -m gateway.metrics`: generate the tables of docs/metrics.md from the definitions."""
+"""`python -m gateway.metrics`: generate the lists of docs/metrics.md from the definitions."""
 
 from collections.abc import Iterable
 
 from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
-from ratelimit.__main__ import Pages, table, update
+from ratelimit.__main__ import Pages, update
 
 
 def pages() -> Pages:
     """Counters and observations."""
-    return {"metrics.md": {"counters": _table(COUNTED), "observations": _table(OBSERVED)}}
+    return {"metrics.md": {"counters": _list(COUNTED), "observations": _list(OBSERVED)}}
 
 
-def _table(metrics: Iterable[Metric]) -> str:
-    return table(
-        ("Name", "Type", "Labels", "Unit", "Description"),
-        (
-            (f"`{each.name}`", each.kind, ", ".join(f"`{label}`" for label in each.labels), each.unit, each.description)
-            for each in metrics
-        ),
-    )
+def _list(metrics: Iterable[Metric]) -> str:
+    return "".join(map(_item, metrics))
+
+
+def _item(metric: Metric) -> str:
+    labels = f" by {', '.join(f'`{label}`' for label in metric.labels)}" if metric.labels else ""
+    return f"* `{metric.name}` ({metric.kind}{labels}; {metric.unit}): {metric.description}\n"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ HEAD = f"""# Configuration
 
 Precedence: flag > environment > file > default. `TIERLANE_LEASE_MS` is `--lease-ms` on the command line and `lease_ms`
 in the file. The file is TOML: the one of `--config FILE` or `{CONFIG_VARIABLE}`, else `./{DEFAULT_CONFIG_FILE}` if it exists. An
-invalid or unknown setting stops the process with exit code 2 and one line that names it. Settings with "(no flag)" are
+invalid or unknown setting stops the process with exit code 2 and one line that names it. Settings with "no flag" are
 secrets, because every user of a host sees command lines. Times are 1 to {MAX_MILLISECONDS} milliseconds unless noted.
 
 ```toml
@@ -42,7 +42,7 @@ def configuration_page() -> str:
     schema = Settings.model_json_schema()["properties"]
     parts = [HEAD]
     for title, section in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n| Variable | Default | Meaning |\n|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n")
         parts.extend(_row(name, setting, schema[name]) for name, setting in settings_of(section).items())
     parts.append(RULES_HEAD + "\n")
     parts.extend(f"* `{variable(low)}` is less than `{variable(high)}`, {why}.\n" for low, high, why in ORDERED)
@@ -50,18 +50,18 @@ def configuration_page() -> str:
 
 
 def _row(name: str, setting: Setting, schema: dict[str, Any]) -> str:
-    default = f"`{setting.default}`" if setting.default else ""
-    values = "(no flag)" if setting.secret else _values(schema)
-    return f"| `{variable(name)}` | {default} | {f'{values} {setting.description}'.strip()} |\n"
+    facts = [_values(schema), f"default `{setting.default}`" if setting.default else "", "no flag" * setting.secret]
+    shown = "; ".join(filter(None, facts))
+    return f"* `{variable(name)}`{f' ({shown})' * bool(shown)}: {setting.description}\n"
 
 
 def _values(schema: dict[str, Any]) -> str:
     schema = schema.get("anyOf", [schema])[0]
     if "enum" in schema:
-        return f"({', '.join(f'`{choice}`' for choice in schema['enum'])})"
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
     if schema["type"] != "integer" or (schema["minimum"], schema["maximum"]) == (1, MAX_MILLISECONDS):
         return ""
-    return f"({schema['minimum']} to {schema['maximum']})"
+    return f"{schema['minimum']} to {schema['maximum']}"
 
 
 if __name__ == "__main__":
