@@ -15,7 +15,7 @@ def pages() -> Pages:
     )
     keys = (f"* `{key.name}` ({key.type}; by {key.owner}; TTL {key.ttl or 'none'}): {key.content}\n" for key in KEYS)
     return {
-        "errors.md": {"error codes": "".join(codes) + "\n"},
+        "errors.md": {"error codes": "".join(codes)},
         "redis-keys.md": {"keys": "".join(keys)},
     }
 
