@@ -102,12 +102,12 @@ def _section(name: str, case: Mapping[str, Any], usual: str) -> str:
     table = case["data"].get("table")
     if table and name != "batching":  # Simulated; docs/performance.md has its result.
         lines += [re.sub(r"^```$", "```text", table, count=1, flags=re.MULTILINE), ""]
-    for rows in _tables(case["checks"]):
+    for rows in _tables(case["checks"] if name != "peers" else []):  # The table above has these figures.
         lines += [*rows, ""]
     if name == "overload":
         lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
     if name == "capacity":
-        lines += [f"![Estimate, true capacity, served and refused requests over time](images/{CAPACITY_PLOT})", ""]
+        lines += [f"![Estimate, true capacity, served and rejected requests over time](images/{CAPACITY_PLOT})", ""]
     return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
 
 
