@@ -21,7 +21,7 @@ HEAD = f"""# Configuration
 Precedence: flag > environment > file > default. `TIERLANE_LEASE_MS` is `--lease-ms` on the command line and `lease_ms`
 in the file. The file is TOML: the one of `--config FILE` or `{CONFIG_VARIABLE}`, else `./{DEFAULT_CONFIG_FILE}` if it exists. An
 invalid or unknown setting stops the process with exit code 2 and one line that names it. Settings with "no flag" are
-secrets, because every user of a host sees command lines. Times are 1 to {MAX_MILLISECONDS} milliseconds unless noted.
+secrets. Times are 1 to {MAX_MILLISECONDS} milliseconds unless noted.
 
 ```toml
 # {DEFAULT_CONFIG_FILE}
