@@ -9,7 +9,7 @@ from rich.console import Console
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.replies import Reply
 from tierlane.connect import UsageError
-from tierlane.operate.dead_letters import Selection, age_s
+from tierlane.operate.dead_letters import Selection
 from tierlane.operate.pools import cordon_effect, worker_rows
 from tierlane.operate.requeue import ending
 from tierlane.operate.top import TopState, frame
@@ -92,19 +92,6 @@ def test_a_malformed_document_is_drawn(document: dict[str, Any]) -> None:
     assert "tierlane unknown" in drawn(TopState("u", document, 0.0), 0.0)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1s", 1), ("90m", 5400), ("12h", 43_200), ("7d", 604_800)])
-def test_ages(text: str, seconds: float) -> None:
-    """A number and a unit."""
-    assert age_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 d", "7D", "1y", "9999999d"])
-def test_a_bad_age_is_rejected(text: str) -> None:
-    """It selects what is deleted, so nothing is guessed."""
-    with pytest.raises(UsageError, match="is not an age"):
-        age_s(text)
-
-
 def test_dead_letters_are_selected_in_one_way() -> None:
     """By unique ids, by age, or all."""
     assert Selection.of(["b", "a", "b"], None, everything=False) == (["b", "a"], None)
@@ -112,6 +99,8 @@ def test_dead_letters_are_selected_in_one_way() -> None:
     assert Selection.of([], None, everything=True) == (None, None)
     with pytest.raises(UsageError):
         Selection.of([], None, everything=False)
+    with pytest.raises(UsageError, match=r"^--older-than: must be a number"):
+        Selection.of([], "soon", everything=False)
 
 
 @pytest.mark.parametrize(
