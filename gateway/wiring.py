@@ -28,7 +28,7 @@ from gateway.operations.action_requests import Connect
 from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
-from gateway.operations.health_collector import HealthCollector, audit_lag_ms
+from gateway.operations.health.collector import HealthCollector, audit_lag_ms
 from gateway.operations.session import SessionAuth
 from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.operations.health_checks import HealthInputs
+from gateway.operations.health.checks import HealthInputs
 
 
 def health_inputs(**changes: Any) -> HealthInputs:

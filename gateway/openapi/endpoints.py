@@ -51,7 +51,7 @@ from gateway.operations.action_requests import (
 )
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
 from gateway.operations.endpoints import RequestTimeline
-from gateway.operations.health_model import HealthNow, Liveness, Readiness
+from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode

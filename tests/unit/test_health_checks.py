@@ -8,9 +8,10 @@ from msgspec.structs import replace as changed
 
 from gateway.direct.mode import DirectView
 from gateway.direct.workers import Unreachable
-from gateway.operations.health_checks import Flow, HealthInputs, health, shedding
-from gateway.operations.health_losses import Loss
-from gateway.operations.health_model import Health
+from gateway.operations.health.checks import HealthInputs, health
+from gateway.operations.health.tiers import Flow, shedding
+from gateway.operations.health.losses import Loss
+from gateway.operations.health.model import Health
 from health_inputs import health_inputs
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, Observation, TierDepth, TierStats, WorkerView
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.operations.health_losses import (
+from gateway.operations.health.losses import (
     GATEWAY_LOSS_KEEP_MS,
     LOSS_KEEP_MS,
     RESTART_REPORTED_MS,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.health_collector import merge_pools
-from gateway.operations.health_model import Health, Status, TierHealth
+from gateway.operations.health.collector import merge_pools
+from gateway.operations.health.model import Health, Status, TierHealth
 from ratelimit.capacity import CapacityEvidence
 
 

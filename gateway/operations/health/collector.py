@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
-from gateway.operations.health_checks import HealthInputs, health
-from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
-from gateway.operations.health_model import (
+from gateway.operations.health.checks import HealthInputs, health
+from gateway.operations.health.losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
+from gateway.operations.health.model import (
     LEVELS,
     Check,
     Health,

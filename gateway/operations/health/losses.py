@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.heartbeat import BEAT_S
-from gateway.operations.health_model import HealthFinding, Status, shortened, time_of_day
+from gateway.operations.health.advice import problem
+from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -162,7 +163,10 @@ def restarted(latest: Sequence[Restart]) -> HealthFinding:
     else:
         named = shortened([f"{each.worker} (at {time_of_day(each.at_ms)})" for each in latest], MOST_RESTARTS_NAMED)
         reason = f"{len(latest)} model processes restarted: {named}."
-    return HealthFinding("models:restarted", "component", "degraded", len(latest), "workers", reason)
+    about = shortened([each.worker for each in latest], MOST_RESTARTS_NAMED)
+    return problem(
+        "model_restarted", "models:restarted", "component", "degraded", len(latest), "workers", reason, about
+    )
 
 
 SCHEDULER_SILENT_MS = 1000.0
@@ -181,12 +185,12 @@ def scheduling(seen: Observation | None) -> HealthFinding:
     age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
     if level == "healthy":
         return HealthFinding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
-    problem = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
+    silence = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
     if _gateways_schedule(seen):
-        reason = f"{problem}: gateways form the batches and write the audit meanwhile. Start a scheduler."
+        reason = f"{silence}: gateways form the batches and write the audit meanwhile."
     else:
-        reason = f"{problem}: no batches are formed, and queued requests time out."
-    return HealthFinding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
+        reason = f"{silence}: no batches are formed, and queued requests time out."
+    return problem("no_scheduler", "scheduler:pass_age", "component", level, age_ms, "ms", reason)
 
 
 def scheduling_level(seen: Observation) -> Status:
@@ -208,12 +212,14 @@ def lost_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Heal
     alive = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
     if not lost:
         return HealthFinding("gateways:beating", "component", "healthy", alive, "gateways")
+    names = {each.gateway: process_name(each.gateway) for each in lost}
     named = shortened(
-        [f"{each.gateway} (last heartbeat at {time_of_day(each.at_ms)})" for each in lost], MOST_ROLES_NAMED
+        [f"{names[each.gateway]} (last heartbeat at {time_of_day(each.at_ms)})" for each in lost], MOST_ROLES_NAMED
     )
     verb = "gateway is" if len(lost) == 1 else "gateways are"
     reason = f"{len(lost)} {verb} lost: {named}; {alive} alive."
-    return HealthFinding("gateways:beating", "component", "degraded", alive, "gateways", reason)
+    about = shortened(list(names.values()), MOST_ROLES_NAMED)
+    return problem("gateway_lost", "gateways:beating", "component", "degraded", alive, "gateways", reason, about)
 
 
 def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> HealthFinding:
@@ -221,7 +227,7 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
     reports = [f"this gateway: {ended.sentence()}" for ended in own]
     if seen:
         reports += [
-            f"gateway {other.gateway_id}: {sentence}"
+            f"{process_name(other.gateway_id)}: {sentence}"
             for other in seen.gateways
             if other.gateway_id != gateway_id
             for sentence in other.ended_tasks
@@ -231,12 +237,8 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
         return HealthFinding("tasks:ended", "component", "healthy", 0, "tasks")
     subject = "A background task" if len(reports) == 1 else f"{len(reports)} background tasks"
     verb = "was" if len(reports) == 1 else "were"
-    reason = (
-        f"{subject} ended unexpectedly and {verb} restarted: {'; '.join(reports[:MOST_ROLES_NAMED])}. "
-        "The log line `task_ended` of that process has the traceback: report it, and restart the process if this "
-        "continues."
-    )
-    return HealthFinding("tasks:ended", "component", "degraded", len(reports), "tasks", reason)
+    reason = f"{subject} ended unexpectedly and {verb} restarted: {'; '.join(reports[:MOST_ROLES_NAMED])}."
+    return problem("task_ended", "tasks:ended", "component", "degraded", len(reports), "tasks", reason)
 
 
 def repaired_keys(seen: Observation | None) -> HealthFinding:
@@ -244,5 +246,5 @@ def repaired_keys(seen: Observation | None) -> HealthFinding:
     repairs = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
     if not repairs:
         return HealthFinding("redis:repaired", "datastore", "healthy", 0, "keys")
-    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}: find the other client that writes to this Redis, and stop it."
-    return HealthFinding("redis:repaired", "datastore", "degraded", len(repairs), "keys", reason)
+    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}. Another client writes to this Redis."
+    return problem("redis_key_repaired", "redis:repaired", "datastore", "degraded", len(repairs), "keys", reason)

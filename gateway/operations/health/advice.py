@@ -1,0 +1,204 @@
+"""What to do about each problem that health reports: by code, the action, the runbook, and what customers see.
+
+The texts are in one table, so that they can be read together, as on-call does. tests/unit/health_reasons.txt shows each
+with its reason.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from gateway.operations.health.model import HealthFinding, Status
+
+
+class Advice(NamedTuple):
+    """`action`: `{about}` is replaced by the affected processes or tiers. `runbook`: a file of docs/runbooks without .md.
+
+    `impact`: what customers see while the check is down.
+    """
+
+    action: str
+    runbook: str
+    impact: str = ""
+
+
+_NO_CAPACITY = "All requests get 503 no_capacity."
+_BY_FAULT = "Resolve the problem of {about} first; the rejections end with it."
+
+ADVICE: dict[str, Advice] = {
+    "capacity_exceeded": Advice(
+        "Add workers, or lower the limits of the top customers with `tierlane customer set`.", "TierlaneOverloaded"
+    ),
+    "queues_too_long": Advice(
+        "The capacity is sufficient but requests wait: check the schedulers and the batch times of the workers.",
+        "TierlaneOverloaded",
+    ),
+    "rejected_by_fault": Advice(_BY_FAULT, "TierlaneOverloaded"),
+    "limits_reduced": Advice(
+        "Add workers if demand is normal, or restore lost workers. `tierlane explain CUSTOMER` shows the factor.",
+        "TierlaneOverloaded",
+    ),
+    "client_retries": Advice(
+        "See why the first attempts are rejected (`capacity:shed`), and have the clients obey Retry-After.",
+        "TierlaneClientsRetry",
+    ),
+    "tier_paused": Advice("Run `tierlane queue resume TIER` for {about} when the pause is over.", "TierlaneTierPaused"),
+    "no_gpu": Advice(
+        "Start a worker. If workers run, check that they use this Redis and this pool (TIERLANE_REDIS_URL, TIERLANE_POOL).",
+        "TierlaneNoGpu",
+        _NO_CAPACITY,
+    ),
+    "workers_registering": Advice(
+        "Wait a second: workers register again by themselves. If they do not, restart them.", "TierlaneNoGpu"
+    ),
+    "model_too_slow": Advice(
+        "Raise TIERLANE_GPU_TIMEOUT_MS of {about}, and TIERLANE_TOTAL_REQUEST_MS of the gateways if needed, above the "
+        "batch time; or make batches shorter. `tierlane check model` measures it.",
+        "TierlaneModelTooSlow",
+        "All requests get 503 model_too_slow.",
+    ),
+    "gpu_fault": Advice(
+        "Restart {about}; if the fault returns, reset the GPU or take the machine out of service.",
+        "TierlaneGpuLost",
+        _NO_CAPACITY,
+    ),
+    "gpu_lost": Advice(
+        "Check the process and the host of {about}, and restart the worker. Its batches run again on other workers.",
+        "TierlaneGpuLost",
+        _NO_CAPACITY,
+    ),
+    "model_failed": Advice(
+        "Read the log of {about} from its start; `tierlane check model` shows why a model does not load.",
+        "TierlaneGpuLost",
+        _NO_CAPACITY,
+    ),
+    "endpoint_unavailable": Advice(
+        "Check the model server that {about} calls (TIERLANE_BACKEND), and its address and token.",
+        "TierlaneGpuLost",
+        _NO_CAPACITY,
+    ),
+    "worker_starting": Advice(
+        "Wait until {about} has loaded its model; if it takes minutes, read its log.", "TierlaneGpuLost", _NO_CAPACITY
+    ),
+    "worker_cordoned": Advice(
+        "An operator cordoned {about}: `tierlane gpu uncordon WORKER` when the work is done.",
+        "TierlaneGpuLost",
+        _NO_CAPACITY,
+    ),
+    "worker_paused": Advice("Wait: {about} resumes by itself within seconds.", "TierlaneGpuLost"),
+    "worker_stopping": Advice("Nothing, if {about} was stopped on purpose.", "TierlaneGpuLost", _NO_CAPACITY),
+    "model_restarted": Advice(
+        "If it repeats, read the log of {about} for the exit code of the model process.", "TierlaneRequestsRunTwice"
+    ),
+    "no_scheduler": Advice(
+        "Start a scheduler, or restart the suspended one; requests stay in Redis meanwhile.",
+        "TierlaneNoScheduler",
+        "All requests get 504 queue_timeout.",
+    ),
+    "gateway_lost": Advice(
+        "Start another gateway, and read the last log lines of {about}. The notice ends when another one serves.",
+        "TierlaneGatewayGone",
+    ),
+    "gateway_stopping": Advice("Nothing: the load balancer uses the other gateways.", "TierlaneGatewayGone"),
+    "task_ended": Advice(
+        "Report the log line `task_ended` of that process with its traceback. Restart the process if this continues.",
+        "TierlaneTaskEnded",
+    ),
+    "redis_key_repaired": Advice(
+        "Find the other client that writes to this Redis (`CLIENT LIST`), and stop it.", "TierlaneForeignRedisClient"
+    ),
+    "redis_unavailable": Advice(
+        "Start Redis if it is down; otherwise check its load (`SLOWLOG GET`) and the network.",
+        "TierlaneBlind",
+        _NO_CAPACITY,
+    ),
+    "redis_not_responding": Advice(
+        "Start Redis if it is down; otherwise check its load (`SLOWLOG GET`) and the network.", "TierlaneBlind"
+    ),
+    "direct_mode": Advice(
+        "Restore Redis: direct calls have no queues, and each gateway applies the limits by itself.", "TierlaneBlind"
+    ),
+    "responses_not_subscribed": Advice(
+        "Check Redis; the gateway subscribes again by itself. If only one gateway reports this, restart it.",
+        "TierlaneBlind",
+    ),
+    "catalog_not_loaded": Advice(
+        "Check that PostgreSQL is running, TIERLANE_DATABASE_URL is its address, and `tierlane migrate` has run.",
+        "TierlaneCatalogStale",
+        "All requests get 503 catalog_unavailable.",
+    ),
+    "catalog_stale": Advice(
+        "Start PostgreSQL if it is down; otherwise check the network and its connection limit.", "TierlaneCatalogStale"
+    ),
+    "catalog_invalid": Advice(
+        "If the reason names a row, correct it, or undo its last change (`config_changes`). Otherwise check PostgreSQL.",
+        "TierlaneCatalogStale",
+    ),
+    "no_model_enabled": Advice(
+        "Run `tierlane model set NAME --enabled on`, or create a model with `tierlane model create NAME`.",
+        "TierlaneNoModel",
+        "All requests get 404 model_not_found.",
+    ),
+    "audit_lag": Advice(
+        "Check PostgreSQL (running, disk, locks) and the log of the schedulers for `audit`.", "TierlaneAuditLags"
+    ),
+    "audit_lag_unknown": Advice("Restore Redis: the lag is read from it.", "TierlaneAuditLags"),
+    "redis_full": Advice(
+        "Find the long list (`LLEN outbox`, `LLEN queue:free`). Restore the audit if it is `outbox`, else raise `maxmemory`.",
+        "TierlaneRedisFull",
+    ),
+    "redis_evicts": Advice(
+        "Run `CONFIG SET maxmemory-policy noeviction`, and set it in the configuration file of Redis.",
+        "TierlaneRedisFull",
+    ),
+    "jwks_stale": Advice(
+        "Check the file or address of the JWKS. Tokens are verified with the last valid keys for a day.",
+        "TierlaneJwksStale",
+    ),
+    "spool_not_writable": Advice(
+        "Free disk space in the gateway's data directory, and check its permissions.", "TierlaneSpool"
+    ),
+    "worker_unreachable": Advice(
+        "Set TIERLANE_DIRECT_ADVERTISE of {about} to an address that gateways can reach, and open its port; or disable "
+        "the endpoint with TIERLANE_DIRECT_HOST=off.",
+        "TierlaneCircuitOpen",
+    ),
+    "circuit_open": Advice(
+        "Check {about} and the network to it. The gateway retries several times a second.", "TierlaneCircuitOpen"
+    ),
+}
+
+
+def runbook_path(name: str) -> str:
+    """The path of a runbook, as `/internal/health` reports it."""
+    return f"docs/runbooks/{name}.md"
+
+
+def problem(  # noqa: PLR0917 - the fields of a HealthFinding
+    code: str,
+    name: str,
+    kind: str,
+    level: Status,
+    value: str | float | None,
+    unit: str,
+    reason: str | None,
+    about: str = "",
+) -> HealthFinding:
+    """The finding of a check that fails, with its advice. `about`: the processes or tiers that the action names."""
+    advice = ADVICE[code]
+    return HealthFinding(
+        name,
+        kind,
+        level,
+        value,
+        unit,
+        reason,
+        code=code,
+        action=advice.action.replace("{about}", about),
+        runbook=runbook_path(advice.runbook),
+    )
+
+
+def with_impact(finding: HealthFinding) -> HealthFinding:
+    """The finding with what customers see, if it is down."""
+    impact = ADVICE[finding.code].impact if finding.level == "down" and finding.code else ""
+    return replace(finding, reason=f"{finding.reason} {impact}") if impact and finding.reason else finding
