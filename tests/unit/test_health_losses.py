@@ -198,7 +198,7 @@ def test_ended_tasks_and_repaired_keys_of_all_processes() -> None:
     ended, repaired = ended_tasks((own,), seen, "g1"), repaired_keys(seen)
 
     assert (ended.level, ended.value) == ("degraded", 3)
-    assert all(name in (ended.reason or "") for name in ("callbacks", "UnicodeError", "gateway g2", "scheduler s-1"))
+    assert all(name in (ended.reason or "") for name in ("callbacks", "UnicodeError", "g2: the task", "scheduler s-1"))
     assert (repaired.level, repaired.value) == ("degraded", 1)
     for empty in (None, Observation(0, {}, [], [], 0, 0, 0, 0)):
         assert ended_tasks((), empty, "g1").level == repaired_keys(empty).level == "healthy"

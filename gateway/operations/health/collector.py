@@ -109,8 +109,9 @@ class HealthCollector:
         catalog = self._catalog
         snapshot = catalog.snapshot
         memory = self._updated_memory(parts)
+        seen = parts.heartbeat.observation
         return HealthInputs(
-            observation=parts.heartbeat.observation,
+            observation=None if seen is None else memory.losses.without_replaced(seen),
             look_age_s=parts.heartbeat.age_s(),
             redis_problem=parts.heartbeat.redis_problem,
             catalog_loaded=snapshot is not None,
@@ -124,6 +125,7 @@ class HealthCollector:
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
+            registering=parts.limits.registering,
             eviction_policy=parts.heartbeat.eviction_policy,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},

@@ -6,8 +6,10 @@ gateway is lost, until another one starts in its place under another name. A wor
 its previous one. The checks are pure functions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gateway.heartbeat import BEAT_S
 from gateway.operations.health.advice import problem
@@ -34,6 +36,8 @@ class Losses:
     def __init__(self) -> None:
         self._serving: frozenset[str] = frozenset()
         self._lost: dict[str, Loss] = {}
+        self._first_seen: dict[str, int] = {}
+        self._replaced: dict[str, str] = {}  # Lost worker -> the worker that serves in its place.
 
     def update(self, workers: Sequence[WorkerView], now_ms: int) -> None:
         """Add workers that stopped serving; remove those that serve again or were lost more than LOSS_KEEP_MS ago."""
@@ -52,6 +56,36 @@ class Losses:
             each.worker: each for each in self._lost.values() if each.at_ms > oldest and each.worker not in serving
         }
         self._serving = serving
+        self._update_replaced(workers, unhealthy.keys(), now_ms)
+
+    def _update_replaced(self, workers: Sequence[WorkerView], unhealthy: Collection[str], now_ms: int) -> None:
+        """Assign to each lost worker, the longest lost first, one that was first observed later and serves."""
+        # Workers of the first observation are not replacements: when they started is not known.
+        self._first_seen = (
+            {each.id: self._first_seen.get(each.id, now_ms) for each in workers}
+            if self._first_seen
+            else {each.id: 0 for each in workers}
+        )
+        self._replaced = {
+            lost: other
+            for lost, other in self._replaced.items()
+            if lost not in self._serving and other in self._serving
+        }
+        for loss in reversed(self.all):
+            if loss.worker in self._replaced:
+                continue
+            taken = self._replaced.values()
+            started = (each for each in self._serving if self._first_seen[each] >= loss.at_ms and each not in taken)
+            other = min(started, key=lambda each: (self._first_seen[each], each), default=None)
+            if other is not None:
+                self._replaced[loss.worker] = other
+        for worker in self._replaced.keys() - unhealthy:
+            self._lost.pop(worker, None)
+
+    def without_replaced(self, seen: Observation) -> Observation:
+        """The observation without silent workers that were replaced: Redis lists them for five minutes."""
+        gone = {each.id for each in seen.workers if each.status in ACTIVE_STATUSES and each.id in self._replaced}
+        return replace(seen, workers=[each for each in seen.workers if each.id not in gone]) if gone else seen
 
     @property
     def all(self) -> tuple[Loss, ...]:
