@@ -136,6 +136,24 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     failed_rps: float = 0.0
 
 
+class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
+    """Ended requests of one tier at one gateway. `failed`: errors and timeouts that the client did not cause, without
+    rejections for lack of capacity; `codes_60s`: the same by error code. `budget`: all requests, and those that use the error
+    budget, rejections for lack of capacity included.
+    """
+
+    completed_10s: int = 0
+    failed_10s: int = 0
+    completed_60s: int = 0
+    codes_60s: dict[str, int] = {}
+    budget_5m: tuple[int, int] = (0, 0)
+    budget_1h: tuple[int, int] = (0, 0)
+
+    @property
+    def failed_60s(self) -> int:
+        return sum(self.codes_60s.values())
+
+
 class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
     """One of the customers with the highest rates at a gateway: name, tier, and valid requests/s."""
 
@@ -161,6 +179,7 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     capacity_confidence: float = 0.0  # 0..1: how full the measured batches are.
     capacity_correction: float = 1.0  # Factor of the rates that workers report.
     ended_tasks: list[str] = []  # Background tasks of its process that ended, in sentences.
+    outcomes: dict[str, TierOutcomes] = {}  # By tier.
 
 
 class Observation(msgspec.Struct, frozen=True):

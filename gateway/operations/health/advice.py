@@ -33,6 +33,40 @@ ADVICE: dict[str, Advice] = {
         "TierlaneOverloaded",
     ),
     "rejected_by_fault": Advice(_BY_FAULT, "TierlaneOverloaded"),
+    "requests_time_out": Advice(
+        "Measure the batches with `tierlane check model SPEC`. Raise TIERLANE_GPU_TIMEOUT_MS of the workers and "
+        "TIERLANE_TOTAL_REQUEST_MS above them, or make batches shorter.",
+        "TierlaneModelTooSlow",
+        "Nearly all requests get 504.",
+    ),
+    "requests_wait_too_long": Advice(
+        "Add workers, or check why batches take long. `tierlane tier set TIER --max-queue-ms N` allows longer waits of "
+        "{about}.",
+        "TierlaneOverloaded",
+        "Nearly all requests get 504 queue_timeout.",
+    ),
+    "requests_lose_workers": Advice(
+        "Read the logs of the workers, and find inputs that break the model with `tierlane dlq list`.",
+        "TierlaneRequestsRunTwice",
+        "Nearly all requests get 503 worker_lost.",
+    ),
+    "requests_fail": Advice(
+        "Read the logs of the gateways and workers for {about}; if it began with a release, roll it back.",
+        "TierlaneBudgetBurnsFast",
+        "Nearly all requests get an error.",
+    ),
+    "latency_over_objective": Advice(
+        "Compare `queue_ms` and `gpu_ms` of recent requests of {about}: add workers, or make batches shorter.",
+        "TierlaneTooSlow",
+    ),
+    "budget_burns_fast": Advice(
+        "Find the error codes of {about} (`tierlane_requests_total` by `outcome`), and resolve the most frequent one now.",
+        "TierlaneBudgetBurnsFast",
+    ),
+    "budget_burns": Advice(
+        "Find when it began for {about}, and compare with releases, lost GPUs and `tierlane config-changes`.",
+        "TierlaneBudgetBurns",
+    ),
     "limits_reduced": Advice(
         "Add workers if demand is normal, or restore lost workers. `tierlane explain CUSTOMER` shows the factor.",
         "TierlaneOverloaded",

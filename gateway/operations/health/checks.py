@@ -23,6 +23,14 @@ from gateway.operations.health.losses import (
     scheduling,
 )
 from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
+from gateway.operations.health.outcomes import (
+    Objective,
+    TierResult,
+    failing_tiers,
+    missed_objectives,
+    slow_batches,
+    tier_results,
+)
 from gateway.operations.health.tiers import (
     Obstacle,
     amplified_load,
@@ -71,6 +79,9 @@ class HealthInputs:
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
     gateway_id: str = ""  # This gateway's.
+    held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
+    objectives: Mapping[str, Objective] = field(default_factory=dict)  # By tier.
+    total_ms: int = 4000  # TIERLANE_TOTAL_REQUEST_MS
     ended_tasks: tuple[EndedTask, ...] = ()  # Restarted tasks of this process; the latest first.
     time: str = ""  # Now, RFC 3339.
 
@@ -82,8 +93,12 @@ _QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age
 def health(inputs: HealthInputs) -> tuple[int, Health]:
     """The HTTP status and the document."""
     tiers = flows(list(inputs.factors), inputs.observation)
-    findings = [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
+    workers = inputs.observation.workers if inputs.observation else []
+    results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
+    findings = [failing_tiers(results, inputs.held, workers, inputs.total_ms)]
+    findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
+    findings += missed_objectives(results, inputs.held)
     findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
     findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]
     findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
@@ -111,13 +126,13 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     document: Health = {
         "status": status,
         "reasons": [finding.reason for finding in findings if finding.reason],
-        **_figures(inputs),
+        **_figures(inputs, results),
         "checks": {finding.name: [finding.check(inputs.time)] for finding in findings},
     }
     return (503 if status == "down" else 200), document
 
 
-def _figures(inputs: HealthInputs) -> HealthFigures:
+def _figures(inputs: HealthInputs, results: Mapping[str, TierResult]) -> HealthFigures:
     seen = inputs.observation
     workers = [worker for worker in seen.workers if worker.healthy] if seen else []
     gateways = seen.gateways if seen else []
@@ -132,7 +147,7 @@ def _figures(inputs: HealthInputs) -> HealthFigures:
         "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
         "capacity_evidence": inputs.capacity_evidence,
         "capacity_confidence": round(inputs.capacity_confidence, 3),
-        "tiers": {name: tier_figures(name, part, seen) for name, part in inputs.factors.items()},
+        "tiers": {name: tier_figures(name, part, seen, results[name]) for name, part in inputs.factors.items()},
         "dlq": seen.dlq if seen else 0,
         "audit_lag_ms": inputs.audit_lag_ms,
     }
@@ -145,7 +160,7 @@ def _mean(values: list[float]) -> float:
 def _gpus(inputs: HealthInputs) -> HealthFinding:
     seen = inputs.observation
     total = seen.total_gpus if seen else 0
-    unhealthy = [worker for worker in seen.workers if not worker.healthy] if seen else []
+    unhealthy = [worker for worker in seen.workers if not worker.healthy or worker.status == "slow"] if seen else []
     name, kind, unit = "gpus:healthy", "component", "gpus"
     if total == 0 and inputs.registering:
         reason = "Redis was restarted without its data; the workers are registering again."
@@ -189,14 +204,6 @@ def _worker_code(worker: WorkerView) -> str:
     if worker.pausing:
         return "worker_paused"
     return _STATUS_CODES.get(worker.status, "gpu_lost")
-
-
-def slow_batches(worker: WorkerView) -> str:
-    """The clause about a worker whose model is slower than its time limit."""
-    limit = f"TIERLANE_GPU_TIMEOUT_MS = {worker.timeout_ms:,.0f}"
-    if worker.model_ms > worker.timeout_ms:
-        return f"batches of `{worker.backend}` take {worker.model_ms:,.0f} ms, over {limit}"
-    return f"batches of `{worker.backend}` do not finish within {limit}"
 
 
 def _worker_problem(worker: WorkerView) -> str:

@@ -24,6 +24,7 @@ from gateway.operations.health.model import (
     Status,
     TierHealth,
 )
+from gateway.operations.health.outcomes import HeldLevels, Objective, levels_now, tier_results
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ratelimit.capacity import CapacityEvidence
@@ -44,6 +45,7 @@ class PoolMemory(NamedTuple):
     losses: Losses
     gateways: GatewayLosses
     restarts: Restarts
+    held: HeldLevels
 
 
 class HealthCollector:
@@ -97,13 +99,22 @@ class HealthCollector:
         return [tier.name for tier in snapshot.tiers if tier.paused] if snapshot else ()
 
     def _updated_memory(self, parts: PoolParts) -> PoolMemory:
-        memory = self._memories.setdefault(parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts()))
+        memory = self._memories.setdefault(
+            parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts(), HeldLevels())
+        )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:
             memory.losses.update(seen.workers, seen.now_ms)
             memory.gateways.update(seen.gateway_ages_ms, seen.now_ms)
             memory.restarts.update(seen.workers, seen.now_ms)
+            names = [tier.name for tier in self._catalog.snapshot.tiers] if self._catalog.snapshot else []
+            memory.held.update(levels_now(tier_results(names, self._objectives(), seen)), seen.now_ms)
         return memory
+
+    def _objectives(self) -> dict[str, Objective]:
+        snapshot = self._catalog.snapshot
+        tiers = snapshot.tiers if snapshot else ()
+        return {tier.name: Objective(tier.slo_ms, tier.slo_success) for tier in tiers}
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
@@ -136,6 +147,9 @@ class HealthCollector:
             losses=memory.losses.all,
             restarts=memory.restarts.all,
             lost_gateways=memory.gateways.all,
+            held=memory.held.levels,
+            objectives=self._objectives(),
+            total_ms=parts.config.total_ms,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
@@ -245,6 +259,12 @@ def _tier(rows: Sequence[TierHealth]) -> TierHealth:
         "shadow_refusals_per_second": round(sum(row["shadow_refusals_per_second"] for row in rows), 3),
         "retry_amplification": max(row["retry_amplification"] for row in rows),
         "p95_ms": max(row["p95_ms"] for row in rows),
+        "error_ratio_10s": max(row["error_ratio_10s"] for row in rows),
+        "error_ratio_60s": max(row["error_ratio_60s"] for row in rows),
+        "burn_rate_5m": max((row["burn_rate_5m"] for row in rows if row["burn_rate_5m"] is not None), default=None),
+        "burn_rate_1h": max((row["burn_rate_1h"] for row in rows if row["burn_rate_1h"] is not None), default=None),
+        "slo_ms": rows[0]["slo_ms"],
+        "slo_success": rows[0]["slo_success"],
     }
 
 

@@ -258,7 +258,7 @@ def lost_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Heal
 
 def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> HealthFinding:
     """Whether a background task of any process ended and was restarted. `gateway_id`: this gateway's."""
-    reports = [f"this gateway: {ended.sentence()}" for ended in own]
+    reports = [f"{process_name(gateway_id)}: {ended.sentence()}" for ended in own]
     if seen:
         reports += [
             f"{process_name(other.gateway_id)}: {sentence}"

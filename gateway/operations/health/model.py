@@ -86,7 +86,12 @@ def time_of_day(at_ms: int) -> str:
 
 
 class TierHealth(TypedDict):
-    """One tier over all gateways. Times in milliseconds, rates per second."""
+    """One tier over all gateways. Times in milliseconds, rates per second.
+
+    `error_ratio_*`: the share (0..1) of ended requests that ended in an error of the service or in a timeout; rejections for
+    lack of capacity do not count. `burn_rate_*`: how many times faster than `slo_success` allows requests fail, rejections
+    for lack of capacity included; null without this objective.
+    """
 
     depth: int
     oldest_ms: float
@@ -96,6 +101,12 @@ class TierHealth(TypedDict):
     shadow_refusals_per_second: float
     retry_amplification: float
     p95_ms: float
+    error_ratio_10s: float
+    error_ratio_60s: float
+    burn_rate_5m: float | None
+    burn_rate_1h: float | None
+    slo_ms: int | None
+    slo_success: float | None
 
 
 class HealthFigures(TypedDict):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gateway.operations.health.advice import problem
 from gateway.operations.health.losses import Loss
 from gateway.operations.health.model import HealthFinding, TierHealth
+from gateway.operations.health.outcomes import TierResult
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
@@ -18,7 +19,7 @@ MIN_RETRIES_RPS = 10.0  # and from this rate on: at low rates, few retries are a
 MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of first attempts is not known.
 
 
-def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth:
+def tier_figures(name: str, part: float, seen: Observation | None, result: TierResult) -> TierHealth:
     """The figures of one tier. `part`: the share of its base limits that is in force."""
     depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
     stats = _stats(name, seen)
@@ -31,8 +32,13 @@ def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth
         "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
         "shadow_refusals_per_second": round(sum(each.shadowed_rps for each in stats), 3),
         "retry_amplification": round(_amplification(stats), 4),
-        # The highest of all gateways: percentiles cannot be added.
-        "p95_ms": max((each.p95_ms for each in stats), default=0.0),
+        "p95_ms": result.p95_ms,
+        "error_ratio_10s": round(result.error_ratio_10s, 4),
+        "error_ratio_60s": round(result.error_ratio_60s, 4),
+        "burn_rate_5m": None if result.burn_rate_5m is None else round(result.burn_rate_5m, 2),
+        "burn_rate_1h": None if result.burn_rate_1h is None else round(result.burn_rate_1h, 2),
+        "slo_ms": result.objective.ms,
+        "slo_success": result.objective.success,
     }
 
 
