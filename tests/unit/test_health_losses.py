@@ -67,6 +67,27 @@ def test_lost_workers(looks: list[tuple[int, list[WorkerView]]], lost: dict[str,
     assert losses.all == tuple(Loss(name, at_ms) for name, at_ms in lost.items())
 
 
+def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
+    """Redis lists it for five minutes. A replacement serves, was first observed after the loss, and replaces one worker."""
+    losses, gone = Losses(), worker("gpu-2", healthy=False, age_ms=2000.0)
+    for now_ms, workers, shown, lost in (
+        (10_000, [ONE, TWO], ["gpu-1", "gpu-2"], []),
+        (12_000, [ONE, gone], ["gpu-1", "gpu-2"], ["gpu-2"]),
+        (
+            13_000,
+            [ONE, gone, worker("gpu-3", healthy=False, status="starting")],
+            ["gpu-1", "gpu-2", "gpu-3"],
+            ["gpu-2"],
+        ),
+        (14_000, [ONE, gone, worker("gpu-3")], ["gpu-1", "gpu-3"], []),
+        (15_000, [ONE, worker("gpu-3")], ["gpu-1", "gpu-3"], []),
+        (16_000, [worker("gpu-1", healthy=False), worker("gpu-3")], ["gpu-1", "gpu-3"], ["gpu-1"]),
+    ):
+        losses.update(workers, now_ms)
+        seen = losses.without_replaced(Observation(0, {}, list(workers), [], 0, 0, 0, 0))
+        assert ([each.id for each in seen.workers], [each.worker for each in losses.all]) == (shown, lost)
+
+
 def test_a_new_model_process_is_reported_for_three_seconds() -> None:
     """Whether or not the worker was observed without a process; not if the worker itself was away."""
     restarts = Restarts()

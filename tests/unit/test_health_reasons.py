@@ -15,7 +15,7 @@ from gateway.direct.workers import Unreachable
 from gateway.operations.health.advice import ADVICE
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.losses import Loss, LostGateway, Restart
-from gateway.operations.health.outcomes import Objective
+from gateway.operations.health.outcomes import TierObjective
 from health_inputs import DOWN, INACTIVE, LOST, PAUSING, REDIS_DOWN, SERVING, inputs, observation, worker
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierOutcomes, TierStats, WorkerView
 from scheduler.tasks import EndedTask
@@ -60,17 +60,22 @@ CASES: dict[str, dict[str, Any]] = {
     "limits": {"factors": {"paid": 1.0, "free": 0.4}},
     "retries": {"observation": seen(retries=50.0), **FREE},
     "pause": {"paused": ["free", "gold"]},
-    "p95": {"observation": seen(), "held": {"p95:free": "degraded"}, "objectives": {"free": Objective(800)}, **FREE},
+    "p95": {
+        "observation": seen(),
+        "held": {"p95:free": "degraded"},
+        "objectives": {"free": TierObjective(800)},
+        **FREE,
+    },
     "burn": {
         "observation": seen(),
         "held": {"burn:free": "degraded"},
-        "objectives": {"free": Objective(None, 0.98)},
+        "objectives": {"free": TierObjective(None, 0.98)},
         **FREE,
     },
     "fast burn": {
         "observation": seen(),
         "held": {"fast:free": "degraded"},
-        "objectives": {"free": Objective(None, 0.99)},
+        "objectives": {"free": TierObjective(None, 0.99)},
         **FREE,
     },
     "no worker": {"observation": observation()},

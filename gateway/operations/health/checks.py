@@ -24,7 +24,7 @@ from gateway.operations.health.losses import (
 )
 from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
-    Objective,
+    TierObjective,
     TierResult,
     failing_tiers,
     missed_objectives,
@@ -80,7 +80,7 @@ class HealthInputs:
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
     gateway_id: str = ""  # This gateway's.
     held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
-    objectives: Mapping[str, Objective] = field(default_factory=dict)  # By tier.
+    objectives: Mapping[str, TierObjective] = field(default_factory=dict)  # By tier.
     total_ms: int = 4000  # TIERLANE_TOTAL_REQUEST_MS
     ended_tasks: tuple[EndedTask, ...] = ()  # Restarted tasks of this process; the latest first.
     time: str = ""  # Now, RFC 3339.

@@ -24,7 +24,7 @@ from gateway.operations.health.model import (
     Status,
     TierHealth,
 )
-from gateway.operations.health.outcomes import HeldLevels, Objective, levels_now, tier_results
+from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ratelimit.capacity import CapacityEvidence
@@ -111,10 +111,10 @@ class HealthCollector:
             memory.held.update(levels_now(tier_results(names, self._objectives(), seen)), seen.now_ms)
         return memory
 
-    def _objectives(self) -> dict[str, Objective]:
+    def _objectives(self) -> dict[str, TierObjective]:
         snapshot = self._catalog.snapshot
         tiers = snapshot.tiers if snapshot else ()
-        return {tier.name: Objective(tier.slo_ms, tier.slo_success) for tier in tiers}
+        return {tier.name: TierObjective(tier.slo_ms, tier.slo_success) for tier in tiers}
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog

@@ -72,8 +72,6 @@ class Losses:
             if lost not in self._serving and other in self._serving
         }
         for loss in reversed(self.all):
-            if loss.worker in self._replaced:
-                continue
             taken = self._replaced.values()
             started = (each for each in self._serving if self._first_seen[each] >= loss.at_ms and each not in taken)
             other = min(started, key=lambda each: (self._first_seen[each], each), default=None)
@@ -90,7 +88,8 @@ class Losses:
     @property
     def all(self) -> tuple[Loss, ...]:
         """The latest first."""
-        return tuple(sorted(self._lost.values(), key=lambda loss: loss.at_ms, reverse=True))
+        lost = (each for each in self._lost.values() if each.worker not in self._replaced)
+        return tuple(sorted(lost, key=lambda loss: loss.at_ms, reverse=True))
 
 
 GATEWAY_SILENT_MS = 4000 * BEAT_S

@@ -25,7 +25,7 @@ ALL = "*"
 NAMED_WORKERS = 3
 
 
-class Objective(NamedTuple):
+class TierObjective(NamedTuple):
     """A tier's `slo_ms` and `slo_success`; None: no objective."""
 
     ms: int | None = None
@@ -37,7 +37,7 @@ class TierResult(NamedTuple):
 
     outcomes: TierOutcomes
     p95_ms: float = 0.0
-    objective: Objective = Objective()
+    objective: TierObjective = TierObjective()
 
     @property
     def error_ratio_10s(self) -> float:
@@ -68,7 +68,7 @@ def _ratio(failed: int, completed: int) -> float:
 
 
 def tier_results(
-    names: Sequence[str], objectives: Mapping[str, Objective], seen: Observation | None
+    names: Sequence[str], objectives: Mapping[str, TierObjective], seen: Observation | None
 ) -> dict[str, TierResult]:
     """The results of each tier: sums over all gateways, and the highest p95, since percentiles cannot be added."""
     gateways = seen.gateways if seen else []
@@ -76,7 +76,7 @@ def tier_results(
         name: TierResult(
             total([each.outcomes[name] for each in gateways if name in each.outcomes]),
             max((each.tiers[name].p95_ms for each in gateways if name in each.tiers), default=0.0),
-            objectives.get(name, Objective()),
+            objectives.get(name, TierObjective()),
         )
         for name in names
     }
