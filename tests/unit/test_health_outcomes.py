@@ -60,7 +60,7 @@ def test_levels_of_failing_traffic(each: TierOutcomes, level: str) -> None:
     assert outcome_level(each) == level
 
 
-def test_a_level_is_held_for_ten_seconds() -> None:
+def test_a_level_is_held_for_some_seconds() -> None:
     """The worst level within that time is shown, so that health does not alternate."""
     held = HeldLevels()
     held.update({"free": "down", "paid": "healthy"}, 1000)

@@ -25,6 +25,9 @@ RUNBOOKS = Path(__file__).parents[2]
 HEX = "0192f0c17a3b70008000000000000001"
 SLOW = changed(worker(1, status="slow"), backend="simulated:3500", model_ms=3500.0, timeout_ms=3000.0)
 HUNG = changed(SLOW, id="worker-2", model_ms=3000.0)
+BAD_ROW = (
+    "The catalog stays at version 7, because a row is invalid: tiers row 'free' has a burst of 0, which is not above 0."
+)
 ALL_DOWN = {"free": "down", "*": "down"}
 FREE = {"factors": {"free": 1.0}}
 
@@ -113,8 +116,9 @@ CASES: dict[str, dict[str, Any]] = {
     "direct calls while Redis returns": {"direct": replace(SERVING, breakers={})},
     "a subscription": {"subscribed": False},
     "no catalog": {"catalog_loaded": False},
-    "PostgreSQL is away": {"catalog_fresh": False, "catalog_age_s": 12.34},
-    "an invalid row": {"catalog_problem": "tiers row 'free' has a burst of 0, which is not above 0."},
+    "PostgreSQL is away": {"catalog_problem": "PostgreSQL at db:5432 is not responding: TimeoutError."},
+    "polls are late": {"catalog_fresh": False, "catalog_age_s": 12.34},
+    "an invalid row": {"catalog_problem": BAD_ROW, "bad_row": True},
     "no model": {"no_model": True},
     "the audit": {"audit_lag_ms": 15_000},
     "the lag is not known": {"audit_lag_ms": None},

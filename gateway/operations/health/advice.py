@@ -166,7 +166,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         "Start PostgreSQL if it is down; otherwise check the network and its connection limit.", "TierlaneCatalogStale"
     ),
     "catalog_invalid": ProblemAdvice(
-        "If the reason names a row, correct it, or undo its last change (`config_changes`). Otherwise check PostgreSQL.",
+        "Correct the row that the reason names, or undo its last change (`SELECT * FROM config_changes`).",
         "TierlaneCatalogStale",
     ),
     "no_model_enabled": ProblemAdvice(

@@ -61,6 +61,7 @@ class HealthInputs:
     catalog_age_s: float
     catalog_problem: str | None
     subscribed: bool
+    bad_row: bool = False  # The newest catalog was rejected because of an invalid row.
     leaving: bool
     capacity_rps: float
     capacity_evidence: CapacityEvidence = CapacityEvidence.PRIOR
@@ -299,7 +300,7 @@ def _catalog(inputs: HealthInputs) -> HealthFinding:
         reason = f"The catalog was never loaded: {_clause(fault, 'PostgreSQL has not responded yet')}."
         return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
     if fault or not inputs.catalog_fresh:
-        code = "catalog_invalid" if fault else "catalog_stale"
+        code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
         reason = (
             f"{_clause(fault, 'PostgreSQL is not responding')}. Serving continues with the catalog of {age_s} s ago; "
             "changes are not applied."

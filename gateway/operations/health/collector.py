@@ -129,6 +129,7 @@ class HealthCollector:
             catalog_fresh=catalog.fresh,
             catalog_age_s=catalog.age_s(),
             catalog_problem=catalog.problem,
+            bad_row=catalog.bad_row,
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
             capacity_rps=parts.limits.capacity_rps,

@@ -20,7 +20,7 @@ FAST_BURN = 14.4  # 2 % of a month's error budget in an hour, as in deploy/prome
 BURN = 6.0
 MIN_BAD = 10  # Failures in an hour. With fewer, a burn rate says little.
 BUCKET = 2 ** (1 / 6)  # p95 is rounded up to the end of its bucket.
-HOLD_MS = 10_000
+HOLD_MS = 5_000
 ALL = "*"
 NAMED_WORKERS = 3
 
