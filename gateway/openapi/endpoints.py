@@ -232,6 +232,14 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
         errors=ANY_PATH | {ErrorCode.NOT_FOUND},
     ),
+    static_page(
+        "/internal/runbooks/{id}",
+        "A runbook that health links",
+        HTML,
+        tag="operations",
+        parameters=(Parameter("id", "path", "The name of the runbook, as in `runbook` of a check.", NOT_EMPTY),),
+        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
+    ),
 )
 
 WORKERS = "/internal/dashboard/workers"
