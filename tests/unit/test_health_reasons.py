@@ -51,7 +51,8 @@ def with_notices(*notices: str) -> Observation:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "all requests time out": {"observation": seen(deadline_exceeded=8, queue_timeout=4), "held": ALL_DOWN, **FREE},
+    "all requests time out": {"observation": seen(gpu_timeout=3, queue_timeout=9), "held": ALL_DOWN, **FREE},
+    "the same in all": {"observation": seen(deadline_exceeded=8, queue_timeout=4), "held": ALL_DOWN, **FREE},
     "the same, and the worker reports it": {"observation": seen(SLOW, model_too_slow=12), "held": ALL_DOWN, **FREE},
     "some requests wait too long": {"observation": seen(queue_timeout=4), "held": {"free": "degraded"}, **FREE},
     "requests lose their workers": {"observation": seen(worker_lost=4), "held": ALL_DOWN, **FREE},

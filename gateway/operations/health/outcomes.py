@@ -187,21 +187,30 @@ def failure_cause(
 ) -> Cause:
     """The cause, from the error codes and the state of the workers."""
     slow = [worker for worker in workers if worker.status == "slow"]
-    failed, batches = sum(codes.values()), sum(codes.get(code, 0) for code in _TIMEOUTS[1:])
-    if slow and 2 * sum(codes.get(code, 0) for code in _TIMEOUTS) >= failed:
-        about = shortened([worker.id for worker in slow], NAMED_WORKERS)
-        return Cause("model_too_slow", slow_batches(slow[0]), about)
-    if batches and 4 * batches >= failed:
-        caps = [worker.timeout_ms for worker in workers if worker.timeout_ms > 0]
-        cap = f" = {max(caps):,.0f}" if caps else ""
-        clause = f"batches reach the limit TIERLANE_GPU_TIMEOUT_MS{cap}, or requests TIERLANE_TOTAL_REQUEST_MS = {total_ms:,}"
-        return Cause("requests_time_out", clause, "")
+    failed, timeouts = sum(codes.values()), sum(codes.get(code, 0) for code in _TIMEOUTS)
+    if slow and 2 * timeouts >= failed:
+        return Cause("model_too_slow", slow_batches(slow[0]), shortened([each.id for each in slow], NAMED_WORKERS))
+    # Of the requests behind a batch that reaches its limit, many wait until another of their limits is reached.
+    if 2 * timeouts >= failed and 10 * (codes.get("gpu_timeout", 0) + codes.get("model_too_slow", 0)) >= failed > 0:
+        return Cause("requests_time_out", _hung_batches(workers), "")
     worst = max(codes, key=lambda code: codes[code], default="internal_error")
+    if worst == "deadline_exceeded":
+        clause = f"queue and model together take longer than TIERLANE_TOTAL_REQUEST_MS = {total_ms:,}"
+        return Cause("requests_time_out", clause, "")
     if worst == "queue_timeout":
         return Cause("requests_wait_too_long", "they wait in the queue longer than `max_queue_ms`", ", ".join(tiers))
     if worst == "worker_lost":
         return Cause("requests_lose_workers", "workers are lost while they run them", "")
     return Cause("requests_fail", f"most with the error {worst}", worst)
+
+
+def _hung_batches(workers: Sequence[WorkerView]) -> str:
+    """The clause about batches that reach their time limit on workers that do not report themselves as slow."""
+    backends = {worker.backend for worker in workers}
+    named = f"batches of `{backends.pop()}`" if len(backends) == 1 else "batches"
+    limit = max((worker.timeout_ms for worker in workers), default=0.0)
+    value = f" = {limit:,.0f}" if limit > 0 else ""
+    return f"{named} do not finish within their time limit, TIERLANE_GPU_TIMEOUT_MS{value}"
 
 
 def slow_batches(worker: WorkerView) -> str:
