@@ -43,7 +43,8 @@ PAUSING = replace(worker("gpu-2", healthy=False, status="paused"), pausing=True)
         # Starting: lost only if it was healthy before.
         ([(10_000, [ONE, worker("gpu-2", healthy=False, status="starting")])], {}),
         ([(10_000, [TWO]), (11_000, [worker("gpu-2", healthy=False, status="starting")])], {"gpu-2": 10_900}),
-        # Cordoned by an operator.
+        # Cordoned by an operator; too slow.
+        ([(1000, [TWO]), (2000, [worker("gpu-2", healthy=False, status="slow")])], {}),
         ([(1000, [TWO]), (2000, [worker("gpu-2", healthy=False, status="cordoned")])], {}),
         # A brief pause, and a pause without heartbeats.
         ([(1000, [TWO]), (2000, [PAUSING])], {}),

@@ -44,7 +44,7 @@ class Losses:
         serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
         unhealthy = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in unhealthy.items():
-            if worker.status in INTENDED_STATUSES:
+            if worker.status in (*INTENDED_STATUSES, "slow"):  # A slow worker is there; another check reports it.
                 continue
             # A worker that was never observed serving may just be starting.
             if worker_id in self._serving or worker.status in ACTIVE_STATUSES:
