@@ -1,6 +1,7 @@
 """`tierlane gpu`, `top` and `dlq` without servers: the effect of a cordon, rows, frames, and selections of dead letters."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -22,7 +23,14 @@ TIER = {
     "shed_per_second": 2.5,
     "p95_ms": 120.4,
 }
-DOCUMENT: dict[str, Any] = {"status": "degraded", "reasons": ["w1\x1b[2J is cordoned."], "tiers": {"free": TIER}}
+REASON = "w1\x1b[2J is cordoned."
+CHECK = {"output": REASON, "action": "Uncordon\x1b it.", "runbook": "docs/runbooks/TierlaneGpuLost.md"}
+DOCUMENT: dict[str, Any] = {
+    "status": "degraded",
+    "reasons": [f"Pool a: {REASON}"],
+    "tiers": {"free": TIER},
+    "checks": {"a/gpus:healthy": [CHECK]},
+}
 
 
 def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
@@ -79,7 +87,9 @@ def test_a_frame_has_the_tiers_and_the_age_of_old_figures() -> None:
     text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not respond: refused."), 107.0)
 
     assert text.splitlines()[:2] == ["The gateway at u does not respond: refused.", "The data below is 7 s old."]
-    assert "w1\\x1b[2J is cordoned" in text
+    assert "Pool a: w1\\x1b[2J is cordoned.\n    Uncordon\\x1b it.\n    docs/runbooks/TierlaneGpuLost.md\n" in re.sub(
+        " +\n", "\n", text
+    )
     assert ["free", "1,234", "88", "50%", "40.0", "2.5", "120"] in [line.split() for line in text.splitlines()]
     assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
 

@@ -88,6 +88,10 @@ TIER = (
         "True: what waits in its queue stays there until it is resumed or its time is up.",
         default="off",
     ),
+    _may_be_none("slo_ms", "whole", "Objective of the p95 of the response time, milliseconds; null = none."),
+    _may_be_none(
+        "slo_success", "decimal", "Objective of the share of successful requests, such as 0.999; null = none."
+    ),
 )
 
 CUSTOMER = (

@@ -53,6 +53,11 @@ class SharedSettings:
         "Whether gateways and schedulers also serve the other pools that models name (all), or only their own (own): then "
         "the other pools are not served here.",
     )
+    process_name: str | None = setting(
+        None,
+        "Name of this gateway or scheduler in health, logs and the audit. Unset: generated from host and process.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
     data_dir: Path = setting(
         Path(".tierlane"),
         "Directory for local state: the audit spool of a gateway, and everything that `tierlane up` keeps.",
