@@ -24,7 +24,7 @@ def _locked(lock: str) -> dict[str, str]:
     return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, "docs.txt", "uv.txt"])
 def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
     """No version floats, and no server is named."""
     text = (REQUIREMENTS / lock).read_text()
