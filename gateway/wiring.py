@@ -28,7 +28,8 @@ from gateway.operations.action_requests import Connect
 from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
-from gateway.operations.health_collector import HealthCollector, audit_lag_ms
+from gateway.operations.health.collector import HealthCollector, audit_lag_ms
+from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
 from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
@@ -163,7 +164,7 @@ def pool_config(config: GatewayConfig, pool: str) -> GatewayConfig:
 def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> Router:
     """All routes of a gateway. gateway/openapi/endpoints.py describes each of them; a test compares both."""
     routes = Router()
-    pages, internal, jobs = Pages(), parts.internal, parts.jobs
+    pages, runbooks, internal, jobs = Pages(), Runbooks(), parts.internal, parts.jobs
     cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
@@ -183,6 +184,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("POST", "/internal/dashboard/dead-letters/purge", letters.purge)
     for method in ("GET", "HEAD"):
         routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
+        routes.add(method, "/internal/runbooks/{id}", runbooks)
         routes.add(method, "/v1/result/{id}", jobs.result.get)
         routes.add(method, "/v1/me", parts.me)
         routes.add(method, "/v1/models", models.list)

@@ -59,8 +59,8 @@ class Stack:
 
         async def healthy() -> bool:
             health = await self.health()
-            reasons = [reason for reason in health["reasons"] if "gateway is lost" not in reason]
-            return bool(health["healthy_gpus"] == gpus and not reasons)
+            codes = {each["code"] for checks in health["checks"].values() for each in checks if "code" in each}
+            return bool(health["healthy_gpus"] == gpus and codes <= {"gateway_lost"})
 
         await eventually(healthy, f"{gpus} healthy GPUs", timeout_s)
 

@@ -22,12 +22,15 @@ from tierlane.command import (
     CONFIG_OPTION,
     STYLE,
     USAGE_ERROR,
+    CompleteHelp,
     HelpOption,
     Verb,
+    VerbCommand,
     parameter,
     run_group,
     set_options,
     setting,
+    with_example,
 )
 from tierlane.settings.declaration import flag, settings_of, variable
 from tierlane.settings.gateway_sections import (
@@ -84,8 +87,9 @@ TOOLS = (
     ("tier", "tierlane.admin.commands:tier_app", "List, show or change tiers, the service classes."),
     ("customer", "tierlane.admin.commands:customer_app", "List, show or change customers."),
     ("key", "tierlane.admin.commands:key_app", "List, issue, rotate or revoke API keys."),
-    ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, month, ..."),
+    ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, month or other period."),
     ("model", "tierlane.admin.commands:model_app", "List, show or change models."),
+    ("config-changes", "tierlane.admin.commands:config_changes_app", "Show who changed which row from what to what."),
     ("gpu", "tierlane.operate.commands:gpu_app", "List, cordon or uncordon GPUs and their workers."),
     ("queue", "tierlane.operate.commands:queue_app", "List, pause or resume tier queues."),
     ("top", "tierlane.operate.commands:top_app", "Watch a running system in the terminal."),
@@ -100,7 +104,10 @@ TOOLS = (
 app = typer.Typer(
     name="tierlane",
     help="A multi-tenant gateway and scheduler in front of an existing GPU model.",
-    epilog="Precedence: flag > environment > file > default. Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    epilog=with_example(
+        "up\nexplain acme",
+        "Precedence: flag > environment > file > default. Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # Plain help takes half the time.
@@ -132,10 +139,11 @@ def _root(
     pass
 
 
-def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Verb], Verb]:
+def verb(*, example: str, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Verb], Verb]:
     """Register a verb that is called with the settings and returns the exit code.
 
-    `flags`: settings that get a flag, unless they are secret. `required`: settings that must be set.
+    `flags`: settings that get a flag, unless they are secret. `required`: settings that must be set; secret ones are
+    variables, which the help names.
     """
 
     def register(function: Verb) -> Verb:
@@ -145,7 +153,10 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
         shown = [name for name in flags if not SETTINGS[name].secret]
         config_option = parameter("config", Annotated[Path | None, CONFIG_OPTION])
         set_options(command, [config_option, *(_flag_parameter(name) for name in shown)])
-        app.command(name=function.__name__, help=function.__doc__)(command)
+        variables = ", ".join(variable(name) for name in required)
+        needs = f"Required: {variables}, from the environment or the settings file." if variables else ""
+        epilog = with_example(example, needs)
+        app.command(name=function.__name__, help=function.__doc__, epilog=epilog, cls=VerbCommand)(command)
         return function
 
     return register
@@ -175,7 +186,7 @@ def _role(name: str) -> Verb:
     return run
 
 
-@verb(flags=UP_FLAGS)
+@verb(example="up\nup --port 9000 --workers 4 --ephemeral", flags=UP_FLAGS)
 def up(settings: "Settings") -> int:
     """Start everything on this machine; Ctrl-C stops it."""
     from tierlane.up.command import run
@@ -184,6 +195,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
+    example="gateway --host 0.0.0.0 --port 8080",
     flags=[*settings_of(*GATEWAY_SECTIONS), "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
@@ -193,6 +205,7 @@ def gateway(settings: "Settings") -> int:
 
 
 @verb(
+    example="scheduler",
     flags=[*settings_of(SchedulerSettings, AuditorSettings, PoolTimeSettings), "pool", "serve_pools", *LOGGING],
     required=("redis_url", "database_url"),
 )
@@ -202,6 +215,7 @@ def scheduler(settings: "Settings") -> int:
 
 
 @verb(
+    example="worker --backend tiny --worker-id worker-1",
     flags=[*settings_of(WorkerSettings, EndpointSettings, PoolTimeSettings), "traces_endpoint", "pool", *LOGGING],
     required=("redis_url",),
 )
@@ -210,7 +224,7 @@ def worker(settings: "Settings") -> int:
     return _role("worker")(settings)
 
 
-@verb(flags=LOGGING, required=("database_url",))
+@verb(example="migrate", flags=LOGGING, required=("database_url",))
 def migrate(settings: "Settings") -> int:
     """Bring the database to the newest schema."""
     from tierlane.roles.migrate import run
@@ -222,6 +236,7 @@ def _add_tool(name: str, place: str, help_text: str) -> None:
     @app.command(
         name=name,
         help=help_text,
+        cls=CompleteHelp,
         # All arguments are passed on, --help included.
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

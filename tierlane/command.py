@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 failed, or done in part; 2 wrong usage or an invalid setti
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperCommand
 
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, Option, flag, variable
 from tierlane.settings.sections import SETTINGS
@@ -54,11 +56,36 @@ HelpOption: TypeAlias = Annotated[
 ]
 
 
-def verb_group(says: str) -> typer.Typer:
+class CompleteHelp(TyperCommand):
+    """A command whose line in the list of commands is wrapped at the width of the terminal, not cut."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002 - the limit at which it would be cut
+        return super().get_short_help_str(10_000)
+
+
+class VerbCommand(CompleteHelp):
+    """A verb. Its epilog has an example. A quota below 0 is named as such, since it would be taken for an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any("QUOTA" in (each.metavar or "") for each in self.params):
+            for word in args:
+                if re.match(r"-[0-9]", word):
+                    ctx.fail(f"The quota must be positive, such as 10000/day, got {word!r}.")
+        return super().parse_args(ctx, args)
+
+
+def with_example(example: str, text: str = "") -> str:
+    """An epilog: lines of `example`, each a command line without `tierlane` or a continuation with an indent, then `text`."""
+    lines = "".join(f"\n  {line}" if line.startswith(" ") else f"\n  tierlane {line}" for line in example.splitlines())
+    # A paragraph with \b is not wrapped.
+    return f"\b\nExample:{lines}" + (f"\n\n{text}" if text else "")
+
+
+def verb_group(says: str, example: str) -> typer.Typer:
     """An empty group of verbs; `says` is the first line of its help."""
     app = typer.Typer(
         help=says,
-        epilog=EPILOG,
+        epilog=with_example(example, EPILOG),
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,  # Plain help takes half the time.
@@ -204,7 +231,7 @@ class OptionReader:
 
 
 def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:
-    """Run a tool with these arguments; return the exit code. `says` and `epilog` begin and end its help."""
+    """Run a tool with these arguments; return the exit code. `says` and `epilog` (with an example) begin and end its help."""
     return run_group(_application(tool, run, says, epilog), tool.name, argv)
 
 
@@ -223,7 +250,7 @@ def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
         command,
         [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches],
     )
-    app.command(name=tool.name, help=says, epilog=epilog)(command)
+    app.command(name=tool.name, help=says, epilog=epilog, cls=VerbCommand)(command)
     return app
 
 

@@ -55,12 +55,19 @@ def readable(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float):
-        return f"{int(value):,}" if float(value).is_integer() else f"{value:,}"
+        return f"{int(value):,}" if float(value).is_integer() else _rounded(value)
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value, list):
         return ", ".join(readable(item) for item in value) or "none"
     return printable(str(value))
+
+
+def _rounded(value: float) -> str:
+    """One digit after the point from 100, two from 1, else three significant digits; JSON has all digits."""
+    if abs(value) < 1:
+        return f"{value:.3g}"
+    return f"{value:,.{1 if abs(value) >= 100 else 2}f}".rstrip("0").rstrip(".")
 
 
 def printable(text: str, keep: str = "") -> str:

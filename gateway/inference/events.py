@@ -126,6 +126,7 @@ class RequestEvents:
     ) -> None:
         """The response contained the model's output."""
         tier, model = identity.tier, pending_requests[0].submission.model
+        self._demand_meter.outcomes.completed(tier)
         self._counters.completed(tier, endpoint, seconds)
         for reply in replies:
             self._counters.ran(tier, self._pool, model, reply)
@@ -144,6 +145,7 @@ class RequestEvents:
         self._counters.failed(identity.tier, endpoint, error.code, pending.verdict if pending else None)
         if error.code in SLO_FAILURES:
             self._demand_meter.failed(identity.tier)
+            self._demand_meter.outcomes.failed(identity.tier, error.code)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 

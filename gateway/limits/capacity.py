@@ -63,6 +63,8 @@ class LiveLimits:
         self._gpus: Sequence[GpuRate] = ()  # The healthy ones.
         self._reached = 0
         self._refill_until = 0.0
+        self.registering = False
+        """Whether Redis was emptied a moment ago and has fewer workers than before."""
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -158,7 +160,8 @@ class LiveLimits:
 
     def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""
-        if now >= self._refill_until or len(gpus) >= len(self._gpus):
+        self.registering = now < self._refill_until and len(gpus) < len(self._gpus)
+        if not self.registering:
             self._refill_until = 0.0
             self._gpus = gpus
         return self._gpus

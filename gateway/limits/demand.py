@@ -17,6 +17,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
+from gateway.limits.outcomes import OutcomeMeter
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
 
 LATENCY_SLOTS = 10
@@ -191,6 +192,7 @@ class DemandMeter:
         self._batches = batches
         self._batches_were: deque[tuple[float, float]] = deque([(0.0, 0.0)] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._busiest = TopCustomers()
+        self.outcomes = OutcomeMeter()
         self._tiers: dict[str, TierMeter] = {}
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
@@ -259,6 +261,7 @@ class DemandMeter:
             batches_per_second=batches,
             filled_per_second=filled,
             busiest=self._busiest.heartbeat(elapsed_s),
+            outcomes=self.outcomes.heartbeat(tiers, now),
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:

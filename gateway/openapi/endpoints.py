@@ -51,7 +51,7 @@ from gateway.operations.action_requests import (
 )
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
 from gateway.operations.endpoints import RequestTimeline
-from gateway.operations.health_model import HealthNow, Liveness, Readiness
+from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
@@ -230,6 +230,14 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         ICON,
         tag="operations",
         parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
+        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
+    ),
+    static_page(
+        "/internal/runbooks/{id}",
+        "A runbook that health links",
+        HTML,
+        tag="operations",
+        parameters=(Parameter("id", "path", "The name of the runbook, as in `runbook` of a check.", NOT_EMPTY),),
         errors=ANY_PATH | {ErrorCode.NOT_FOUND},
     ),
 )

@@ -12,7 +12,7 @@ from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
-from gateway.operations.health_model import HealthNow, Liveness, Readiness
+from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.snapshots import DashboardSnapshots
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow

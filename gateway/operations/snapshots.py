@@ -18,8 +18,8 @@ import msgspec
 from gateway.catalog import CatalogView
 from gateway.http.response import encode_json
 from gateway.http.sse import EventStream
-from gateway.operations.health_collector import HealthCollector, merge_pools
-from gateway.operations.health_model import Health
+from gateway.operations.health.collector import HealthCollector, merge_pools
+from gateway.operations.health.model import Health
 from gateway.operations.state import DashboardEvent, DashboardState, changes, state
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault

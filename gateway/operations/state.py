@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.catalog import TierRow
-from gateway.operations.health_collector import CollectedHealth
-from gateway.operations.health_losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.health_model import Health, Status
+from gateway.operations.health.collector import CollectedHealth
+from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
+from gateway.operations.health.model import Health, Status
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5

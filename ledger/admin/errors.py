@@ -37,6 +37,7 @@ _PLAIN = "must have 1 to 200 characters, no control characters"
 _WORDS = {
     "ck_tiers_name": _LETTERS,
     "ck_models_pool": _LETTERS,
+    "ck_tiers_slo_success": "must be above 0 and below 1, such as 0.999",
     "ck_models_name": "must begin with a letter or digit and go on with at most 127 of A-Z, a-z, 0-9 and . _ : / -",
     "ck_customers_callback_hosts": "must be hosts separated by commas, each name, *.name, name:port or [address]:port, in at "
     "most 2,000 characters",

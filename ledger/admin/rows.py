@@ -3,15 +3,17 @@
 Functions that need or change one row raise ChangeRejected if it does not exist or the change is not possible.
 """
 
+import json
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Select, String, Text, and_, case, cast, func, or_, select
+from sqlalchemy import ARRAY, Interval, Select, String, Text, and_, case, cast, func, or_, select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, missing, remove, seen
 from ledger.admin.errors import ChangeRejected
 from ledger.postgres import Connection
-from ledger.schema.catalog import api_keys, cordons, customers, models, quotas, tiers
+from ledger.schema.catalog import api_keys, config_changes, cordons, customers, models, quotas, tiers
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(
@@ -127,6 +129,54 @@ async def check_tier(connection: Connection, name: str) -> None:
     names = [row["name"] for row in await fetch(connection, select(tiers.c.name).order_by(tiers.c.priority))]
     if name not in names:
         raise ChangeRejected(f"There is no tier named {name}; there are {', '.join(names)}.")
+
+
+async def list_config_changes(
+    connection: Connection,
+    limit: int,
+    *,
+    customer: str | None = None,
+    since: timedelta | None = None,
+    table: str | None = None,
+    by: str | None = None,
+) -> tuple[list[Row], int]:
+    """The newest `limit` changes, with the name of the customer; and how many there are in all.
+
+    `customer`: only those of this customer, by name or id, also of a former one, with its keys and quotas.
+    """
+    record = config_changes.c
+    wanted: list[Any] = []
+    owner_id = func.coalesce(record.new, record.old)["customer_id"].astext
+    if customer is not None:
+        ids = cast(await _customer_ids(connection, customer), ARRAY(Text))
+        of_it = and_(record.table_name == "customers", record.row_key == func.any(ids))
+        wanted.append(or_(of_it, owner_id == func.any(ids)))
+    wanted += [] if since is None else [record.changed_at >= func.now() - cast(since, Interval)]
+    wanted += [] if table is None else [record.table_name == table]
+    wanted += [] if by is None else [record.changed_by == by]
+    shown = [column for column in record if column.name != "xact"]
+    name = select(customers.c.name).where(cast(customers.c.id, String) == owner_id).scalar_subquery().label("customer")
+    rows = await fetch(connection, select(*shown, name).where(*wanted).order_by(record.id.desc()).limit(limit))
+    for row in rows:
+        row |= {part: json.loads(row[part]) if row[part] else None for part in ("old", "new")}
+    return rows, await _total(connection, select(record.id).where(*wanted))
+
+
+async def _customer_ids(connection: Connection, name_or_id: str) -> list[str]:
+    """The ids of all customers that have or had this name or id. Raises ChangeRejected if there is none."""
+    named = or_(customers.c.name == name_or_id, cast(customers.c.id, String) == name_or_id.lower())
+    record = config_changes.c
+    had = or_(
+        record.row_key == name_or_id.lower(),
+        record.old["name"].astext == name_or_id,
+        record.new["name"].astext == name_or_id,
+    )
+    now = select(cast(customers.c.id, String).label("id")).where(named)
+    then = select(record.row_key.label("id")).where(record.table_name == "customers", had)
+    ids = [str(row["id"]) for row in await fetch(connection, now.union(then))]
+    if not ids:
+        raise missing(customers, name_or_id)
+    return ids
 
 
 async def list_cordons(connection: Connection) -> list[Row]:

@@ -156,6 +156,7 @@ class Auditor:
                 if wait_s:
                     await self._pause(wait_s)
             elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
+                await self.maintenance.write_uses(connection)
                 return
             elif self._error:  # One call that timed out in Redis does not end the grace period.
                 await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))

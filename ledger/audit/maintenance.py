@@ -28,7 +28,7 @@ class MaintenancePolicy(msgspec.Struct, frozen=True):
     close_limit: int = 1000
     partitions_every_s: float = 3600.0
     partitions_ahead_days: int = 7
-    last_used_every_s: float = 60.0
+    last_used_every_s: float = 2.0  # An operator who looks at a key after a request sees that request.
     letters_every_s: float = 600.0
     letters_kept_days: int = 30  # Their bodies are customer data.
     letters_limit: int = 1000
@@ -79,7 +79,11 @@ class Maintenance:
             await self._run(connection, "delete old dead letters", self._delete_dead_letters)
         if now >= self._last_used_due:
             self._last_used_due = now + self._policy.last_used_every_s
-            await self._run(connection, "write the last use of keys", self._touch_keys)
+            await self.write_uses(connection)
+
+    async def write_uses(self, connection: Connection) -> None:
+        """Write the last use of keys now: the auditor stops, and the next one does not know these uses."""
+        await self._run(connection, "write the last use of keys", self._touch_keys)
 
     async def _run(self, connection: Connection, name: str, task: Callable[[Connection], Awaitable[None]]) -> bool:
         try:
@@ -122,8 +126,7 @@ class Maintenance:
             self._letters_due = self._clock()
 
     async def _touch_keys(self, connection: Connection) -> None:
-        uses, self._last_used = self._last_used, {}
-        if uses:
-            # In one order everywhere, so that two writers of the same rows cannot deadlock.
-            ids = sorted(uses)
-            await connection.execute(statement("touch_keys"), ids, [uses[key_id] for key_id in ids])
+        # In one order everywhere, so that two writers of the same rows cannot deadlock.
+        if ids := sorted(self._last_used):
+            await connection.execute(statement("touch_keys"), ids, [self._last_used[key_id] for key_id in ids])
+            self._last_used.clear()  # Only now: a failed write is repeated.

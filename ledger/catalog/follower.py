@@ -73,6 +73,11 @@ class Catalog:
         """Why the snapshot may be old, as a sentence for health; None if it is not."""
         return self._problem
 
+    @property
+    def bad_row(self) -> bool:
+        """Whether the newest catalog was rejected because of an invalid row."""
+        return self._bad is not None
+
     def age_s(self, now: float | None = None) -> float:
         """Seconds since the snapshot was last known to be the newest; infinite without a snapshot."""
         return (self._clock() if now is None else now) - self._confirmed_at
@@ -126,7 +131,7 @@ class Catalog:
             try:
                 await self._follow(backoff)
             except AWAY as error:
-                self._problem = f"PostgreSQL at {place_of(self._url)} does not answer for the catalog: {reason(error)}."
+                self._problem = f"PostgreSQL at {place_of(self._url)} is not responding: {reason(error)}."
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 self._problem = f"The catalog cannot be followed: {type(error).__name__}: {reason(error)}."
             self._attempted.set()
@@ -161,7 +166,7 @@ class Catalog:
     def _on_lost(self, *_: Any) -> None:
         """Called when the socket closes: from now on there are no notifications of new keys."""
         if self._problem is None and not self._stopping:
-            self._problem = f"PostgreSQL at {place_of(self._url)} has closed the catalog's connection."
+            self._problem = f"PostgreSQL at {place_of(self._url)} has closed the connection."
         self._wake.set()
 
     async def _poll(self, connection: Connection) -> float:
@@ -184,7 +189,7 @@ class Catalog:
                 is_new = await self._load(connection)
         except BadCatalogRow as error:
             self._bad = state
-            self._problem = f"A bad row keeps the catalog at version {self._version()}: {error}"
+            self._problem = f"The catalog stays at version {self._version()}, because a row is invalid: {error}"
         else:
             if is_new:
                 self._confirmed()

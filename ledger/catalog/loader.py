@@ -33,6 +33,9 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
         _require(_NAME.fullmatch(tier.name) is not None, "tiers", tier.name, "is not a usable name")
         _require(0 <= tier.guaranteed_share <= 1, "tiers", tier.name, "has a guaranteed_share outside 0..1")
         _positive("tiers", tier.name, wait=tier.max_queue_ms, depth=tier.max_queue_depth)
+        success = 0.5 if tier.slo_success is None else tier.slo_success
+        _require(0 < success < 1, "tiers", tier.name, "has a slo_success that is not between 0 and 1")
+        _require(tier.slo_ms is None or tier.slo_ms > 0, "tiers", tier.name, "has a slo_ms that is not above 0")
         for column, value in zip(LIMIT_COLUMNS, tier.limits, strict=True):
             if column.required or value is not None:
                 _positive("tiers", tier.name, **{column.name: value or 0.0})

@@ -23,6 +23,8 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     shed_wait_ms: int | None
     shadow: bool = False  # Its limits are judged and counted, but not enforced.
     paused: bool = False  # No batch is formed of what waits.
+    slo_ms: int | None = None  # Objective of the p95 of its response time.
+    slo_success: float | None = None  # Objective of the share of requests without a failure of the service, 0..1.
 
 
 class Customer(msgspec.Struct, frozen=True, gc=False):

@@ -23,6 +23,7 @@ from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadat
 from ratelimit.limits import LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
 
 MOST_WAIT_MS = 60_000
+MOST_OBJECTIVE_MS = 600_000
 QUOTA_PATTERN = (
     "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
 )
@@ -65,6 +66,10 @@ tiers = Table(
         "True: what waits in its queue stays there until it is resumed or its time is up.",
         server_default=text("false"),
     ),
+    column("slo_ms", Integer, "Objective of the p95 of the response time, milliseconds; null = none.", null=True),
+    column(
+        "slo_success", Double, "Objective of the share of successful requests, such as 0.999; null = none.", null=True
+    ),
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
@@ -73,6 +78,8 @@ tiers = Table(
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("shed_depth", 1, MOST_COUNT),
     within("shed_wait_ms", 1, MOST_WAIT_MS),
+    within("slo_ms", 1, MOST_OBJECTIVE_MS),
+    check("slo_success", "slo_success > 0 AND slo_success < 1"),
     # Deferrable, so that two tiers can trade places: in one UPDATE, or in two with SET CONSTRAINTS ... DEFERRED.
     UniqueConstraint("priority", deferrable=True, initially="IMMEDIATE"),
     comment="Service tiers. Gateways apply a changed row within one second.",

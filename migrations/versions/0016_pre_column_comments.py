@@ -3,7 +3,7 @@
 from ledger.migration import run_sql_beside
 
 revision = "0016_pre_column_comments"
-down_revision = "0014_pre_callback_hosts"
+down_revision = "0015_pre_objectives"
 
 
 def upgrade() -> None:

@@ -78,6 +78,8 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     width: int = 1  # Concurrent batches.
     fresh_batch: float = 0.0  # The largest recent batches.
     served_rps: float = 0.0  # Requests/s of its recent runs.
+    model_ms: float = 0.0  # Last time of a batch that hit the time limit, or of the trial batch; 0: not measured.
+    timeout_ms: float = 0.0  # The time limit of a batch; 0: not reported.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -107,6 +109,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     width: int = 1
     fresh_batch: float = 0.0
     served_rps: float = 0.0
+    model_ms: float = 0.0
+    timeout_ms: float = 0.0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
@@ -130,6 +134,24 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     failed_rps: float = 0.0
+
+
+class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
+    """Ended requests of one tier at one gateway. `failed`: errors and timeouts that the client did not cause, without
+    rejections for lack of capacity; `codes_60s`: the same by error code. `budget`: all requests, and those that use the error
+    budget, rejections for lack of capacity included.
+    """
+
+    completed_10s: int = 0
+    failed_10s: int = 0
+    completed_60s: int = 0
+    codes_60s: dict[str, int] = {}
+    budget_5m: tuple[int, int] = (0, 0)
+    budget_1h: tuple[int, int] = (0, 0)
+
+    @property
+    def failed_60s(self) -> int:
+        return sum(self.codes_60s.values())
 
 
 class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
@@ -157,6 +179,7 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     capacity_confidence: float = 0.0  # 0..1: how full the measured batches are.
     capacity_correction: float = 1.0  # Factor of the rates that workers report.
     ended_tasks: list[str] = []  # Background tasks of its process that ended, in sentences.
+    outcomes: dict[str, TierOutcomes] = {}  # By tier.
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_HTTP = {"Date", "Content-Type", "Content-Length", "Connection"}
 """Headers of HTTP itself, which a description does not repeat."""
 
-PUBLIC = {"/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json", "/internal/dashboard/assets/{id}"}
+PUBLIC = {"/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json"}
+PUBLIC |= {"/internal/dashboard/assets/{id}", "/internal/runbooks/{id}"}
 """Addresses that need no token."""
 
 READ = {

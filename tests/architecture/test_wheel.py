@@ -1,4 +1,4 @@
-"""The wheel contains the packages with all their files, the migrations, and nothing else."""
+"""The wheel contains the packages with all their files, the migrations, the runbooks, and nothing else."""
 
 import subprocess
 import sys
@@ -24,11 +24,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_the_wheel_contains_the_packages_and_the_migrations(wheel: set[str]) -> None:
-    """No tests, no scripts; an installation without a checkout can migrate."""
+    """No tests, no scripts; an installation without a checkout can migrate, and serves the runbooks."""
     tops = {name.split("/")[0] for name in wheel}
     files = {str(f.relative_to(ROOT)) for name in PACKAGES for kind in KINDS for f in (ROOT / name).rglob(kind)}
     versions = {f"ledger/migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.*")}
 
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert files - wheel == set()
-    assert (versions | {"ledger/migrations/env.py"}) - wheel == set()
+    runbooks = {f"gateway/static/runbooks/{path.name}" for path in (ROOT / "docs/runbooks").glob("*.md")}
+    assert (versions | runbooks | {"ledger/migrations/env.py"}) - wheel == set()

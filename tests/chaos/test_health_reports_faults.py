@@ -1,4 +1,4 @@
-"""A sequence of faults under load: health and the dashboard report each within two seconds of its detection.
+"""A sequence of faults under load: health and the dashboard report each within two seconds of its detection, with what to do.
 
 The table has the documented time until a fault can be detected. The time since the fault itself is printed.
 """
@@ -19,6 +19,7 @@ from stack import start_stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).parents[2]
 STACK = ("--backend", "simulated:100", "--workers", "4", "--max-batch-size", "4")
 WORKERS = 4
 REPORTED_S = 2.0
@@ -44,7 +45,10 @@ GPU_CAP_S = 3.0
 
 
 class Fault(NamedTuple):
-    """One fault: how it is injected, after how many seconds it can be detected, and the expected health."""
+    """One fault: how it is injected, after how many seconds it can be detected, and the expected health.
+
+    `codes`: a failing check has one of these, an action, and a runbook that exists. `reason`: also on the dashboard.
+    """
 
     name: str
     inject: Callable[[FaultScenario], Awaitable[Heal]]
@@ -52,10 +56,17 @@ class Fault(NamedTuple):
     status: str
     healthy_gpus: int | None  # None: any, since the fault heals itself.
     reason: str
+    codes: tuple[str, ...]
 
+
+RESTARTS = ("gpu_lost", "model_restarted", "model_failed", "worker_starting")
+"""While a worker or its model process is replaced."""
+
+REDIS_LOST = ("redis_not_responding", "direct_mode", "workers_registering")
+OVERLOAD = ("capacity_exceeded", "queues_too_long")
 
 FAULTS = (
-    Fault("a worker is killed", lambda s: s.kill("worker", "worker-1"), GONE_S, "degraded", None, "worker-1"),
+    Fault("a worker is killed", lambda s: s.kill("worker", "worker-1"), GONE_S, "degraded", None, "worker-1", RESTARTS),
     Fault(
         "two of four workers are suspended",
         lambda s: s.suspend("worker", "worker-1", "worker-2"),
@@ -63,12 +74,45 @@ FAULTS = (
         "degraded",
         2,
         "2 of 4 GPUs are not healthy: worker-[12].*; worker-[12]",
+        ("gpu_lost",),
     ),
-    Fault("all workers are suspended", lambda s: s.suspend("worker"), GONE_S, "down", 0, "4 of 4 GPUs are not healthy"),
-    Fault("a model hangs", lambda s: s.suspend("model", "worker-3-model"), GPU_CAP_S, "degraded", None, "worker-3"),
-    Fault("the scheduler is suspended", lambda s: s.suspend("scheduler"), GONE_S, "degraded", 4, "[Nn]o scheduler"),
-    Fault("Redis is suspended", lambda s: s.suspend("redis"), BREAKER_S, "degraded", 4, "Redis is not responding"),
-    Fault("Redis is killed", lambda s: s.kill("redis", "redis"), HEARTBEAT_S, "degraded", None, "Redis"),
+    Fault(
+        "all workers are suspended",
+        lambda s: s.suspend("worker"),
+        GONE_S,
+        "down",
+        0,
+        "4 of 4 GPUs .*All requests get 503 no_capacity",
+        ("gpu_lost",),
+    ),
+    Fault(
+        "a model hangs",
+        lambda s: s.suspend("model", "worker-3-model"),
+        GPU_CAP_S,
+        "degraded",
+        None,
+        "worker-3",
+        RESTARTS,
+    ),
+    Fault(
+        "the scheduler is suspended",
+        lambda s: s.suspend("scheduler"),
+        GONE_S,
+        "degraded",
+        4,
+        "[Nn]o scheduler",
+        ("no_scheduler",),
+    ),
+    Fault(
+        "Redis is suspended",
+        lambda s: s.suspend("redis"),
+        BREAKER_S,
+        "degraded",
+        4,
+        "Redis is not responding",
+        ("direct_mode",),
+    ),
+    Fault("Redis is killed", lambda s: s.kill("redis", "redis"), HEARTBEAT_S, "degraded", None, "Redis", REDIS_LOST),
     Fault(
         "PostgreSQL is suspended",
         lambda s: s.suspend("postgres"),
@@ -76,8 +120,17 @@ FAULTS = (
         "degraded",
         4,
         "PostgreSQL.*catalog|catalog.*PostgreSQL",
+        ("catalog_stale",),
     ),
-    Fault("a gateway is killed", FaultScenario.kill_second_gateway, GONE_S, "degraded", 4, "1 gateway is lost"),
+    Fault(
+        "a gateway is killed",
+        FaultScenario.kill_second_gateway,
+        GONE_S,
+        "degraded",
+        4,
+        "1 gateway is lost",
+        ("gateway_lost",),
+    ),
     Fault(
         "a tier is paused",
         lambda s: s.execute(
@@ -87,6 +140,7 @@ FAULTS = (
         "degraded",
         4,
         "paused tiers: paid",
+        ("tier_paused",),
     ),
     Fault(
         "a worker is cordoned",
@@ -98,8 +152,9 @@ FAULTS = (
         "degraded",
         3,
         "worker-4 is cordoned",
+        ("worker_cordoned",),
     ),
-    Fault("free is flooded", FaultScenario.flood, RATES_S, "degraded", 4, "Rejecting .* of free requests"),
+    Fault("free is flooded", FaultScenario.flood, RATES_S, "degraded", 4, "Rejecting .* of free requests", OVERLOAD),
 )
 
 
@@ -109,9 +164,19 @@ def reports(fault: Fault) -> Callable[[Document], bool]:
     def matches(document: Document) -> bool:
         counted = fault.healthy_gpus is None or document["healthy_gpus"] == fault.healthy_gpus
         named = any(re.search(fault.reason, reason) for reason in document["reasons"])
-        return document["status"] == fault.status and counted and named
+        advised = "checks" not in document or any(has_advice(check, fault.codes) for check in checks(document))
+        return document["status"] == fault.status and counted and named and advised
 
     return matches
+
+
+def checks(document: Document) -> list[Document]:
+    return [check for several in document["checks"].values() for check in several]
+
+
+def has_advice(check: Document, codes: tuple[str, ...]) -> bool:
+    """Whether a check has one of these codes, with an action and a runbook that exists."""
+    return check.get("code") in codes and bool(check["action"]) and (ROOT / check["runbook"]).is_file()
 
 
 def healthy(document: Document) -> bool:

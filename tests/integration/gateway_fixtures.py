@@ -80,6 +80,7 @@ class LiteralCatalog:
         self.keys: dict[str, NewKey] = {}
         self.fresh = True
         self.problem: str | None = None
+        self.bad_row = False
         self.snapshot: Snapshot | None = None
         self.set()
 

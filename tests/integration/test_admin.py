@@ -93,6 +93,7 @@ async def test_a_dry_run_shows_the_change_and_does_not_make_it(
 
     assert after == before != await tables(db)
     assert text.splitlines()[-1] == "Dry run: nothing was changed."
+    assert ": would be " in text.splitlines()[0]
     assert "\ntl_" not in text
     assert (dry["dry_run"], real["dry_run"], dry.get("key")) == (True, False, None)
     assert columns_of(dry) == columns_of(real) != []
@@ -126,6 +127,29 @@ async def test_a_change_is_recorded_with_its_actor(
     await admin.done("customer", "suspend", "acme", *options, env=env)
 
     assert await db.fetchval(LAST_ACTOR) == actor
+
+
+async def test_config_changes_show_who_changed_what(admin: Admin, db: Connection) -> None:
+    """The newest first, by age, table, actor or customer; a deleted customer is found with its keys and quotas."""
+    await admin.done("tier", "set", "free", "--burst", "300", "--actor", "ann")
+    await admin.done("quota", "set", "acme", "5/day", "--actor", "bob")
+    await admin.done("key", "create", "acme", "ci", "--actor", "bob")
+    await admin.done("customer", "set", "acme", "--tier", "free", "--actor", "bob")
+    await db.execute("UPDATE config_changes SET changed_at = now() - interval '2 days' WHERE table_name = 'quotas'")
+
+    async def things(*arguments: str) -> list[str]:
+        return [change["table_name"] for change in await admin.json("config-changes", *arguments)]
+
+    text = await admin.done("config-changes", "--table", "tiers", "--limit", "1")
+    assert text.splitlines()[1].split("UTC")[1].split() == ["ann", "tier", "free", "burst", "200", "->", "300"]
+    assert await things("--by", "bob") == ["customers", "api_keys", "quotas"]
+    assert await things("--by", "bob", "--since", "1d") == ["customers", "api_keys"]
+    newest = (await admin.json("config-changes", "acme"))[0]
+    assert (newest["old"]["tier"], newest["new"]["tier"], newest["changed_by"]) == ("paid", "free", "bob")
+    await admin.done("customer", "delete", "acme", "--yes", "--actor", "bob")
+    assert (await things("acme"))[-4:] == ["customers", "api_keys", "quotas", "customers"]
+    assert "secret_hash" not in await admin.done("config-changes", "-o", "json")
+    assert await admin.fault(1, "config-changes", "nobody") == "There is no customer named nobody."
 
 
 @pytest.mark.parametrize("actor", ["  ", "a\nb", "x" * 201])
@@ -256,7 +280,7 @@ async def test_rows_are_listed(admin: Admin, db: Connection) -> None:
     assert await rows("name customer state", "key", "list") == [
         ("third", "acme", "live"), ("second", "beta", "suspended"), ("first", "acme", "expired"),
     ]  # fmt: skip
-    ((expired,),) = (await rows("id", "key", "list", "--customer", "acme"))[1:]
+    ((expired,),) = (await rows("id", "key", "list", "acme"))[1:]
     assert "expired" in await admin.fault(1, "key", "rotate", expired)
     cut = await admin.run("key", "list", "--limit", "1")
     assert ("third" in cut.stdout, cut.stderr) == (True, "1 of 3 keys; --limit N shows more.\n")

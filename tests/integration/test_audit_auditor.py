@@ -134,7 +134,9 @@ async def test_no_request_is_closed_while_entries_wait(client: Redis, database_u
 
 
 async def test_the_last_use_of_a_key_is_written(client: Redis, database_url: str, db: Connection) -> None:
-    """The time comes from the newest request of the key, and the catalog version does not change."""
+    """The time comes from the newest request of the key, and the catalog version does not change. An auditor that stops
+    writes the uses that were not due yet.
+    """
     await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
     key_id = (await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15]
     version = await db.fetchval("SELECT version FROM catalog_version")
@@ -146,6 +148,11 @@ async def test_the_last_use_of_a_key_is_written(client: Redis, database_url: str
     row = await find_request(db, last)
     assert row is not None
     assert used_at == row.created_at
+    (newest,) = new_ids(1)
+    await put(client, [accepted(newest, api_key_id=key_id)])
+    async with running(auditor_for(database_url, client, maintenance=MaintenancePolicy(last_used_every_s=3600.0))):
+        row = await eventually(lambda: find_request(db, newest), "the row is written")
+    assert await db.fetchval("SELECT last_used_at FROM api_keys") == row.created_at
     assert await db.fetchval("SELECT version FROM catalog_version") == version
 
 

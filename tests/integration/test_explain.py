@@ -138,15 +138,16 @@ async def test_an_accepted_request(pool: Pool, servers: dict[str, str], db: Any,
 
 
 async def test_unknown_names(servers: dict[str, str]) -> None:
-    """An unknown request or customer is one sentence and exit code 1; control characters are escaped."""
+    """Exit code 1, where it was searched, and what to do; control characters are escaped, and a key is not repeated."""
     unknown = new_request_id()
 
     request = await explain(unknown, **servers)
     customer = await explain("nobody\x1b", **servers)
 
     assert (request.exit_code, request.stdout, customer.exit_code, customer.stdout) == (1, "", 1, "")
-    assert f"{unknown} is not known." in request.stderr
-    assert "There is no customer nobody\\x1b," in customer.stderr
+    assert f"{unknown}\n\nThis request is not known.\nNo row of the audit, no request in Redis" in request.stderr
+    assert "There is no customer with the name or id nobody\\x1b," in customer.stderr
+    assert "secret" not in (await explain("tl_abc_secret", **servers)).stderr
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ async def test_health_follows_the_workers(stack: Stack) -> None:
     await health_of(stack, "healthy", 2)
     document = await health_of(stack, "degraded", 1)
     assert document["total_gpus"] == 2
-    assert document["reasons"][0].startswith("1 of 2 GPUs is not healthy: worker-2 was last seen 1.")
+    (check,) = document["checks"]["gpus:healthy"]
+    assert (check["code"], "worker-2" in check["action"]) == ("gpu_lost", True)
     await stack.worker.heartbeat("worker-2")
     document = await health_of(stack, "healthy", 2)
     assert 0 <= document["gpu_utilization"] <= 1

@@ -71,6 +71,9 @@ async def test_the_default_tiers(db: Connection) -> None:
         ("UPDATE tiers SET max_queue_ms = 0", "ck_tiers_max_queue_ms"),
         ("UPDATE tiers SET shed_depth = 0", "ck_tiers_shed_depth"),
         ("UPDATE tiers SET tokens_per_minute = 0", "ck_tiers_tokens_per_minute"),
+        ("UPDATE tiers SET slo_ms = 0", "ck_tiers_slo_ms"),
+        ("UPDATE tiers SET slo_success = 1", "ck_tiers_slo_success"),
+        ("UPDATE tiers SET slo_success = 'NaN'", "ck_tiers_slo_success"),
         ("UPDATE tiers SET priority = 1", "uq_tiers_priority"),
         ("UPDATE tiers SET priority = 0 WHERE priority = 1", "ck_tiers_priority"),
         ("UPDATE tiers SET name = 'Two Words' WHERE name = 'free'", "ck_tiers_name"),
@@ -258,9 +261,10 @@ async def test_the_views_of_usage_and_slo(db: Connection, acme: str) -> None:
         await db.execute(insert, ID[:-1] + str(n), acme, *row, 100.0 * (n + 1))
 
     usage = await db.fetchrow("SELECT customer, requests, completed, failed, tokens_used FROM usage_hourly")
-    slo = await db.fetchrow("SELECT tier, requests, failed, success_ratio, p50_ms FROM tier_slo")
+    await db.execute("UPDATE tiers SET slo_ms = 800, slo_success = 0.99 WHERE name = 'paid'")
+    slo = await db.fetchrow("SELECT tier, requests, failed, success_ratio, p50_ms, slo_ms, slo_success FROM tier_slo")
     assert tuple(usage) == ("acme", 4, 2, 2, 40)
-    assert tuple(slo) == ("paid", 4, 1, 0.75, 150.0)
+    assert tuple(slo) == ("paid", 4, 1, 0.75, 150.0, 800, 0.99)
 
 
 def ms(moment: datetime) -> int:

@@ -76,6 +76,12 @@ async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: S
     await eventually(lambda: "gateway-1   | gateway listens" in up.text, "the gateway's output")
     assert all(f"Bearer {key}" in up.text for key in stack["keys"].values())
     assert stack["service_token"] not in up.text
+    for line in (
+        f"is ready: {stack['http_url']}, model simulated.",
+        f"{stack['http_url']}/docs",
+        "/internal/dashboard",
+    ):
+        assert line in up.text
 
     assert await up.interrupt(within_s=5.0) == 0
     assert running(processes) == []

@@ -204,21 +204,25 @@ def test_each_pool_of_an_enabled_model_needs_a_healthy_worker() -> None:
     assert "w2" in items[0].advice
 
 
+CHECKS = {"b": [{"output": "B.", "action": "Do it.", "runbook": "docs/runbooks/B.md"}], "c": [5], "d": 6}
+
+
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
         ({"status": "healthy", "reasons": [], "audit_lag_ms": 12}, ["pass", "pass"]),
-        ({"status": "degraded", "reasons": ["A.", "B."], "audit_lag_ms": 10_001}, ["warn", "fail"]),
+        ({"status": "degraded", "reasons": ["A.", "B."], "audit_lag_ms": 10_001, "checks": CHECKS}, ["warn", "fail"]),
         ({"status": "down", "reasons": ["A."], "audit_lag_ms": None}, ["fail", "warn"]),
         ({}, ["fail", "warn"]),
     ],
 )
 def test_a_gateway(document: dict[str, Any], expected: list[str]) -> None:
-    """`degraded` is a warning with its reasons; any status other than `healthy` fails."""
+    """`degraded` is a warning with its reasons, their actions and runbooks; any status other than `healthy` fails."""
     items = system.judge_gateway(document)
 
     assert levels(items) == expected
-    assert items[0].advice == " ".join(document.get("reasons", []))
+    advice = {0: "", 1: "A.", 2: "A.\nB. Do it. docs/runbooks/B.md"}
+    assert items[0].advice == advice[len(document.get("reasons", []))]
 
 
 def test_the_report_of_a_system() -> None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tierlane.cli import app
+from tierlane.command import VerbCommand
 from tierlane.settings.declaration import flag, variable
 from tierlane.settings.sections import SETTINGS
 
@@ -18,6 +19,7 @@ TOOLS = {
     "key": ["list", "show", "create", "rotate", "revoke"],
     "quota": ["list", "set", "remove"],
     "model": ["list", "show", "set", "create", "delete"],
+    "config-changes": [],
     "gpu": ["list", "cordon", "uncordon"],
     "queue": ["list", "pause", "resume"],
     "top": [],
@@ -33,11 +35,12 @@ VERBS = [
     *([tool] for tool, verbs in TOOLS.items() if not verbs),
     ["check", "model"],
 ]
-ADMIN = ("tier", "customer", "key", "quota", "model", "gpu", "queue")
+ADMIN = ("tier", "customer", "key", "quota", "model", "gpu", "queue", "config-changes")
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 PROGRAM = """
 import sys
 from tierlane.cli import app
+from tierlane.command import VerbCommand
 try:
     app(sys.argv[1:])
 except SystemExit:
@@ -50,7 +53,7 @@ NO_STACK = {"TIERLANE_DATABASE_URL": "", "TIERLANE_REDIS_URL": "", "TIERLANE_DAT
 def commands_of(*arguments: str) -> list[str]:
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0
-    return [line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()]
+    return re.findall(r"^  (\S+)", result.stdout.partition("Commands:")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +94,43 @@ def test_options_show_their_variable_and_default(words: list[str]) -> None:
         assert secret not in help_text
     if words[0] in ADMIN:
         assert "-o, --output <table|json>" in help_text
-        assert ("--dry-run" in help_text) == ("--actor" in help_text) == (words[1] not in ("list", "show"))
+        assert (
+            ("--dry-run" in help_text)
+            == ("--actor" in help_text)
+            == (words[-1] not in ("list", "show", "config-changes"))
+        )
     if words[0] in ROLES:
         for name, setting in SETTINGS.items():
             if f"{flag(name)} " in " ".join(options):
                 assert f"[env: {variable(name)}] [default: {setting.default or 'none'}]" in " ".join(options)
+
+
+@pytest.mark.parametrize("words", [[], *VERBS, *([tool] for tool, verbs in TOOLS.items() if verbs)], ids=" ".join)
+def test_help_fits_into_80_columns_and_has_examples_that_parse(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is cut off, and each example is a complete command line of this verb or, for a group, of one of its verbs."""
+    parsed: list[str] = []
+    monkeypatch.setattr(VerbCommand, "invoke", lambda _, context: parsed.append(context.command_path))
+    help_text = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+    examples = re.sub(r"\\\n *", "", help_text.partition("  Example:\n")[2]).partition("\n\n")[0].splitlines()
+
+    lines = [line for line in help_text.splitlines() if not line.startswith("Usage:")]
+    assert [line for line in lines if len(line) > 80 or line.endswith("...")] == []
+    assert examples
+    for example in examples:
+        result = CliRunner().invoke(app, example.split()[1:])
+        assert (result.exit_code, result.stderr) == (0, ""), example
+        assert " ".join(parsed.pop().split()).startswith(" ".join(["tierlane", *words])), example
+
+
+@pytest.mark.parametrize("verb", ["set", "remove"])
+def test_a_negative_quota_is_named_as_such(verb: str) -> None:
+    """It begins like an option."""
+    result = CliRunner().invoke(app, ["quota", verb, "acme", "-5/day"], env=NO_STACK)
+
+    assert result.exit_code == 2
+    assert "The quota must be positive, such as 10000/day, got '-5/day'." in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("arguments", [["top", "--once"], ["check"], ["customer", "list"]], ids=" ".join)
@@ -149,6 +184,7 @@ def test_a_missing_required_setting_names_the_variable(monkeypatch: pytest.Monke
             "tier create gold",
         ),
         *("customer list --limit 0", "customer list --status gone", "key create acme"),
+        *("key list acme --customer other", "config-changes --since soon", "config-changes --table requests"),
         *("quota set", "quota set 10/day", "model set tiny --enabled maybe"),
         *("dlq", "dlq burn", "dlq show", "dlq requeue", "dlq list --limit 0", "dlq purge", "dlq purge req_1 --all"),
         *("dlq purge --all --older-than 7d", "dlq purge --older-than soon"),

@@ -6,36 +6,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from gateway.direct.mode import DirectView
 from gateway.direct.workers import Unreachable
-from gateway.operations.health_checks import Flow, HealthInputs, health, shedding
-from gateway.operations.health_losses import Loss
-from gateway.operations.health_model import Health
-from health_inputs import health_inputs
-from scheduler.protocol.pool_view import GatewayStats, GpuReading, Observation, TierDepth, TierStats, WorkerView
-
-
-def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: float = 100.0) -> WorkerView:
-    return WorkerView(f"worker-{number}", status, 0.5, 1, age_ms, healthy, 100.0, 50.0, "tiny", "v1")
-
-
-def observation(*workers: WorkerView) -> Observation:
-    free = TierStats(90.0, 1.5, 60.0, 1.0, 130.0, arrived_rps=90.0, retries_rps=20.0, shadowed_rps=3.0)
-    other = TierStats(40.0, 0.5, 80.0, 1.0, 130.0, arrived_rps=40.0, retries_rps=6.0, shadowed_rps=0.25)
-    paid = TierStats(10.0, 0.0, 20.0, 1.0, 10.0, arrived_rps=10.0)
-    stats = [GatewayStats("g1", 100.0, {"free": free}), GatewayStats("g2", 50.0, {"free": other, "paid": paid})]
-    tiers = {"free": TierDepth("free", 7, 12.34), "paid": TierDepth("paid", 2, 1.0)}
-    return Observation(0, tiers, list(workers), stats, 0, 0, 3, 4)
-
-
-def inputs(**changes: Any) -> HealthInputs:
-    healthy: dict[str, Any] = {
-        "observation": observation(worker(1), worker(2)),
-        "factors": {"paid": 1.0, "free": 1.0},
-        "audit_lag_ms": 20,
-        "time": "now",
-    }
-    return health_inputs(**healthy | changes)
+from gateway.operations.health.checks import health
+from gateway.operations.health.losses import Loss
+from gateway.operations.health.model import Health
+from gateway.operations.health.tiers import Flow, shedding
+from health_inputs import (
+    DOWN,
+    INACTIVE,
+    LOST,
+    PAUSING,
+    REDIS_DOWN,
+    SERVING,
+    inputs,
+    observation,
+    worker,
+)
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
 
 def failing(document: Health) -> dict[str, str]:
@@ -46,26 +33,6 @@ def failing(document: Health) -> dict[str, str]:
         for check in checks
         if check["status"] != "pass"
     }
-
-
-LOST = worker(2, healthy=False, age_ms=1400.0)
-DOWN = changed(worker(4, healthy=False, status="down"), gpu=GpuReading(0.0, 0, 0, 0, 0, "Xid 95"))
-PAUSING = changed(worker(5, healthy=False, status="paused"), pausing=True)
-INACTIVE = DirectView(
-    active=False,
-    for_s=0.0,
-    workers=0,
-    serves=False,
-    waiting=0,
-    spool_bytes=0,
-    spool_problem=None,
-    bad_lines=0,
-    breakers={"redis": "closed"},
-)
-SERVING = replace(
-    INACTIVE, active=True, for_s=3.21, workers=4, serves=True, spool_bytes=900, breakers={"redis": "open"}
-)
-REDIS_DOWN = {"redis_problem": "timeout", "look_age_s": 3.4}
 
 
 def test_a_healthy_system_has_figures_and_no_reasons() -> None:
@@ -86,6 +53,12 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
         "shadow_refusals_per_second": 3.25,
         "retry_amplification": 1.25,
         "p95_ms": 80.0,
+        "error_ratio_10s": 0.0,
+        "error_ratio_60s": 0.0,
+        "burn_rate_5m": None,
+        "burn_rate_1h": None,
+        "slo_ms": None,
+        "slo_success": None,
     }
 
 
@@ -155,34 +128,6 @@ def test_each_problem_has_a_level_and_fails_its_check(
     assert (code, document["status"]) == (503 if status == "down" else 200, status)
     assert failing(document) == checks
     assert len(document["reasons"]) == len(checks.keys() - {"breaker:redis"})
-
-
-def test_the_reasons_name_parts_and_figures() -> None:
-    """All reasons of one document with several problems, in the order of the checks."""
-    _, document = health(
-        inputs(
-            observation=observation(worker(1), LOST, DOWN),
-            redis_problem="timeout",
-            look_age_s=2.5,
-            catalog_fresh=False,
-            catalog_age_s=12.34,
-            audit_lag_ms=15_000,
-            factors={"paid": 1.0, "free": 0.4},
-            paused=["free", "gold"],
-        )
-    )
-
-    assert document["reasons"] == [
-        (
-            "2 of 3 GPUs are not healthy: worker-2 was last seen 1.4 s ago; worker-4 is down (Xid 95), last seen 0.1 s "
-            "ago."
-        ),
-        "Redis last responded 2.5 s ago: timeout.",
-        "PostgreSQL is not responding. Serving continues with the catalog of 12.3 s ago; changes are not applied.",
-        "The audit lag is 15.0 s: records wait in Redis for PostgreSQL.",
-        "Limits are reduced: free to 40%.",
-        "No batches are formed for paused tiers: free (7 queued), gold.",
-    ]
 
 
 def test_before_the_first_observation_the_gateway_is_down() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.health_collector import merge_pools
-from gateway.operations.health_model import Health, Status, TierHealth
+from gateway.operations.health.collector import merge_pools
+from gateway.operations.health.model import Health, Status, TierHealth
 from ratelimit.capacity import CapacityEvidence
 
 
@@ -19,6 +19,12 @@ def tier(**changes: Any) -> TierHealth:
         "shadow_refusals_per_second": 0.0,
         "retry_amplification": 1.0,
         "p95_ms": 80.0,
+        "error_ratio_10s": 0.0,
+        "error_ratio_60s": 0.0,
+        "burn_rate_5m": None,
+        "burn_rate_1h": None,
+        "slo_ms": None,
+        "slo_success": None,
     }
     return row | changes
 

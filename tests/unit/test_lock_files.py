@@ -1,6 +1,7 @@
 """The lock files: complete for every supported platform, hashed, and without a package index."""
 
 import re
+import runpy
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
@@ -24,7 +25,7 @@ def _locked(lock: str) -> dict[str, str]:
     return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [*LOCKS, "docs.txt", "uv.txt"])
 def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
     """No version floats, and no server is named."""
     text = (REQUIREMENTS / lock).read_text()
@@ -60,3 +61,23 @@ def test_the_lock_is_complete_on_every_platform(lock: str) -> None:
                 missing.add(f"{name} needs {text}")
 
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("pip_config", "expected"),
+    [
+        ("", {}),
+        ("global.timeout='60'", {}),
+        ("global.index-url='https://mirror.example/simple'", {"UV_DEFAULT_INDEX": "https://mirror.example/simple"}),
+        ("global.extra-index-url='https://a.example https://b.example'", {"UV_INDEX": "https://a.example https://b.example"}),
+        ("global.extra-index-url='https://a.example\\nhttps://b.example'", {"UV_INDEX": "https://a.example https://b.example"}),
+        ("global.find-links='/one /two'", {"UV_FIND_LINKS": "/one,/two"}),
+        ("global.index-url='https://file.example'\n:env:.index-url='https://env.example'", {"UV_DEFAULT_INDEX": "https://env.example"}),
+        (":env:.index-url='https://env.example'\nglobal.index-url='https://file.example'", {"UV_DEFAULT_INDEX": "https://env.example"}),
+    ],
+)  # fmt: skip
+def test_uv_uses_the_index_that_pip_is_configured_for(pip_config: str, expected: dict[str, str]) -> None:
+    """What names an index, a certificate or a constraint is passed on to uv, which does not read pip's configuration."""
+    install = runpy.run_path(str(REQUIREMENTS / "install.py"))
+
+    assert install["uv_settings"](pip_config) == expected

@@ -1,6 +1,7 @@
 """`tierlane gpu`, `top` and `dlq` without servers: the effect of a cordon, rows, frames, and selections of dead letters."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.replies import Reply
 from tierlane.connect import UsageError
-from tierlane.operate.dead_letters import Selection, age_s
+from tierlane.operate.dead_letters import Selection
 from tierlane.operate.pools import cordon_effect, worker_rows
 from tierlane.operate.requeue import ending
 from tierlane.operate.top import TopState, frame
@@ -22,7 +23,14 @@ TIER = {
     "shed_per_second": 2.5,
     "p95_ms": 120.4,
 }
-DOCUMENT: dict[str, Any] = {"status": "degraded", "reasons": ["w1\x1b[2J is cordoned."], "tiers": {"free": TIER}}
+REASON = "w1\x1b[2J is cordoned."
+CHECK = {"output": REASON, "action": "Uncordon\x1b it.", "runbook": "docs/runbooks/TierlaneGpuLost.md"}
+DOCUMENT: dict[str, Any] = {
+    "status": "degraded",
+    "reasons": [f"Pool a: {REASON}"],
+    "tiers": {"free": TIER},
+    "checks": {"a/gpus:healthy": [CHECK]},
+}
 
 
 def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
@@ -79,7 +87,9 @@ def test_a_frame_has_the_tiers_and_the_age_of_old_figures() -> None:
     text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not respond: refused."), 107.0)
 
     assert text.splitlines()[:2] == ["The gateway at u does not respond: refused.", "The data below is 7 s old."]
-    assert "w1\\x1b[2J is cordoned" in text
+    assert "Pool a: w1\\x1b[2J is cordoned.\n    Uncordon\\x1b it.\n    docs/runbooks/TierlaneGpuLost.md\n" in re.sub(
+        " +\n", "\n", text
+    )
     assert ["free", "1,234", "88", "50%", "40.0", "2.5", "120"] in [line.split() for line in text.splitlines()]
     assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
 
@@ -92,19 +102,6 @@ def test_a_malformed_document_is_drawn(document: dict[str, Any]) -> None:
     assert "tierlane unknown" in drawn(TopState("u", document, 0.0), 0.0)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1s", 1), ("90m", 5400), ("12h", 43_200), ("7d", 604_800)])
-def test_ages(text: str, seconds: float) -> None:
-    """A number and a unit."""
-    assert age_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 d", "7D", "1y", "9999999d"])
-def test_a_bad_age_is_rejected(text: str) -> None:
-    """It selects what is deleted, so nothing is guessed."""
-    with pytest.raises(UsageError, match="is not an age"):
-        age_s(text)
-
-
 def test_dead_letters_are_selected_in_one_way() -> None:
     """By unique ids, by age, or all."""
     assert Selection.of(["b", "a", "b"], None, everything=False) == (["b", "a"], None)
@@ -112,6 +109,8 @@ def test_dead_letters_are_selected_in_one_way() -> None:
     assert Selection.of([], None, everything=True) == (None, None)
     with pytest.raises(UsageError):
         Selection.of([], None, everything=False)
+    with pytest.raises(UsageError, match=r"^--older-than: must be a number"):
+        Selection.of([], "soon", everything=False)
 
 
 @pytest.mark.parametrize(

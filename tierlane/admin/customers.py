@@ -150,7 +150,7 @@ def delete_customer(name: str, *, sure: bool) -> Work:
 
     async def change(connection: Connection) -> ChangeResult:
         old = await find_customer(connection, name, lock=True)
-        note = f"Also deleted: {await contents(connection, old)}."
+        note = f"Deleted with it: {await contents(connection, old)}."
         return ChangeResult([await remove(connection, customers, old)], notes=[note])
 
     async def work(call: VerbCall) -> int:

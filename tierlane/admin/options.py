@@ -18,12 +18,14 @@ from tierlane.command import (
     Config,
     DataDir,
     Verb,
+    VerbCommand,
     carry_out,
     from_variable,
     no_variable,
     output,
     parameter,
     set_options,
+    with_example,
 )
 from tierlane.settings.declaration import flag
 
@@ -85,6 +87,10 @@ TIER = (
         "switch",
         "True: what waits in its queue stays there until it is resumed or its time is up.",
         default="off",
+    ),
+    _may_be_none("slo_ms", "whole", "Objective of the p95 of the response time, milliseconds; null = none."),
+    _may_be_none(
+        "slo_success", "decimal", "Objective of the share of successful requests, such as 0.999; null = none."
     ),
 )
 
@@ -200,17 +206,17 @@ _READS = read_options("TIERLANE_ADMIN_OUTPUT")
 _WRITES: CommonOptions = {"dry_run": (_DryRun, False), "actor": (Actor, None), **_READS}
 
 
-def reads(app: typer.Typer, name: str, *, says: str = "") -> Callable[[Declared], Declared]:
-    """Add a verb that shows something; its help is `says` or its docstring."""
-    return lambda declared: add_verb(app, name, declared, _READS, says=says)
+def reads(app: typer.Typer, name: str, example: str, *, says: str = "") -> Callable[[Declared], Declared]:
+    """Add a verb that shows something; its help is `says` or its docstring, with `example`, a command line."""
+    return lambda declared: add_verb(app, name, declared, _READS, example, says=says)
 
 
 def writes(
-    app: typer.Typer, name: str, fields: Sequence[Field] = (), *, new: bool = False, says: str = ""
+    app: typer.Typer, name: str, example: str, fields: Sequence[Field] = (), *, new: bool = False, says: str = ""
 ) -> Callable[[Declared], Declared]:
     """Add a verb that changes something; with `fields` it is called with `given`, `new` for those of a new row."""
     options = {field.name: (Annotated[str | None, _field_option(field, new=new)], None) for field in fields}
-    return lambda declared: add_verb(app, name, declared, _WRITES, options, says=says)
+    return lambda declared: add_verb(app, name, declared, _WRITES, example, fields=options, says=says)
 
 
 def _field_option(field: Field, *, new: bool) -> Any:
@@ -223,8 +229,9 @@ def add_verb(
     name: str,
     declared: Declared,
     common: CommonOptions,
-    fields: CommonOptions | None = None,
+    example: str,
     *,
+    fields: CommonOptions | None = None,
     says: str = "",
 ) -> Declared:
     """Add a verb with its own parameters, `fields`, and `common` options."""
@@ -247,5 +254,5 @@ def add_verb(
         carry_out(prepare, values["config"], **{key: values[key] for key in settings})
 
     set_options(command, own + [parameter(key, *kind) for key, kind in (fields | common).items()])
-    app.command(name=name, help=says or declared.__doc__)(command)
+    app.command(name=name, help=says or declared.__doc__, epilog=with_example(example), cls=VerbCommand)(command)
     return declared

@@ -116,7 +116,8 @@ def actor_of(call: VerbCall) -> str:
 
 def lines_of(done: ChangeResult, *, dry_run: bool) -> list[str]:
     """The changes as text."""
-    lines = [line for change in done.changes for line in _lines_of(change)] + list(done.notes)
+    lines = [line for change in done.changes for line in _lines_of(change, "would be " if dry_run else "")]
+    lines += [f"If applied: {note}" for note in done.notes] if dry_run and done.changes else done.notes
     if done.key is not None:
         lines += ["", "The key, shown only once:" if not dry_run else "The key would be shown here, once."]
         lines += [done.key.text, ""] if not dry_run else [""]
@@ -126,18 +127,34 @@ def lines_of(done: ChangeResult, *, dry_run: bool) -> list[str]:
     return [*lines, applied] if any(change.old != change.new for change in done.changes) else lines
 
 
-def _lines_of(change: Change) -> list[str]:
+def _lines_of(change: Change, would: str) -> list[str]:
     old, new = change.old, change.new
     head = f"{change.thing} {printable(change.name)}"
     if old is None:
         new = new or {}
-        return [f"{head}: created", *aligned(((k, readable(v)) for k, v in new.items() if v is not None), "  ")]
+        return [f"{head}: {would}created", *aligned(((k, readable(v)) for k, v in new.items() if v is not None), "  ")]
     if new is None:
-        return [f"{head}: deleted"]
+        return [f"{head}: {would}deleted"]
     if old == new:
         return [f"{head}: nothing to change"]
-    steps = ((k, f"{readable(old[k])} -> {readable(v)}") for k, v in new.items() if v != old[k])
-    return [f"{head}: changed", *aligned(steps, "  ")]
+    return [f"{head}: {would}changed", *aligned(steps_of(old, new), "  ")]
+
+
+def steps_of(old: Row, new: Row) -> list[tuple[str, str]]:
+    """Each changed column with its value before and after, unrounded if they look equal when rounded."""
+
+    def step(before: Any, after: Any) -> str:
+        texts = readable(before), readable(after)
+        return " -> ".join(texts if texts[0] != texts[1] else (str(before), str(after)))
+
+    return [(name, step(old.get(name), value)) for name, value in new.items() if value != old.get(name)]
+
+
+def one_of(first_name: str, first: str | None, second_name: str, second: str | None) -> str | None:
+    """The one of two values that was given. Raises UsageError if they differ."""
+    if first is not None and second is not None and first != second:
+        raise UsageError(f"Specify {first_name} or {second_name}, not both.")
+    return second if first is None else first
 
 
 def _os_user() -> str:

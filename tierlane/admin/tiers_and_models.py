@@ -86,6 +86,8 @@ TIERS = NamedRows(
         Column("shed_wait_ms", "SHED MS"),
         Column("shadow", "SHADOW"),
         Column("paused", "PAUSED"),
+        Column("slo_ms", "SLO MS"),
+        Column("slo_success", "SLO"),
         Column("quotas", "QUOTAS"),
         Column("customers", "CUSTOMERS"),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from tierlane.command import USAGE_ERROR, Tool, run_tool
+from tierlane.command import USAGE_ERROR, Tool, run_tool, with_example
 from tierlane.settings.declaration import Option
 
 MIN_INPUT_BYTES = 15  # The nonce, NONCE_CHARACTERS long, and one more character.
@@ -83,8 +83,11 @@ OPTIONS: dict[str, Option] = {
 TOOL = Tool("bench", OPTIONS)
 
 
-HELP = "Load a gateway over all tiers, show what came back."
-EPILOG = "Exit codes: 0 all answered and all objectives met, 1 not so, 2 wrong usage."
+HELP = "Load a gateway with requests of all tiers, and report responses, latencies, and the audit."
+EPILOG = with_example(
+    "bench --rate 500 --duration 20\nbench --mode closed --slo paid.p99=250ms --report report",
+    "Exit codes: 0 all answered and all objectives met, 1 not so, 2 wrong usage.",
+)
 
 
 def main(argv: list[str]) -> int:

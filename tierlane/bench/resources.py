@@ -315,6 +315,11 @@ class EchoResult:
     failed: int
 
 
+def echo_seconds(plan: BenchPlan) -> float:
+    """How long `measure_echo` takes, about."""
+    return WARMUP_S + min(MOST_S, plan.duration)
+
+
 async def measure_echo(plan: BenchPlan, keys: Sequence[Sequence[str]], processes: int) -> EchoResult | None:
     """Start, load and stop so many echo processes; None when they do not start."""
     async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ import uvloop
 from rich.console import Console
 
 from tierlane.bench.command import TOOL
-from tierlane.bench.plan import BenchPlan, BenchUsageError, read_address
+from tierlane.bench.plan import BenchPlan, BenchUsageError, LoadMode, read_address
 from tierlane.bench.plots import NoPlots, json_text, require_plots, write_report
 from tierlane.bench.report import document, show
 from tierlane.bench.resources import read_stack
@@ -24,6 +24,8 @@ def run(plan: BenchPlan) -> int:
     address = read_address(url)
     _writable(plan)
     progress = ProgressDisplay(Console(stderr=True), plan.warmup + plan.duration)
+    load = f"{plan.rate:g} requests/s" if plan.mode is LoadMode.OPEN else f"{plan.connections} connections"
+    progress.say(f"Sending {load} to {url}: {plan.warmup:g} s of warm-up, then {plan.duration:g} s measured.")
     found = uvloop.run(measure(plan, address, stack, progress))
     result = document(plan, url, found)
     # A table that is wider than the terminal is better broken by it than cut by us.

@@ -8,14 +8,14 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from tierlane.bench.load import BenchLoad, Phase, Traffic
@@ -29,6 +29,7 @@ from tierlane.bench.resources import (
     StackFileError,
     StackInfo,
     cpu_between,
+    echo_seconds,
     keys_for,
     measure_echo,
     read_batches,
@@ -126,10 +127,11 @@ class Measurement:
 
 
 REFRESH_S = 0.5
+LINE_EVERY_S = 5.0  # Where no bar can be drawn.
 
 
 class ProgressDisplay:
-    """Follows a load on `console`; silent where that is no terminal."""
+    """Follows a load on `console`: a bar on a terminal, else a line now and then."""
 
     def __init__(self, console: Console, total_s: float) -> None:
         self._console = console
@@ -138,7 +140,7 @@ class ProgressDisplay:
     async def follow(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
         """Show the load until cancelled."""
         if not self._console.is_terminal:
-            return
+            await self._lines(load, measured)
         # Drawn by us, because rich's own thread would take the processor when it likes.
         with _bar(self._console) as bar, suppress(asyncio.CancelledError):
             task = bar.add_task("", total=self._total_s)
@@ -151,10 +153,42 @@ class ProgressDisplay:
                 bar.refresh()
                 await asyncio.sleep(REFRESH_S)
 
+    async def _lines(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
+        at_s, answers = 0.0, 0
+        while True:
+            await asyncio.sleep(LINE_EVERY_S)
+            now_s, now_answers = load.elapsed_s(), load.answers
+            rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
+            at_s, answers = now_s, now_answers
+            self.say(f"{min(now_s, self._total_s):.0f} of {self._total_s:.0f} s: {_figures(rate, measured)}")
+
+    @asynccontextmanager
+    async def waiting(self, sentence: str, seconds: float) -> AsyncIterator[None]:
+        """Show what is done in the block, which takes about so many seconds."""
+        if not self._console.is_terminal:
+            self.say(f"{sentence}, {seconds:.0f} s ...")
+            yield
+            return
+        with _bar(self._console) as bar:
+            task = bar.add_task(sentence, total=seconds)
+            drawing = asyncio.create_task(_advance(bar, task), name="progress")
+            try:
+                yield
+            finally:
+                drawing.cancel()
+                await asyncio.gather(drawing, return_exceptions=True)
+
     def say(self, sentence: str) -> None:
         """Show one line."""
-        if self._console.is_terminal:
-            self._console.print(sentence, highlight=False)
+        self._console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+async def _advance(bar: RichProgress, task: TaskID) -> None:
+    while True:
+        bar.update(task, advance=0.0)
+        bar.refresh()
+        await asyncio.sleep(REFRESH_S)
+        bar.advance(task, REFRESH_S)
 
 
 def _bar(console: Console) -> RichProgress:
@@ -233,9 +267,9 @@ class _Run:
         gateways = sum(process.role == "gateway" for process in self._stack.processes)
         wanted = self._plan.echo
         if wanted is EchoMode.ON or (wanted is EchoMode.AUTO and gateways):
-            self._progress.say("Measuring a bare echo ...")
-            with _no_collector():
-                self._found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
+            async with self._progress.waiting("First the same load on a bare echo server", echo_seconds(self._plan)):
+                with _no_collector():
+                    self._found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
 
     def _interrupt(self) -> None:
         self._found.interrupted = True

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, FaultKind
-from tierlane.command import FAILED, USAGE_ERROR, OptionReader, Tool, run_tool
+from tierlane.command import FAILED, USAGE_ERROR, OptionReader, Tool, run_tool, with_example
 from tierlane.settings.declaration import Option
 
 MAX_SEED = 2**63
@@ -78,7 +78,9 @@ TOOL = Tool("chaos", OPTIONS, SWITCHES)
 
 LIST = "list"
 HELP = "Cause faults under load, and check all guarantees."
-EPILOG = "Exit codes: 0 every invariant holds, 1 not so, 2 wrong usage."
+EPILOG = with_example(
+    "chaos --seed 7 --duration 60\nchaos --faults list", "Exit codes: 0 every invariant holds, 1 not so, 2 wrong usage."
+)
 
 
 def main(argv: list[str]) -> int:

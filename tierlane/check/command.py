@@ -11,6 +11,7 @@ from tierlane.command import (
     Config,
     DataDir,
     Verb,
+    VerbCommand,
     carry_out,
     from_variable,
     no_variable,
@@ -18,11 +19,12 @@ from tierlane.command import (
     run_group,
     setting,
     verb_group,
+    with_example,
 )
 
 SIZES = "1,2,4,8,16,32,64"
 
-app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.")
+app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.", "check")
 whole = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
 """Without a verb; not the group's own callback, whose options typer would import pydantic for, for any verb."""
 
@@ -32,7 +34,14 @@ def main(argv: list[str]) -> int:
     return run_group(app if argv[:1] == ["model"] else whole, "check", argv)
 
 
-@whole.command(epilog="`tierlane check model --help`: whether a model does what a worker needs. Exit codes: 0, 1, 2.")
+@whole.command(
+    epilog=with_example(
+        "check\ncheck model tiny",
+        "`tierlane check model --help`: whether a model does what a worker needs. Exit codes: 0 all passed, 1 a check failed, "
+        "2 wrong usage.",
+    ),
+    cls=VerbCommand,
+)
 def system(
     *,
     url: Annotated[
@@ -59,7 +68,7 @@ def system(
     carry_out(prepare, config, data_dir=data_dir)
 
 
-@app.command()
+@app.command(epilog=with_example("check model tiny\ncheck model shout:shout --write shout"), cls=VerbCommand)
 def model(
     *,
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="The model, as --backend of a worker names it.")],

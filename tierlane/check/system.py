@@ -23,7 +23,7 @@ from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER, bounded
 from scheduler.redis_client.keys import pools_of
 from tierlane.connect import VerbError, database, run
-from tierlane.operate.gateway_client import GatewayAddress, gateway_of, is_ready, read_health
+from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import observe, redis_of
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
@@ -72,7 +72,8 @@ def lines_of(items: Sequence[CheckItem]) -> list[str]:
             group = item.group
             lines += [*([""] if lines else []), group]
         lines.append(f"  {MARKS[item.level]} {item.name:<14} {printable(item.said)}")
-        lines += textwrap.wrap(item.advice, WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 19)
+        for paragraph in item.advice.splitlines():
+            lines += textwrap.wrap(printable(paragraph), WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 19)
     return [*lines, "", status_line(items)]
 
 
@@ -185,10 +186,9 @@ def _pool(pool: str, look: Observation) -> CheckItem:
 
 
 def judge_gateway(document: Mapping[str, object]) -> list[CheckItem]:
-    """What a gateway says of the whole: `down` fails, `degraded` is a warning; its reasons are the advice."""
+    """The health of a gateway: `down` fails, `degraded` is a warning; its reasons and their actions are the advice."""
     status, lag = document.get("status"), document.get("audit_lag_ms")
-    reasons = document.get("reasons")
-    why = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
+    why = "\n".join(" ".join(filter(None, each)) for each in advised_reasons(document))
     items = [CheckItem("gateway", "health", "fail", str(status), why)]
     if status in ("healthy", "degraded"):
         items = [CheckItem("gateway", "health", "pass" if status == "healthy" else "warn", str(status), why)]

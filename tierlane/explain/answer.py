@@ -136,7 +136,7 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         not_read.append(_without(error, "base limits, priorities and shares"))
     else:
         if rows.row is None:
-            raise VerbError(f"There is no customer {printable(name)}, and it is not a request id.")
+            raise VerbError(_no_such(name))
     try:
         async with _redis(settings) as client:
             state = await _read_redis(client, settings.pool, name, rows, refusals)
@@ -146,6 +146,17 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         raise VerbError("\n".join(not_read))
     pool = Pool(settings.pool, rows.tiers, rows.models, state.observation)
     return explain_customer(name, rows.row, pool, left=state.left, refusals=state.refusals, not_read=not_read)
+
+
+def _no_such(name: str) -> str:
+    if name.startswith("tl_"):  # The text may be a complete key, so it is not repeated.
+        return "This is an API key. `tierlane key show KEY` names its customer, and `tierlane explain CUSTOMER` its limits."
+    if name.startswith("req_"):
+        return f"{printable(name)} is not a request id: that is req_ and 32 hexadecimal digits, as x-request-id has it."
+    return (
+        f"There is no customer with the name or id {printable(name)}, and it is not a request id (req_...). "
+        "`tierlane customer list` shows all customers."
+    )
 
 
 def _without(error: TierlaneError, what: str) -> str:

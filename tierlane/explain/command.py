@@ -5,13 +5,29 @@ from typing import Annotated, Literal
 
 import typer
 
-from tierlane.command import EPILOG, STYLE, Config, DataDir, Pool, Verb, carry_out, from_variable, output, run_group
+from tierlane.command import (
+    EPILOG,
+    STYLE,
+    Config,
+    DataDir,
+    Pool,
+    Verb,
+    VerbCommand,
+    carry_out,
+    from_variable,
+    output,
+    run_group,
+    with_example,
+)
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # Plain help takes half the time.
     pretty_exceptions_enable=False,
 )
+
+
+EXAMPLE = "explain acme\nexplain req_01a1fe0124e5742f8c4b28b2a107510e"
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +42,7 @@ def _show_help(context: typer.Context, *, wanted: bool) -> None:
 
 
 # An own help option, because typer imports pydantic to check the built-in one.
-@app.command(epilog=EPILOG, add_help_option=False, context_settings=STYLE)
+@app.command(epilog=with_example(EXAMPLE, EPILOG), cls=VerbCommand, add_help_option=False, context_settings=STYLE)
 def explain(
     *,
     name: Annotated[

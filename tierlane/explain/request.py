@@ -12,7 +12,8 @@ from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, RejectionRecord
 from scheduler.protocol.replies import RequestDetail
-from scheduler.states import Admission
+from scheduler.redis_client.keys import JOBS_GATEWAY
+from scheduler.states import TERMINAL, Admission, State
 from tierlane.explain.figures import count, moment, number, percent, span
 
 _Words = Callable[[RejectionRecord], str]
@@ -117,10 +118,18 @@ def meaning(code: str) -> str:
         return "this version does not know the code."
 
 
-KEPT = (
-    f"Rejections are kept for {span(KEEP_MS)} (of many in a row only the first few), accepted requests as rows of the "
-    "audit until their day is dropped."
+_LOOKED = (
+    f"No row of the audit, no request in Redis and no rejection of the last {span(KEEP_MS)} has this id.",
+    (
+        f"A rejection older than {span(KEEP_MS)}, or one of many in a row, is not kept; the row of an accepted request is kept "
+        "until its day is dropped."
+    ),
+    (
+        "What to do: compare the id with x-request-id of the response; a model of another pool needs --pool; "
+        "`tierlane explain CUSTOMER` shows a customer's last rejections."
+    ),
 )
+"""Where a request that is not known was searched, and what to do."""
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +158,8 @@ def explain_request(
         return _accepted(request_id, from_redis(detail), known, not_read)
     if refusal is not None:
         return _refused(refusal, not_read)
-    said = f"{request_id} is not known." if not not_read else f"{request_id} was not found in what could be read."
-    return RequestExplanation(request_id=request_id, found="unknown", said=[f"{said} {KEPT}"], not_read=not_read)
+    said = ["This request is not known.", *_LOOKED] if not not_read else ["It was not found in what could be read."]
+    return RequestExplanation(request_id=request_id, found="unknown", said=said, not_read=not_read)
 
 
 def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanation:
@@ -180,10 +189,13 @@ def _figures(refusal: RejectionRecord) -> dict[str, Any]:
 def _accepted(
     request_id: str, document: RequestTimeline, known: dict[str, Any], not_read: list[str]
 ) -> RequestExplanation:
+    said = [_state_words(document)]
+    if document["status"] in TERMINAL:
+        said.append(_delivery_words(document, known))
     return RequestExplanation(
         request_id=request_id,
         found="accepted",
-        said=[_state_words(document)],
+        said=said,
         facts={name: document[name] for name in ("status", "latency_ms", "error", "attempts")} | known,
         timeline=document["timeline"],
         not_read=not_read,
@@ -205,6 +217,22 @@ def _state_words(document: RequestTimeline) -> str:
             return f"Failed with {code}{after} and {runs}: {meaning(code)}"
 
 
+def _delivery_words(document: RequestTimeline, known: dict[str, Any]) -> str:
+    """What is recorded about the response: most ends are recorded by workers, which do not know whether it was sent."""
+    if document["error"] == ErrorCode.CANCELLED:
+        return "The client had closed the connection or cancelled the job, so no complete response was sent."
+    if known.get("gateway_id") == JOBS_GATEWAY:
+        return "It was a job: the audit does not record whether the client fetched the result."
+    if not known.get("delivered"):
+        return (
+            "Whether the response reached the client is not recorded; with TIERLANE_REQUEST_LOG=on the gateway's log has a "
+            "line for each response."
+        )
+    if known.get("mode") == "direct" and document["status"] == State.COMPLETED:
+        return "The gateway recorded this result and then sent it; whether it reached the client is not recorded."
+    return "The gateway recorded this as the response that it sent; whether it reached the client is not recorded."
+
+
 def _of_row(row: RequestRow) -> dict[str, Any]:
     """What only the audit has, where it is known."""
     names = (
@@ -219,4 +247,7 @@ def _of_row(row: RequestRow) -> dict[str, Any]:
         "batch_size",
     )
     more = ("worker_id", "gateway_id", "tokens_used", "input_bytes", "output_bytes", "trace_id", "mode", "delivered")
-    return {name: value for name in (*names, *more, "served_from") if (value := getattr(row, name)) is not None}
+    known = {name: value for name in (*names, *more, "served_from") if (value := getattr(row, name)) is not None}
+    if not row.delivered:
+        known.pop("delivered", None)  # False does not mean that no response was sent.
+    return known

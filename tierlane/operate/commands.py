@@ -13,10 +13,12 @@ from tierlane.command import (
     LazyModule,
     Pool,
     Verb,
+    VerbCommand,
     carry_out,
     from_variable,
     no_variable,
     verb_group,
+    with_example,
 )
 
 if TYPE_CHECKING:
@@ -30,16 +32,16 @@ Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of 
 TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
 OfPool: TypeAlias = Annotated[str | None, no_variable("--pool", "Only this pool.", "all pools", metavar="NAME")]
 
-gpu_app = verb_group("GPUs and their workers: list, cordon, uncordon.")
+gpu_app = verb_group("GPUs and their workers: list, cordon, uncordon.", "gpu list")
 
 
-@reads(gpu_app, "list")
+@reads(gpu_app, "list", "gpu list")
 def gpu_list(pool: OfPool = None) -> Work:
     """Show the workers seen in the last five minutes, and all cordoned workers."""
     return pools.show_workers(pool)
 
 
-@writes(gpu_app, "cordon")
+@writes(gpu_app, "cordon", "gpu cordon worker-1 --reason maintenance")
 def gpu_cordon(
     worker: Worker,
     *,
@@ -50,34 +52,34 @@ def gpu_cordon(
     return pools.cordon(worker, reason, sure=yes)
 
 
-@writes(gpu_app, "uncordon")
+@writes(gpu_app, "uncordon", "gpu uncordon worker-1")
 def gpu_uncordon(worker: Worker) -> Work:
     """Let a worker claim batches again."""
     return pools.uncordon(worker)
 
 
-queue_app = verb_group("Tier queues: list, pause, resume.")
+queue_app = verb_group("Tier queues: list, pause, resume.", "queue list")
 
 
-@reads(queue_app, "list")
+@reads(queue_app, "list", "queue list")
 def queue_list(pool: OfPool = None) -> Work:
     """Show the depth of each tier's queue, the age of its oldest request, and whether it is paused."""
     return pools.show_queues(pool)
 
 
-@writes(queue_app, "pause")
+@writes(queue_app, "pause", "queue pause free")
 def queue_pause(tier: TierName, *, yes: Yes = False) -> Work:
     """Form no batches of a tier. Its requests are still accepted, and wait until it is resumed or they time out."""
     return pools.pause(tier, sure=yes)
 
 
-@writes(queue_app, "resume")
+@writes(queue_app, "resume", "queue resume free")
 def queue_resume(tier: TierName) -> Work:
     """Form batches of a tier again."""
     return pools.resume(tier)
 
 
-dlq_app = verb_group("Dead letters: requests that failed permanently. List, show, requeue, purge.")
+dlq_app = verb_group("Dead letters: requests that failed permanently. List, show, requeue, purge.", "dlq list")
 
 _DLQ_READS = read_options("TIERLANE_DLQ_OUTPUT")
 _DLQ_WRITES = {"actor": (Actor, None), **PLACE, "pool": (Pool, None)}
@@ -125,10 +127,10 @@ def dlq_purge(
     return dead_letters.purge(dead_letters.Selection.of(ids or [], older_than, everything=all_), sure=yes)
 
 
-add_verb(dlq_app, "list", dlq_list, _DLQ_READS)
-add_verb(dlq_app, "show", dlq_show, _DLQ_READS)
-add_verb(dlq_app, "requeue", dlq_requeue, _DLQ_WRITES)
-add_verb(dlq_app, "purge", dlq_purge, _DLQ_WRITES)
+add_verb(dlq_app, "list", dlq_list, _DLQ_READS, "dlq list --customer acme --code worker_lost")
+add_verb(dlq_app, "show", dlq_show, _DLQ_READS, "dlq show req_01a1fe0124e5742f8c4b28b2a107510e")
+add_verb(dlq_app, "requeue", dlq_requeue, _DLQ_WRITES, "dlq requeue req_01a1fe0124e5742f8c4b28b2a107510e")
+add_verb(dlq_app, "purge", dlq_purge, _DLQ_WRITES, "dlq purge --older-than 30d")
 
 top_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE
@@ -136,7 +138,11 @@ top_app = typer.Typer(
 
 
 @top_app.command(
-    epilog="q or Ctrl-C ends it. Exit codes: 0 done, 1 no response from the gateway (--once), 2 wrong usage."
+    epilog=with_example(
+        "top\ntop --once",
+        "q or Ctrl-C ends it. Exit codes: 0 done, 1 no response from the gateway (--once), 2 wrong usage.",
+    ),
+    cls=VerbCommand,
 )
 def top(
     *,

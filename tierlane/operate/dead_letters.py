@@ -1,6 +1,5 @@
 """`tierlane dlq list`, `show` and `purge`. Inputs are shown only with --body."""
 
-import re
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -24,7 +23,7 @@ from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import actor_of
+from tierlane.admin.runner import actor_of, duration
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 
@@ -45,8 +44,6 @@ COLUMNS = (
     Column("body_bytes", "BYTES"),
     Column("requeued_as", "REQUEUED AS"),
 )
-_AGE = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def show_list(limit: int, customer: str | None, code: str | None) -> Work:
@@ -149,15 +146,8 @@ class Selection(NamedTuple):
         """From the command line. Raises UsageError unless exactly one selection is given."""
         if bool(ids) + (older_than is not None) + everything != 1:
             raise UsageError("Specify exactly one of: ids, --older-than AGE, --all.")
-        return cls(list(dict.fromkeys(ids)) or None, None if older_than is None else age_s(older_than))
-
-
-def age_s(text: str) -> float:
-    """Seconds of an age such as 90s, 12h or 7d. Raises UsageError."""
-    form = _AGE.fullmatch(text)
-    if form is None:
-        raise UsageError(f"{text!r} is not an age: use a number and s, m, h, d or w, such as 12h or 7d.")
-    return float(int(form[1]) * _SECONDS[form[2]])
+        age_s = None if older_than is None else duration("--older-than", older_than).total_seconds()
+        return cls(list(dict.fromkeys(ids)) or None, age_s)
 
 
 def purge(selection: Selection, *, sure: bool) -> Work:

@@ -1,5 +1,7 @@
 """Calls of a gateway: its address and token, its readiness and its health."""
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
@@ -62,6 +64,32 @@ async def read_health(session: aiohttp.ClientSession, gateway: GatewayAddress) -
         raise VerbError(
             f"{gateway.url} is not a gateway: it returned status {status} without a health document."
         ) from error
+
+
+class AdvisedReason(NamedTuple):
+    """A reason of a health document, what to do, and the path of the runbook ("" if the gateway reports none)."""
+
+    reason: str
+    action: str = ""
+    runbook: str = ""
+
+
+def advised_reasons(document: Mapping[str, Any]) -> list[AdvisedReason]:
+    """The reasons of a health document with the advice of their checks. The document may have any form."""
+    reasons, checks = document.get("reasons"), document.get("checks")
+    advice: dict[str, tuple[str, str]] = {}
+    for several in checks.values() if isinstance(checks, dict) else ():
+        for check in several if isinstance(several, list) else ():
+            if isinstance(check, dict) and check.get("output"):
+                advice[str(check["output"])] = str(check.get("action", "")), str(check.get("runbook", ""))
+    return [
+        # With several pools, a reason begins with its pool.
+        AdvisedReason(text, *(advice.get(text) or advice.get(_POOL.sub("", text)) or ()))
+        for text in map(str, reasons if isinstance(reasons, list) else ())
+    ]
+
+
+_POOL = re.compile(r"^Pool \S+: ")
 
 
 def _unreachable(gateway: GatewayAddress, error: BaseException) -> VerbError:

@@ -52,7 +52,7 @@ class RequeueGateway(DeadLetterReruns):
     """A gateway without HTTP in one pool; `total_ms` is the time limit of its requests. Methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, total_ms: int, gone_ms: int) -> None:
-        self._id = f"gw-{uuid7().hex}"
+        self._id = f"dlq-requeue-{uuid7().hex}"
         self._life = Presence(client, keys, gone_ms=gone_ms)
         super().__init__(client, keys, self._id, total_ms, gone_ms)
 

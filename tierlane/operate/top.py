@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiohttp
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tierlane.connect import VerbError
-from tierlane.operate.gateway_client import GatewayAddress, gateway_of, read_health
+from tierlane.operate.gateway_client import AdvisedReason, GatewayAddress, advised_reasons, gateway_of, read_health
 from tierlane.output import WIDE, printable
 from tierlane.settings.model import SettingsError
 
@@ -67,8 +68,14 @@ def _status(document: Mapping[str, Any]) -> list[RenderableType]:
         f"   dead letters {_number(document, 'dlq')}",
         f"   audit lag {_number(document, 'audit_lag_ms')} ms",
     )
-    reasons = document.get("reasons")
-    return [line, *(Text(f"  {printable(str(reason))}") for reason in (reasons if isinstance(reasons, list) else []))]
+    return [line, *(part for advised in advised_reasons(document) for part in _reason(advised))]
+
+
+def _reason(advised: AdvisedReason) -> Iterator[RenderableType]:
+    yield Padding(Text(printable(advised.reason)), (0, 0, 0, 2))
+    for text in (advised.action, advised.runbook):
+        if text:
+            yield Padding(Text(printable(text), style="dim"), (0, 0, 0, 4))
 
 
 def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Table:

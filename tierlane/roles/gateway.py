@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import gc
-import os
 import resource
-import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -49,7 +47,7 @@ log = structlog.get_logger("gateway")
 
 def run(settings: "Settings") -> int:
     """Run until SIGTERM; returns the exit code."""
-    name = f"{socket.gethostname()}-{os.getpid()}"
+    name = settings.own_name
     configure_logs(settings.log_format, settings.log_level, "gateway", name)
     return run_role(lambda: _serve(settings, name))
 
@@ -57,7 +55,7 @@ def run(settings: "Settings") -> int:
 def gateway_config(settings: "Settings") -> GatewayConfig:
     """Plain values for the gateway. Its id is new with every start, so that no old answer meets a new connection."""
     return GatewayConfig(
-        gateway_id=f"gw-{uuid7().hex}",
+        gateway_id=f"{settings.own_name}-{uuid7().hex}",
         redis_url=settings.redis_url,
         service_token=settings.service_token.get_secret_value(),
         direct_token=settings.direct_token.get_secret_value(),

@@ -2,10 +2,11 @@
 
 A refusal to start is one sentence and exit code 1. Start is refused on a Redis that can lose work, or a database that
 is not migrated. A server that is unavailable is no reason to refuse: the roles go on meanwhile. Log lines are JSON for
-machines, colours for people; never a key, an input or an output.
+machines, colours for people; never a key, an input or an output; repeated lines are counted.
 """
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from scheduler.errors import RedisUnavailable, StartError, TierlaneError
 from scheduler.failpoints import arm
 from scheduler.redis_client.connections import check_server, command_client
 from scheduler.tracing import Spans
+from tierlane.roles.log_repeats import Render, RepeatFilter
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -87,16 +89,20 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 def configure_logs(log_format: str, log_level: str, role: str, name: str) -> None:
     """Every line of this process says its role and its name, and goes to standard output."""
-    console = log_format == "console"
+    render: Render = (
+        structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+        if log_format == "console"
+        else structlog.processors.JSONRenderer(serializer=_to_json)
+    )
+    repeats = RepeatFilter(render)
+    atexit.register(repeats.close)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
-            if console
-            else structlog.processors.JSONRenderer(serializer=_to_json),
+            repeats,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),

@@ -10,8 +10,6 @@ it, and a pool that is finished and unnamed is forgotten.
 
 import asyncio
 import gc
-import os
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -161,7 +159,7 @@ async def _run_loops(
         lambda: MIN_LEFT_MS,
         settings.reap_ms,
         standing_in=standing_in,
-        notices=lambda: _notices(tasks),
+        notices=lambda: [f"{settings.own_name}: {ended.sentence()}" for ended in tasks.ended],
         repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
@@ -182,12 +180,6 @@ async def _run_loops(
         for loop in loops:
             loop.cancel()
         await auditor.stop()
-
-
-def _notices(tasks: TaskRegistry) -> list[str]:
-    """The facts about this process that health reports."""
-    name = f"{socket.gethostname()}-{os.getpid()}"
-    return [f"scheduler {name}: {ended.sentence()}" for ended in tasks.ended]
 
 
 def _cordoned(catalog: Catalog) -> frozenset[str] | None:
@@ -292,7 +284,7 @@ log = structlog.get_logger("scheduler")
 
 def run(settings: "Settings") -> int:
     """Run until SIGTERM; returns the exit code."""
-    configure_logs(settings.log_format, settings.log_level, "scheduler", f"{socket.gethostname()}-{os.getpid()}")
+    configure_logs(settings.log_format, settings.log_level, "scheduler", settings.own_name)
     return run_role(lambda: _serve(settings))
 
 

@@ -6,6 +6,8 @@ what it must be, what it was, and where it was set.
 """
 
 import os
+import re
+import socket
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from difflib import get_close_matches
@@ -125,6 +127,11 @@ class Settings(
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=True
     )
+
+    @property
+    def own_name(self) -> str:
+        """The name of this gateway or scheduler."""
+        return self.process_name or re.sub(r"[^A-Za-z0-9_.-]", "_", f"{socket.gethostname()}-{os.getpid()}")
 
     @property
     def cors_origin_list(self) -> tuple[str, ...]:

@@ -50,6 +50,11 @@ class SharedSettings:
         "all",
         "Whether gateways and schedulers serve all pools that models name, or only their own.",
     )
+    process_name: str | None = setting(
+        None,
+        "Name of this gateway or scheduler in health, logs and the audit. Unset: generated from host and process.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
     data_dir: Path = setting(
         Path(".tierlane"),
         "Directory for local state: audit spool, metrics, and everything that `tierlane up` keeps.",

@@ -81,6 +81,8 @@ class RoleEnvironment:
         values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
         values["notice_ms"] = 0  # There is no load balancer.
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
+        if role in ("gateway", "scheduler"):
+            values["process_name"] = name
         if role == "worker":
             values["worker_id"] = name
             token = self.settings.service_token.get_secret_value()

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -110,11 +110,14 @@ def _get(url: str, token: str | None) -> bytes | None:
 EXAMPLE_INPUT = "Once upon a time"
 
 
-def banner(http_url: str, keys: Mapping[str, str], model: str, data_dir: str) -> str:
+def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str) -> str:
     """The text of the banner; it contains the demo keys, which are valid only on this machine."""
-    parts = [f"\nTierlane is ready: {http_url}, model {model}. Try it as each of the demo customers:\n"]
+    served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
+    parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
     parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
     parts.append(
+        f"\nDocs    {http_url}/docs"
+        f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
         f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
         f"\nState   {data_dir}/stack.json"
         "\nStop    Ctrl-C\n\n"
@@ -166,7 +169,8 @@ class Stack:
         self._file.serve(settings.redis_url, settings.database_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
-        self._lines.raw(banner(self._http_url, keys, model.name, str(self._data_dir.path)))
+        names = [each.name for each in (model, *others)]
+        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path)))
         await asyncio.gather(self._watch(), *([autoscaler.follow()] if settings.autoscale else []))
 
     async def stop(self) -> None:

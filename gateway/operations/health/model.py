@@ -1,5 +1,6 @@
 """One health check (health+json draft), and the documents of `GET /internal/health` and of load balancers."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,10 @@ _CHECK_STATUS: dict[Status, CheckStatus] = {"healthy": "pass", "degraded": "warn
 
 
 class Check(TypedDict):
-    """One check in the form of the health+json draft; `time` is RFC 3339."""
+    """One check in the form of the health+json draft; `time` is RFC 3339.
+
+    If it is not healthy, `code` names the problem, `action` is what to do, and `runbook` the path of its runbook.
+    """
 
     componentType: str
     observedValue: str | float | None
@@ -23,11 +27,17 @@ class Check(TypedDict):
     time: str
     observedUnit: NotRequired[str]
     output: NotRequired[str]
+    code: NotRequired[str]
+    action: NotRequired[str]
+    runbook: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """The result of one check: its name in the form of the health+json draft, level, observed value, and reason."""
+    """The result of one check: its name in the form of the health+json draft, level, observed value, and reason.
+
+    `code`, `action` and `runbook` as in Check; "" if it is healthy.
+    """
 
     name: str
     kind: str
@@ -35,6 +45,9 @@ class HealthFinding:
     value: str | float | None
     unit: str
     reason: str | None = None
+    code: str = ""
+    action: str = ""
+    runbook: str = ""
 
     def check(self, time: str) -> Check:
         """The draft's object; `time` is now, RFC 3339."""
@@ -48,6 +61,8 @@ class HealthFinding:
             check["observedUnit"] = self.unit
         if self.reason:
             check["output"] = self.reason
+        if self.level != "healthy":
+            check |= {"code": self.code, "action": self.action, "runbook": self.runbook}
         return check
 
 
@@ -57,13 +72,26 @@ def shortened(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+_ID_SUFFIX = re.compile(r"-[0-9a-f]{32}$")
+
+
+def process_name(process_id: str) -> str:
+    """The name of a process, which its id contains: `gateway-1-<UUID in hex>` is `gateway-1`."""
+    return _ID_SUFFIX.sub("", process_id)
+
+
 def time_of_day(at_ms: int) -> str:
     """The time of day with its zone. `at_ms`: milliseconds since the epoch."""
     return f"{datetime.fromtimestamp(at_ms / 1000, tz=UTC):%H:%M:%S} UTC"
 
 
 class TierHealth(TypedDict):
-    """One tier over all gateways. Times in milliseconds, rates per second."""
+    """One tier over all gateways. Times in milliseconds, rates per second.
+
+    `error_ratio_*`: the share (0..1) of ended requests that ended in an error of the service or in a timeout; rejections for
+    lack of capacity do not count. `burn_rate_*`: how many times faster than `slo_success` allows requests fail, rejections
+    for lack of capacity included; null without this objective.
+    """
 
     depth: int
     oldest_ms: float
@@ -73,6 +101,12 @@ class TierHealth(TypedDict):
     shadow_refusals_per_second: float
     retry_amplification: float
     p95_ms: float
+    error_ratio_10s: float
+    error_ratio_60s: float
+    burn_rate_5m: float | None
+    burn_rate_1h: float | None
+    slo_ms: int | None
+    slo_success: float | None
 
 
 class HealthFigures(TypedDict):

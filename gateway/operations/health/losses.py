@@ -6,11 +6,14 @@ gateway is lost, until another one starts in its place under another name. A wor
 its previous one. The checks are pure functions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gateway.heartbeat import BEAT_S
-from gateway.operations.health_model import HealthFinding, Status, shortened, time_of_day
+from gateway.operations.health.advice import problem
+from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -33,13 +36,15 @@ class Losses:
     def __init__(self) -> None:
         self._serving: frozenset[str] = frozenset()
         self._lost: dict[str, Loss] = {}
+        self._first_seen: dict[str, int] = {}
+        self._replaced: dict[str, str] = {}  # Lost worker -> the worker that serves in its place.
 
     def update(self, workers: Sequence[WorkerView], now_ms: int) -> None:
         """Add workers that stopped serving; remove those that serve again or were lost more than LOSS_KEEP_MS ago."""
         serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
         unhealthy = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in unhealthy.items():
-            if worker.status in INTENDED_STATUSES:
+            if worker.status in (*INTENDED_STATUSES, "slow"):  # A slow worker is there; another check reports it.
                 continue
             # A worker that was never observed serving may just be starting.
             if worker_id in self._serving or worker.status in ACTIVE_STATUSES:
@@ -51,11 +56,40 @@ class Losses:
             each.worker: each for each in self._lost.values() if each.at_ms > oldest and each.worker not in serving
         }
         self._serving = serving
+        self._update_replaced(workers, unhealthy.keys(), now_ms)
+
+    def _update_replaced(self, workers: Sequence[WorkerView], unhealthy: Collection[str], now_ms: int) -> None:
+        """Assign to each lost worker, the longest lost first, one that was first observed later and serves."""
+        # Workers of the first observation are not replacements: when they started is not known.
+        self._first_seen = (
+            {each.id: self._first_seen.get(each.id, now_ms) for each in workers}
+            if self._first_seen
+            else {each.id: 0 for each in workers}
+        )
+        self._replaced = {
+            lost: other
+            for lost, other in self._replaced.items()
+            if lost not in self._serving and other in self._serving
+        }
+        for loss in reversed(self.all):
+            taken = self._replaced.values()
+            started = (each for each in self._serving if self._first_seen[each] >= loss.at_ms and each not in taken)
+            other = min(started, key=lambda each: (self._first_seen[each], each), default=None)
+            if other is not None:
+                self._replaced[loss.worker] = other
+        for worker in self._replaced.keys() - unhealthy:
+            self._lost.pop(worker, None)
+
+    def without_replaced(self, seen: Observation) -> Observation:
+        """The observation without silent workers that were replaced: Redis lists them for five minutes."""
+        gone = {each.id for each in seen.workers if each.status in ACTIVE_STATUSES and each.id in self._replaced}
+        return replace(seen, workers=[each for each in seen.workers if each.id not in gone]) if gone else seen
 
     @property
     def all(self) -> tuple[Loss, ...]:
         """The latest first."""
-        return tuple(sorted(self._lost.values(), key=lambda loss: loss.at_ms, reverse=True))
+        lost = (each for each in self._lost.values() if each.worker not in self._replaced)
+        return tuple(sorted(lost, key=lambda loss: loss.at_ms, reverse=True))
 
 
 GATEWAY_SILENT_MS = 4000 * BEAT_S
@@ -162,7 +196,10 @@ def restarted(latest: Sequence[Restart]) -> HealthFinding:
     else:
         named = shortened([f"{each.worker} (at {time_of_day(each.at_ms)})" for each in latest], MOST_RESTARTS_NAMED)
         reason = f"{len(latest)} model processes restarted: {named}."
-    return HealthFinding("models:restarted", "component", "degraded", len(latest), "workers", reason)
+    about = shortened([each.worker for each in latest], MOST_RESTARTS_NAMED)
+    return problem(
+        "model_restarted", "models:restarted", "component", "degraded", len(latest), "workers", reason, about
+    )
 
 
 SCHEDULER_SILENT_MS = 1000.0
@@ -181,12 +218,12 @@ def scheduling(seen: Observation | None) -> HealthFinding:
     age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
     if level == "healthy":
         return HealthFinding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
-    problem = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
+    silence = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
     if _gateways_schedule(seen):
-        reason = f"{problem}: gateways form the batches and write the audit meanwhile. Start a scheduler."
+        reason = f"{silence}: gateways form the batches and write the audit meanwhile."
     else:
-        reason = f"{problem}: no batches are formed, and queued requests time out."
-    return HealthFinding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
+        reason = f"{silence}: no batches are formed, and queued requests time out."
+    return problem("no_scheduler", "scheduler:pass_age", "component", level, age_ms, "ms", reason)
 
 
 def scheduling_level(seen: Observation) -> Status:
@@ -208,20 +245,22 @@ def lost_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Heal
     alive = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
     if not lost:
         return HealthFinding("gateways:beating", "component", "healthy", alive, "gateways")
+    names = {each.gateway: process_name(each.gateway) for each in lost}
     named = shortened(
-        [f"{each.gateway} (last heartbeat at {time_of_day(each.at_ms)})" for each in lost], MOST_ROLES_NAMED
+        [f"{names[each.gateway]} (last heartbeat at {time_of_day(each.at_ms)})" for each in lost], MOST_ROLES_NAMED
     )
     verb = "gateway is" if len(lost) == 1 else "gateways are"
     reason = f"{len(lost)} {verb} lost: {named}; {alive} alive."
-    return HealthFinding("gateways:beating", "component", "degraded", alive, "gateways", reason)
+    about = shortened(list(names.values()), MOST_ROLES_NAMED)
+    return problem("gateway_lost", "gateways:beating", "component", "degraded", alive, "gateways", reason, about)
 
 
 def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> HealthFinding:
     """Whether a background task of any process ended and was restarted. `gateway_id`: this gateway's."""
-    reports = [f"this gateway: {ended.sentence()}" for ended in own]
+    reports = [f"{process_name(gateway_id)}: {ended.sentence()}" for ended in own]
     if seen:
         reports += [
-            f"gateway {other.gateway_id}: {sentence}"
+            f"{process_name(other.gateway_id)}: {sentence}"
             for other in seen.gateways
             if other.gateway_id != gateway_id
             for sentence in other.ended_tasks
@@ -231,12 +270,8 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
         return HealthFinding("tasks:ended", "component", "healthy", 0, "tasks")
     subject = "A background task" if len(reports) == 1 else f"{len(reports)} background tasks"
     verb = "was" if len(reports) == 1 else "were"
-    reason = (
-        f"{subject} ended unexpectedly and {verb} restarted: {'; '.join(reports[:MOST_ROLES_NAMED])}. "
-        "The log line `task_ended` of that process has the traceback: report it, and restart the process if this "
-        "continues."
-    )
-    return HealthFinding("tasks:ended", "component", "degraded", len(reports), "tasks", reason)
+    reason = f"{subject} ended unexpectedly and {verb} restarted: {'; '.join(reports[:MOST_ROLES_NAMED])}."
+    return problem("task_ended", "tasks:ended", "component", "degraded", len(reports), "tasks", reason)
 
 
 def repaired_keys(seen: Observation | None) -> HealthFinding:
@@ -244,5 +279,5 @@ def repaired_keys(seen: Observation | None) -> HealthFinding:
     repairs = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
     if not repairs:
         return HealthFinding("redis:repaired", "datastore", "healthy", 0, "keys")
-    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}: find the other client that writes to this Redis, and stop it."
-    return HealthFinding("redis:repaired", "datastore", "degraded", len(repairs), "keys", reason)
+    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}. Another client writes to this Redis."
+    return problem("redis_key_repaired", "redis:repaired", "datastore", "degraded", len(repairs), "keys", reason)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
-from gateway.operations.health_checks import HealthInputs, health
-from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
-from gateway.operations.health_model import (
+from gateway.operations.health.checks import HealthInputs, health
+from gateway.operations.health.losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
+from gateway.operations.health.model import (
     LEVELS,
     Check,
     Health,
@@ -24,6 +24,7 @@ from gateway.operations.health_model import (
     Status,
     TierHealth,
 )
+from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ratelimit.capacity import CapacityEvidence
@@ -44,6 +45,7 @@ class PoolMemory(NamedTuple):
     losses: Losses
     gateways: GatewayLosses
     restarts: Restarts
+    held: HeldLevels
 
 
 class HealthCollector:
@@ -97,26 +99,37 @@ class HealthCollector:
         return [tier.name for tier in snapshot.tiers if tier.paused] if snapshot else ()
 
     def _updated_memory(self, parts: PoolParts) -> PoolMemory:
-        memory = self._memories.setdefault(parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts()))
+        memory = self._memories.setdefault(
+            parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts(), HeldLevels())
+        )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:
             memory.losses.update(seen.workers, seen.now_ms)
             memory.gateways.update(seen.gateway_ages_ms, seen.now_ms)
             memory.restarts.update(seen.workers, seen.now_ms)
+            names = [tier.name for tier in self._catalog.snapshot.tiers] if self._catalog.snapshot else []
+            memory.held.update(levels_now(tier_results(names, self._objectives(), seen)), seen.now_ms)
         return memory
+
+    def _objectives(self) -> dict[str, TierObjective]:
+        snapshot = self._catalog.snapshot
+        tiers = snapshot.tiers if snapshot else ()
+        return {tier.name: TierObjective(tier.slo_ms, tier.slo_success) for tier in tiers}
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
         snapshot = catalog.snapshot
         memory = self._updated_memory(parts)
+        seen = parts.heartbeat.observation
         return HealthInputs(
-            observation=parts.heartbeat.observation,
+            observation=None if seen is None else memory.losses.without_replaced(seen),
             look_age_s=parts.heartbeat.age_s(),
             redis_problem=parts.heartbeat.redis_problem,
             catalog_loaded=snapshot is not None,
             catalog_fresh=catalog.fresh,
             catalog_age_s=catalog.age_s(),
             catalog_problem=catalog.problem,
+            bad_row=catalog.bad_row,
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
             capacity_rps=parts.limits.capacity_rps,
@@ -124,6 +137,7 @@ class HealthCollector:
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
+            registering=parts.limits.registering,
             eviction_policy=parts.heartbeat.eviction_policy,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
@@ -134,6 +148,9 @@ class HealthCollector:
             losses=memory.losses.all,
             restarts=memory.restarts.all,
             lost_gateways=memory.gateways.all,
+            held=memory.held.levels,
+            objectives=self._objectives(),
+            total_ms=parts.config.total_ms,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
@@ -243,6 +260,12 @@ def _tier(rows: Sequence[TierHealth]) -> TierHealth:
         "shadow_refusals_per_second": round(sum(row["shadow_refusals_per_second"] for row in rows), 3),
         "retry_amplification": max(row["retry_amplification"] for row in rows),
         "p95_ms": max(row["p95_ms"] for row in rows),
+        "error_ratio_10s": max(row["error_ratio_10s"] for row in rows),
+        "error_ratio_60s": max(row["error_ratio_60s"] for row in rows),
+        "burn_rate_5m": max((row["burn_rate_5m"] for row in rows if row["burn_rate_5m"] is not None), default=None),
+        "burn_rate_1h": max((row["burn_rate_1h"] for row in rows if row["burn_rate_1h"] is not None), default=None),
+        "slo_ms": rows[0]["slo_ms"],
+        "slo_success": rows[0]["slo_success"],
     }
 
 

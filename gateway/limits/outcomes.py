@@ -1,0 +1,124 @@
+"""Outcomes of each tier's requests at this gateway: counts of the last 10 s, 60 s, 5 min and 1 h.
+
+The request path only adds integers. Each heartbeat adds them to slots, sums the windows and publishes the sums, so that
+the figures of all gateways can be added. For each tier at most 60 slots of a second and 360 slots of ten seconds are kept.
+"""
+
+from collections import deque
+from collections.abc import Collection
+
+from scheduler.errors import ErrorCode
+from scheduler.protocol.pool_view import TierOutcomes
+
+CAPACITY_REJECTIONS = frozenset(
+    {
+        ErrorCode.SHED_FOR_PRIORITY,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.REDUCED_CAPACITY,
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.BACKPRESSURE,
+        ErrorCode.DRAINING,
+    }
+)
+"""Rejections before the request ran. They use the error budget, but health reports them by checks of their own."""
+
+SHORT_S, LONG_S = 10, 60
+TEN_S = 10
+SHORT_BURN, LONG_BURN = 30, 360
+"""Slots of ten seconds in 5 min and 1 h."""
+
+
+class _Slot:
+    """The outcomes of one interval; `number` is its start in multiples of its length."""
+
+    __slots__ = ("codes", "completed", "number", "rejected")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.completed = 0
+        self.rejected = 0  # For lack of capacity.
+        self.codes: dict[str, int] = {}  # Other failures by error code.
+
+    def add(self, completed: int, rejected: int, codes: dict[str, int]) -> None:
+        self.completed += completed
+        self.rejected += rejected
+        for code, count in codes.items():
+            self.codes[code] = self.codes.get(code, 0) + count
+
+    @property
+    def failed(self) -> int:
+        return sum(self.codes.values())
+
+
+class _TierWindows:
+    """One tier: the counts since the last heartbeat, and the slots."""
+
+    __slots__ = ("codes", "completed", "rejected", "seconds", "tens")
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.rejected = 0
+        self.codes: dict[str, int] = {}
+        self.seconds: deque[_Slot] = deque()
+        self.tens: deque[_Slot] = deque()
+
+    def close(self, now: float) -> TierOutcomes:
+        """Close the heartbeat; returns the sums of the windows."""
+        second, ten = int(now), int(now / TEN_S)
+        for slots, number, most in ((self.seconds, second, LONG_S), (self.tens, ten, LONG_BURN)):
+            if self.completed or self.rejected or self.codes:
+                if not slots or slots[-1].number != number:
+                    slots.append(_Slot(number))
+                slots[-1].add(self.completed, self.rejected, self.codes)
+            while slots and slots[0].number <= number - most:
+                slots.popleft()
+        self.completed, self.rejected, self.codes = 0, 0, {}
+        last = [slot for slot in self.seconds if slot.number > second - SHORT_S]
+        minute = _Slot(0)
+        for slot in self.seconds:
+            minute.add(slot.completed, slot.rejected, slot.codes)
+        short = _budget([slot for slot in self.tens if slot.number > ten - SHORT_BURN])
+        return TierOutcomes(
+            completed_10s=sum(slot.completed for slot in last),
+            failed_10s=sum(slot.failed for slot in last),
+            completed_60s=minute.completed,
+            codes_60s=minute.codes,
+            budget_5m=short,
+            budget_1h=_budget(self.tens),
+        )
+
+
+def _budget(slots: Collection[_Slot]) -> tuple[int, int]:
+    """All requests, and those that count against the objective."""
+    bad = sum(slot.failed + slot.rejected for slot in slots)
+    return bad + sum(slot.completed for slot in slots), bad
+
+
+class OutcomeMeter:
+    """The outcomes of all tiers."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[str, _TierWindows] = {}
+
+    def _tier(self, name: str) -> _TierWindows:
+        tier = self._tiers.get(name)
+        if tier is None:
+            tier = self._tiers[name] = _TierWindows()
+        return tier
+
+    def completed(self, tier: str) -> None:
+        """Count a request that was answered with the model's output."""
+        self._tier(tier).completed += 1
+
+    def failed(self, tier: str, code: ErrorCode) -> None:
+        """Count a failure that the client did not cause."""
+        counts = self._tier(tier)
+        if code in CAPACITY_REJECTIONS:
+            counts.rejected += 1
+        else:
+            counts.codes[code.value] = counts.codes.get(code.value, 0) + 1
+
+    def heartbeat(self, tiers: Collection[str], now: float) -> dict[str, TierOutcomes]:
+        """Close the heartbeat; `now` is monotonic seconds. Tiers that are not in `tiers` any more are removed."""
+        self._tiers = {name: self._tier(name) for name in tiers}
+        return {name: tier.close(now) for name, tier in self._tiers.items()}

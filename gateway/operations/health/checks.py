@@ -1,0 +1,359 @@
+"""The health checks: a pure function from the gateway's last observations to the document of `/internal/health`.
+
+`down` means that requests cannot be served now, `degraded` that they are served although there is a problem. Every
+reason is a sentence for the operator. The figures of a tier (limits, retries, rejections) cover all gateways.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from gateway.circuit_breaker import BreakerState
+from gateway.direct.mode import DirectView
+from gateway.limits.capacity import MEMORY_EASED
+from gateway.operations.health.advice import problem, with_impact
+from gateway.operations.health.losses import (
+    ACTIVE_STATUSES,
+    Loss,
+    LostGateway,
+    Restart,
+    ended_tasks,
+    lost_gateways,
+    repaired_keys,
+    restarted,
+    scheduling,
+)
+from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
+from gateway.operations.health.outcomes import (
+    TierObjective,
+    TierResult,
+    failing_tiers,
+    missed_objectives,
+    slow_batches,
+    tier_results,
+)
+from gateway.operations.health.tiers import (
+    Obstacle,
+    amplified_load,
+    flows,
+    paused_tiers,
+    reduced_limits,
+    shedding,
+    tier_figures,
+)
+from ratelimit.capacity import CapacityEvidence
+from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.tasks import EndedTask
+
+STALE_OBSERVATION_S = 2.0
+STALE_AUDIT_MS = 10_000
+NAMED_WORKERS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthInputs:
+    """The inputs of all checks."""
+
+    observation: Observation | None
+    look_age_s: float | None
+    redis_problem: str | None
+    catalog_loaded: bool
+    catalog_fresh: bool
+    catalog_age_s: float
+    catalog_problem: str | None
+    subscribed: bool
+    bad_row: bool = False  # The newest catalog was rejected because of an invalid row.
+    leaving: bool
+    capacity_rps: float
+    capacity_evidence: CapacityEvidence = CapacityEvidence.PRIOR
+    capacity_confidence: float = 0.0
+    memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
+    short_of_memory: bool = False  # New requests are rejected because of it.
+    eviction_policy: str = ""  # Redis' maxmemory-policy, "" if it is not known.
+    no_model: bool = False  # No model of the catalog is enabled.
+    factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> share of its limits in force, all tiers.
+    paused: Collection[str] = ()  # Tiers for which no batches are formed.
+    audit_lag_ms: int | None = 0  # None: it could not be read.
+    direct: DirectView | None = None
+    tokens_problem: str | None = None  # Why JWTs cannot be verified with current keys.
+    registering: bool = False  # Redis lost its data a moment ago: workers have yet to register again.
+    losses: tuple[Loss, ...] = ()  # Lost workers, the latest first.
+    restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
+    lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
+    gateway_id: str = ""  # This gateway's.
+    held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
+    objectives: Mapping[str, TierObjective] = field(default_factory=dict)  # By tier.
+    total_ms: int = 4000  # TIERLANE_TOTAL_REQUEST_MS
+    ended_tasks: tuple[EndedTask, ...] = ()  # Restarted tasks of this process; the latest first.
+    time: str = ""  # Now, RFC 3339.
+
+
+_QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
+"""Checks of the queue path: not an outage while direct mode serves requests."""
+
+
+def health(inputs: HealthInputs) -> tuple[int, Health]:
+    """The HTTP status and the document."""
+    tiers = flows(list(inputs.factors), inputs.observation)
+    workers = inputs.observation.workers if inputs.observation else []
+    results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
+    findings = [failing_tiers(results, inputs.held, workers, inputs.total_ms)]
+    findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
+    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
+    findings += missed_objectives(results, inputs.held)
+    findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
+    findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]
+    findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
+    findings += [_subscriber(inputs), _audit(inputs)]
+    findings += [reduced_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
+    findings += [
+        repaired_keys(inputs.observation),
+        _memory(inputs),
+        _eviction(inputs),
+        paused_tiers(inputs.paused, inputs.observation),
+    ]
+    if inputs.tokens_problem:
+        findings.append(problem("jwks_stale", "jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
+    if inputs.direct is not None:
+        findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
+    if inputs.leaving:
+        reason = "This gateway is shutting down."
+        findings.append(problem("gateway_stopping", "gateway:leaving", "component", "degraded", "yes", "", reason))
+    if _served_directly(inputs.direct):
+        findings = [
+            replace(f, level="degraded") if f.level == "down" and f.name in _QUEUE_CHECKS else f for f in findings
+        ]
+    findings = [with_impact(finding) for finding in findings]
+    status = max((finding.level for finding in findings), key=LEVELS.index)
+    document: Health = {
+        "status": status,
+        "reasons": [finding.reason for finding in findings if finding.reason],
+        **_figures(inputs, results),
+        "checks": {finding.name: [finding.check(inputs.time)] for finding in findings},
+    }
+    return (503 if status == "down" else 200), document
+
+
+def _figures(inputs: HealthInputs, results: Mapping[str, TierResult]) -> HealthFigures:
+    seen = inputs.observation
+    workers = [worker for worker in seen.workers if worker.healthy] if seen else []
+    gateways = seen.gateways if seen else []
+    busy = _mean([worker.utilization for worker in workers])
+    return {
+        "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
+        "padding_waste": round(_mean([worker.padding_waste for worker in workers]), 4),
+        "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
+        "requests_per_second": round(sum(gateway.requests_per_second for gateway in gateways), 3),
+        "healthy_gpus": len(workers),
+        "total_gpus": seen.total_gpus if seen else 0,
+        "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
+        "capacity_evidence": inputs.capacity_evidence,
+        "capacity_confidence": round(inputs.capacity_confidence, 3),
+        "tiers": {name: tier_figures(name, part, seen, results[name]) for name, part in inputs.factors.items()},
+        "dlq": seen.dlq if seen else 0,
+        "audit_lag_ms": inputs.audit_lag_ms,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _gpus(inputs: HealthInputs) -> HealthFinding:
+    seen = inputs.observation
+    total = seen.total_gpus if seen else 0
+    unhealthy = [worker for worker in seen.workers if not worker.healthy or worker.status == "slow"] if seen else []
+    name, kind, unit = "gpus:healthy", "component", "gpus"
+    if total == 0 and inputs.registering:
+        reason = "Redis was restarted without its data; the workers are registering again."
+        return problem("workers_registering", name, kind, "degraded", 0, unit, reason)
+    if total == 0:
+        return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
+    if not unhealthy:
+        return HealthFinding(name, kind, "healthy", total, unit)
+    # A pausing worker resumes before requests would be rejected for lack of GPUs.
+    all_lost = len(unhealthy) == total and not any(worker.pausing for worker in unhealthy) and not inputs.registering
+    verb = "is" if len(unhealthy) == 1 else "are"
+    named = "; ".join(_worker_problem(worker) for worker in unhealthy[:NAMED_WORKERS])
+    more = f"; and {len(unhealthy) - NAMED_WORKERS} more" if len(unhealthy) > NAMED_WORKERS else ""
+    reason = f"{len(unhealthy)} of {total} GPUs {verb} not healthy: {named}{more}."
+    code = min((_worker_code(worker) for worker in unhealthy), key=_WORKER_CODES.index)
+    about = shortened([worker.id for worker in unhealthy if _worker_code(worker) == code], NAMED_WORKERS)
+    level: Status = "down" if all_lost else "degraded"
+    return problem(code, name, kind, level, total - len(unhealthy), unit, reason, about)
+
+
+_STATUS_CODES = {
+    "slow": "model_too_slow",
+    "down": "model_failed",
+    "failed": "model_failed",
+    "quarantined": "model_failed",
+    "away": "endpoint_unavailable",
+    "starting": "worker_starting",
+    "cordoned": "worker_cordoned",
+    "draining": "worker_stopping",
+}
+_WORKER_CODES = (
+    *("model_too_slow", "gpu_fault", "gpu_lost", "model_failed", "endpoint_unavailable"),
+    *("worker_starting", "worker_cordoned", "worker_stopping", "worker_paused"),
+)
+"""The worst first: it is the code of the check."""
+
+
+def _worker_code(worker: WorkerView) -> str:
+    if worker.gpu is not None and worker.gpu.fault:
+        return "gpu_fault"
+    if worker.pausing:
+        return "worker_paused"
+    return _STATUS_CODES.get(worker.status, "gpu_lost")
+
+
+def _worker_problem(worker: WorkerView) -> str:
+    if worker.pausing:
+        return f"{worker.id} is briefly paused"
+    if worker.status == "slow":
+        return f"{worker.id} is too slow: {slow_batches(worker)}"
+    if worker.status in ACTIVE_STATUSES:
+        return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
+    fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
+    return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
+
+
+def _redis(inputs: HealthInputs) -> HealthFinding:
+    age_s, direct = inputs.look_age_s, inputs.direct
+    fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_OBSERVATION_S
+    if direct is not None and _served_directly(direct):
+        reason = _direct_mode_reason(direct, fresh=fresh)
+        return problem("direct_mode", "redis:look_age", "datastore", "degraded", age_s, "s", reason)
+    if fresh:
+        return HealthFinding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
+    if age_s is None:
+        reason = f"Redis has not responded yet: {_clause(inputs.redis_problem, 'this gateway has just started')}."
+    else:
+        reason = f"Redis last responded {age_s:.1f} s ago: {_clause(inputs.redis_problem, 'no error was reported')}."
+    # One failed read is not an outage; failures for two seconds are.
+    if age_s is not None and age_s <= STALE_OBSERVATION_S:
+        return problem("redis_not_responding", "redis:look_age", "datastore", "degraded", age_s, "s", reason)
+    return problem("redis_unavailable", "redis:look_age", "datastore", "down", age_s, "s", reason)
+
+
+def _served_directly(direct: DirectView | None) -> bool:
+    return direct is not None and direct.active and direct.serves
+
+
+def _obstacle(inputs: HealthInputs) -> Obstacle | None:
+    """A cause that rejects requests regardless of the capacity."""
+    direct, seen = inputs.direct, inputs.observation
+    if direct is not None and direct.active and direct.spool_problem:
+        return Obstacle("the gateway's spool accepts no more records while Redis is not available", "direct:spool")
+    if inputs.short_of_memory:
+        return Obstacle("Redis is short of memory and accepts no new requests", "redis:memory")
+    if seen is not None and seen.workers and not any(worker.healthy for worker in seen.workers):
+        return Obstacle("no GPU is healthy", "gpus:healthy")
+    return None
+
+
+def _direct_mode_reason(direct: DirectView, *, fresh: bool) -> str:
+    redis = "Redis is responding again, but is not used until it is stable" if fresh else "Redis is not responding"
+    workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
+    return f"{redis}; requests have been served by direct calls to {workers} for {direct.for_s:.1f} s."
+
+
+def _spool(direct: DirectView) -> HealthFinding:
+    """Without a writable spool there is no direct mode: requests are rejected while Redis is not available."""
+    name, value, reason = "direct:spool", direct.spool_bytes, direct.spool_problem
+    if not reason:
+        return HealthFinding(name, "datastore", "healthy", value, "bytes")
+    return problem("spool_not_writable", name, "datastore", "degraded", value, "bytes", reason)
+
+
+def _endpoints(direct: DirectView) -> HealthFinding:
+    """A worker that cannot be called now would not serve in an outage of Redis either."""
+    unreachable = direct.unreachable
+    if not unreachable:
+        return HealthFinding("direct:endpoints", "component", "healthy", 0, "workers")
+    named = " ".join(f"{each.worker_id}: {each.why}" for each in unreachable[:NAMED_WORKERS])
+    count = len(unreachable)
+    reason = (
+        f"This gateway cannot call {count} of the workers directly, as it must while Redis is not available. {named}"
+    )
+    about = shortened([each.worker_id for each in unreachable], NAMED_WORKERS)
+    return problem("worker_unreachable", "direct:endpoints", "component", "degraded", count, "workers", reason, about)
+
+
+def _breakers(direct: DirectView) -> list[HealthFinding]:
+    """An open breaker of Redis is explained by the check of Redis; a worker has no other check."""
+    findings: list[HealthFinding] = []
+    for name, state in direct.breakers.items():
+        if state == BreakerState.CLOSED:
+            findings.append(HealthFinding(f"breaker:{name}", "component", "healthy", state, ""))
+            continue
+        reason = None if name == "redis" else f"Direct calls to {name} fail and will be retried soon."
+        about = "Redis" if name == "redis" else name
+        findings.append(problem("circuit_open", f"breaker:{name}", "component", "degraded", state, "", reason, about))
+    return findings
+
+
+def _catalog(inputs: HealthInputs) -> HealthFinding:
+    age_s = round(inputs.catalog_age_s, 1)
+    fault = inputs.catalog_problem
+    if not inputs.catalog_loaded:
+        reason = f"The catalog was never loaded: {_clause(fault, 'PostgreSQL has not responded yet')}."
+        return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
+    if fault or not inputs.catalog_fresh:
+        code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
+        reason = (
+            f"{_clause(fault, 'PostgreSQL is not responding')}. Serving continues with the catalog of {age_s} s ago; "
+            "changes are not applied."
+        )
+        return problem(code, "catalog:age", "datastore", "degraded", age_s, "s", reason)
+    return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")
+
+
+def _models(inputs: HealthInputs) -> HealthFinding:
+    """Without an enabled model, no request can be served."""
+    if not inputs.no_model:
+        return HealthFinding("models:enabled", "component", "healthy", "yes", "")
+    return problem("no_model_enabled", "models:enabled", "component", "down", "no", "", "No model is enabled.")
+
+
+def _clause(fault: str | None, default: str) -> str:
+    """A fault without its full stop, to end a longer sentence."""
+    return (fault or default).rstrip(".")
+
+
+def _subscriber(inputs: HealthInputs) -> HealthFinding:
+    if inputs.subscribed:
+        return HealthFinding("responses:subscribed", "component", "healthy", "yes", "")
+    reason = "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
+    return problem("responses_not_subscribed", "responses:subscribed", "component", "degraded", "no", "", reason)
+
+
+def _audit(inputs: HealthInputs) -> HealthFinding:
+    lag_ms = inputs.audit_lag_ms
+    if lag_ms is not None and lag_ms <= STALE_AUDIT_MS:
+        return HealthFinding("audit:lag", "datastore", "healthy", lag_ms, "ms")
+    if lag_ms is None:
+        reason = "The audit lag is not known."
+        return problem("audit_lag_unknown", "audit:lag", "datastore", "degraded", None, "ms", reason)
+    reason = f"The audit lag is {lag_ms / 1000:.1f} s: records wait in Redis for PostgreSQL."
+    return problem("audit_lag", "audit:lag", "datastore", "degraded", lag_ms, "ms", reason)
+
+
+def _memory(inputs: HealthInputs) -> HealthFinding:
+    share = round(inputs.memory_share, 4)
+    if not inputs.short_of_memory:
+        return HealthFinding("redis:memory", "datastore", "healthy", share, "ratio")
+    reason = (
+        f"Redis uses {share:.0%} of its memory limit: new requests are rejected with 429 until it uses less than "
+        f"{MEMORY_EASED:.0%}."
+    )
+    return problem("redis_full", "redis:memory", "datastore", "degraded", share, "ratio", reason)
+
+
+def _eviction(inputs: HealthInputs) -> HealthFinding:
+    """Roles do not start with such a Redis, but the policy can be changed while they run."""
+    policy = inputs.eviction_policy
+    if policy in ("", "noeviction"):
+        return HealthFinding("redis:eviction", "datastore", "healthy", policy, "")
+    reason = f"Redis has maxmemory-policy {policy}, which can evict queued requests."
+    return problem("redis_evicts", "redis:eviction", "datastore", "degraded", policy, "", reason)

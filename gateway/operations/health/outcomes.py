@@ -1,0 +1,271 @@
+"""Health by outcome: the requests of each tier that fail, latency and error budget against the tier's objectives.
+
+Levels are computed from sums over all gateways. A level is held for some time after it was last reached, so that health
+does not alternate between two samples. All but the memory of that are pure functions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.operations.health.advice import problem
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
+from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
+
+MIN_REQUESTS = 3
+"""Fewer ended or failed requests are no evidence."""
+
+DEGRADED_RATIO = 0.05
+DOWN_RATIO = 0.9
+FAST_BURN = 14.4  # 2 % of a month's error budget in an hour, as in deploy/prometheus/rules.yaml.
+BURN = 6.0
+MIN_BAD = 10  # Failures in an hour. With fewer, a burn rate says little.
+BUCKET = 2 ** (1 / 6)  # p95 is rounded up to the end of its bucket.
+HOLD_MS = 5_000
+ALL = "*"
+NAMED_WORKERS = 3
+
+
+class TierObjective(NamedTuple):
+    """A tier's `slo_ms` and `slo_success`; None: no objective."""
+
+    ms: int | None = None
+    success: float | None = None
+
+
+class TierResult(NamedTuple):
+    """Outcomes and p95 of one tier over all gateways, and its objective."""
+
+    outcomes: TierOutcomes
+    p95_ms: float = 0.0
+    objective: TierObjective = TierObjective()
+
+    @property
+    def error_ratio_10s(self) -> float:
+        return _ratio(self.outcomes.failed_10s, self.outcomes.completed_10s)
+
+    @property
+    def error_ratio_60s(self) -> float:
+        return _ratio(self.outcomes.failed_60s, self.outcomes.completed_60s)
+
+    @property
+    def burn_rate_5m(self) -> float | None:
+        return self._burn(self.outcomes.budget_5m)
+
+    @property
+    def burn_rate_1h(self) -> float | None:
+        return self._burn(self.outcomes.budget_1h)
+
+    def _burn(self, budget: tuple[int, int]) -> float | None:
+        """How many times faster than allowed the error budget is used."""
+        total, bad = budget
+        if self.objective.success is None:
+            return None
+        return bad / total / (1 - self.objective.success) if total else 0.0
+
+
+def _ratio(failed: int, completed: int) -> float:
+    return failed / (failed + completed) if failed else 0.0
+
+
+def tier_results(
+    names: Sequence[str], objectives: Mapping[str, TierObjective], seen: Observation | None
+) -> dict[str, TierResult]:
+    """The results of each tier: sums over all gateways, and the highest p95, since percentiles cannot be added."""
+    gateways = seen.gateways if seen else []
+    return {
+        name: TierResult(
+            total([each.outcomes[name] for each in gateways if name in each.outcomes]),
+            max((each.tiers[name].p95_ms for each in gateways if name in each.tiers), default=0.0),
+            objectives.get(name, TierObjective()),
+        )
+        for name in names
+    }
+
+
+def total(parts: Sequence[TierOutcomes]) -> TierOutcomes:
+    """The sum."""
+    codes: dict[str, int] = {}
+    for each in parts:
+        for code, count in each.codes_60s.items():
+            codes[code] = codes.get(code, 0) + count
+    return TierOutcomes(
+        sum(each.completed_10s for each in parts),
+        sum(each.failed_10s for each in parts),
+        sum(each.completed_60s for each in parts),
+        codes,
+        (sum(each.budget_5m[0] for each in parts), sum(each.budget_5m[1] for each in parts)),
+        (sum(each.budget_1h[0] for each in parts), sum(each.budget_1h[1] for each in parts)),
+    )
+
+
+def outcome_level(each: TierOutcomes) -> Status:
+    """The level of these outcomes: `down` if nearly all requests fail. With few requests, those of 60 s count."""
+    if not each.failed_10s:
+        return "healthy"
+    ended_10s, ended_60s = each.completed_10s + each.failed_10s, each.completed_60s + each.failed_60s
+    failed, ended = (each.failed_10s, ended_10s) if ended_10s >= MIN_REQUESTS else (each.failed_60s, ended_60s)
+    if failed >= MIN_REQUESTS and failed >= DOWN_RATIO * ended:
+        return "down"
+    windows = ((each.failed_10s, ended_10s), (each.failed_60s, ended_60s))
+    some = any(failed >= MIN_REQUESTS and failed >= DEGRADED_RATIO * ended for failed, ended in windows)
+    return "degraded" if some else "healthy"
+
+
+def burns(result: TierResult, threshold: float) -> bool:
+    """Whether the error budget is used faster than `threshold`, over 5 min and 1 h."""
+    rates = (result.burn_rate_5m or 0.0, result.burn_rate_1h or 0.0)
+    return min(rates) >= threshold and result.outcomes.budget_1h[1] >= MIN_BAD
+
+
+def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
+    """The present levels: of each tier, of ALL tiers together, and `degraded` for each missed objective."""
+    levels: dict[str, Status] = {name: outcome_level(each.outcomes) for name, each in results.items()}
+    levels[ALL] = outcome_level(total([each.outcomes for each in results.values()]))
+    for name, each in results.items():
+        if each.objective.ms is not None and each.p95_ms / BUCKET > each.objective.ms:
+            levels[f"p95:{name}"] = "degraded"
+        for kind, threshold in (("fast", FAST_BURN), ("burn", BURN)):
+            if burns(each, threshold):
+                levels[f"{kind}:{name}"] = "degraded"
+    return levels
+
+
+class HeldLevels:
+    """Levels that are held for HOLD_MS after they were last reached."""
+
+    def __init__(self) -> None:
+        self._reached: dict[tuple[str, Status], int] = {}
+
+    def update(self, levels: Mapping[str, Status], now_ms: int) -> None:
+        """Process the present levels. `now_ms`: of Redis' clock."""
+        self._reached |= {(key, level): now_ms for key, level in levels.items() if level != "healthy"}
+        self._reached = {each: at_ms for each, at_ms in self._reached.items() if 0 <= now_ms - at_ms < HOLD_MS}
+
+    @property
+    def levels(self) -> dict[str, Status]:
+        """The worst held level of each key that is not healthy."""
+        return dict(sorted(self._reached, key=lambda each: LEVELS.index(each[1])))
+
+
+class Cause(NamedTuple):
+    """Why requests fail: code, clause, and the affected processes or tiers."""
+
+    code: str
+    clause: str
+    about: str
+
+
+_TIMEOUTS = ("queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow")
+
+
+def failing_tiers(
+    results: Mapping[str, TierResult], held: Mapping[str, Status], workers: Sequence[WorkerView], total_ms: int
+) -> HealthFinding:
+    """Whether requests end in errors of the service or in timeouts, and why. `total_ms`: TIERLANE_TOTAL_REQUEST_MS."""
+    name, worst = "tiers:outcomes", round(max((each.error_ratio_10s for each in results.values()), default=0.0), 4)
+    failing = [tier for tier in results if held.get(tier, "healthy") != "healthy"]
+    if not failing and held.get(ALL, "healthy") == "healthy":
+        return HealthFinding(name, "component", "healthy", worst, "ratio")
+    failing = failing or [tier for tier, each in results.items() if each.outcomes.codes_60s]
+    codes = total([results[tier].outcomes for tier in failing]).codes_60s
+    shares = ", ".join(_share(tier, results[tier], codes) for tier in failing) or "Requests fail"
+    cause = failure_cause(codes, workers, failing, total_ms)
+    level: Status = "down" if held.get(ALL) == "down" else "degraded"
+    return problem(cause.code, name, "component", level, worst, "ratio", f"{shares}; {cause.clause}.", cause.about)
+
+
+def _share(tier: str, result: TierResult, codes: Mapping[str, int]) -> str:
+    timeouts = sum(codes.get(code, 0) for code in _TIMEOUTS)
+    verb = "time out" if 2 * timeouts >= sum(codes.values()) else "fail"
+    if result.error_ratio_10s >= DEGRADED_RATIO:
+        return f"{tier}: {result.error_ratio_10s:.0%} of requests {verb}"
+    return f"{tier}: {result.error_ratio_60s:.0%} of requests of the last minute {verb}"
+
+
+def failure_cause(
+    codes: Mapping[str, int], workers: Sequence[WorkerView], tiers: Sequence[str], total_ms: int
+) -> Cause:
+    """The cause, from the error codes and the state of the workers."""
+    slow = [worker for worker in workers if worker.status == "slow"]
+    failed, timeouts = sum(codes.values()), sum(codes.get(code, 0) for code in _TIMEOUTS)
+    if slow and 2 * timeouts >= failed:
+        return Cause("model_too_slow", slow_batches(slow[0]), shortened([each.id for each in slow], NAMED_WORKERS))
+    # Of the requests behind a batch that reaches its limit, many wait until another of their limits is reached.
+    if 2 * timeouts >= failed and 10 * (codes.get("gpu_timeout", 0) + codes.get("model_too_slow", 0)) >= failed > 0:
+        return Cause("requests_time_out", _hung_batches(workers), "")
+    worst = max(codes, key=lambda code: codes[code], default="internal_error")
+    if worst == "deadline_exceeded":
+        clause = f"queue and model together take longer than TIERLANE_TOTAL_REQUEST_MS = {total_ms:,}"
+        return Cause("requests_time_out", clause, "")
+    if worst == "queue_timeout":
+        return Cause("requests_wait_too_long", "they wait in the queue longer than `max_queue_ms`", ", ".join(tiers))
+    if worst == "worker_lost":
+        return Cause("requests_lose_workers", "workers are lost while they run them", "")
+    return Cause("requests_fail", f"most with the error {worst}", worst)
+
+
+def _hung_batches(workers: Sequence[WorkerView]) -> str:
+    """The clause about batches that reach their time limit on workers that do not report themselves as slow."""
+    backends = {worker.backend for worker in workers}
+    named = f"batches of `{backends.pop()}`" if len(backends) == 1 else "batches"
+    limit = max((worker.timeout_ms for worker in workers), default=0.0)
+    value = f" = {limit:,.0f}" if limit > 0 else ""
+    return f"{named} do not finish within their time limit, TIERLANE_GPU_TIMEOUT_MS{value}"
+
+
+def slow_batches(worker: WorkerView) -> str:
+    """The clause about a worker whose model is slower than its time limit."""
+    limit = f"TIERLANE_GPU_TIMEOUT_MS = {worker.timeout_ms:,.0f}"
+    if worker.model_ms > worker.timeout_ms:
+        return f"batches of `{worker.backend}` take {worker.model_ms:,.0f} ms, over {limit}"
+    return f"batches of `{worker.backend}` do not finish within {limit}"
+
+
+def missed_objectives(results: Mapping[str, TierResult], held: Mapping[str, Status]) -> list[HealthFinding]:
+    """Whether p95 is within `slo_ms`, and the error budget of `slo_success` lasts. Without objectives, no finding."""
+    findings: list[HealthFinding] = []
+    timed = {name: each for name, each in results.items() if each.objective.ms is not None}
+    if timed:
+        late = {name: each for name, each in timed.items() if f"p95:{name}" in held}
+        worst = max(each.p95_ms for each in timed.values())
+        named = ", ".join(
+            f"{name} {each.p95_ms:,.0f} ms, objective {each.objective.ms:,} ms" for name, each in late.items()
+        )
+        findings.append(
+            problem(
+                "latency_over_objective",
+                "tiers:p95",
+                "component",
+                "degraded",
+                worst,
+                "ms",
+                f"p95 is over the objective: {named}.",
+                ", ".join(late),
+            )
+            if late
+            else HealthFinding("tiers:p95", "component", "healthy", worst, "ms")
+        )
+    budgeted = {name: each for name, each in results.items() if each.objective.success is not None}
+    if budgeted:
+        fast = any(f"fast:{name}" in held for name in budgeted)
+        burning = {n: each for n, each in budgeted.items() if f"fast:{n}" in held or f"burn:{n}" in held}
+        worst = round(max(each.burn_rate_1h or 0.0 for each in budgeted.values()), 2)
+        named = ", ".join(
+            f"{name} {each.burn_rate_5m:.1f} times too fast over 5 min and {each.burn_rate_1h:.1f} over 1 h"
+            for name, each in burning.items()
+        )
+        findings.append(
+            problem(
+                "budget_burns_fast" if fast else "budget_burns",
+                "tiers:burn_rate",
+                "component",
+                "degraded",
+                worst,
+                "",
+                f"The error budget is used: {named}.",
+                ", ".join(burning),
+            )
+            if burning
+            else HealthFinding("tiers:burn_rate", "component", "healthy", worst, "")
+        )
+    return findings

@@ -1,0 +1,174 @@
+"""The figures and checks of tiers: limits in force, pauses, retries, and rejections for lack of capacity.
+
+All are pure functions of the observation of a pool. The figures cover all gateways.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gateway.operations.health.advice import problem
+from gateway.operations.health.losses import Loss
+from gateway.operations.health.model import HealthFinding, TierHealth
+from gateway.operations.health.outcomes import TierResult
+from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
+
+FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
+AMPLIFIED = 1.5  # Retries are reported from this amplification on,
+MIN_RETRIES_RPS = 10.0  # and from this rate on: at low rates, few retries are a high amplification.
+MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of first attempts is not known.
+
+
+def tier_figures(name: str, part: float, seen: Observation | None, result: TierResult) -> TierHealth:
+    """The figures of one tier. `part`: the share of its base limits that is in force."""
+    depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
+    stats = _stats(name, seen)
+    return {
+        "depth": depth.depth,
+        "oldest_ms": round(depth.oldest_ms, 1),
+        "effective_limit_ratio": round(part, 4),
+        # Each gateway reports the same value for the whole tier; a gateway that has just started reports 0.
+        "allocated_rps": round(max((each.allocated_rps for each in stats), default=0.0), 3),
+        "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
+        "shadow_refusals_per_second": round(sum(each.shadowed_rps for each in stats), 3),
+        "retry_amplification": round(_amplification(stats), 4),
+        "p95_ms": result.p95_ms,
+        "error_ratio_10s": round(result.error_ratio_10s, 4),
+        "error_ratio_60s": round(result.error_ratio_60s, 4),
+        "burn_rate_5m": None if result.burn_rate_5m is None else round(result.burn_rate_5m, 2),
+        "burn_rate_1h": None if result.burn_rate_1h is None else round(result.burn_rate_1h, 2),
+        "slo_ms": result.objective.ms,
+        "slo_success": result.objective.success,
+    }
+
+
+def reduced_limits(factors: Mapping[str, float]) -> HealthFinding:
+    """Whether every tier has its base limits."""
+    reduced = {name: part for name, part in factors.items() if part < FULL_LIMITS}
+    if not reduced:
+        return HealthFinding("limits:lowest", "component", "healthy", 1.0, "ratio")
+    named = ", ".join(f"{name} to {part:.0%}" for name, part in reduced.items())
+    lowest = round(min(reduced.values()), 4)
+    reason = f"Limits are reduced: {named}."
+    return problem("limits_reduced", "limits:lowest", "component", "degraded", lowest, "ratio", reason)
+
+
+def paused_tiers(names: Collection[str], seen: Observation | None) -> HealthFinding:
+    """Whether an operator has paused tiers, and how many requests are queued in them."""
+    if not names:
+        return HealthFinding("tiers:paused", "component", "healthy", 0, "tiers")
+    depths = {name: seen.tiers[name].depth for name in names if seen and name in seen.tiers}
+    named = ", ".join(f"{name} ({depths[name]:,} queued)" if name in depths else name for name in sorted(names))
+    reason = f"No batches are formed for paused tiers: {named}."
+    about = ", ".join(sorted(names))
+    return problem("tier_paused", "tiers:paused", "component", "degraded", len(names), "tiers", reason, about)
+
+
+def amplified_load(names: Sequence[str], seen: Observation | None) -> HealthFinding:
+    """Whether retries of clients multiply the load of a tier."""
+    stats = {name: _stats(name, seen) for name in names}
+    highest = round(max((_amplification(each) for each in stats.values()), default=1.0), 4)
+    named = [f"{name} by {_amplification(each):.1f}" for name, each in stats.items() if _is_amplified(each)]
+    if not named:
+        return HealthFinding("retries:amplification", "component", "healthy", highest, "ratio")
+    reason = f"Client retries multiply the load: {', '.join(named)}."
+    return problem("client_retries", "retries:amplification", "component", "degraded", highest, "ratio", reason)
+
+
+def _stats(name: str, seen: Observation | None) -> list[TierStats]:
+    gateways = seen.gateways if seen else []
+    return [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+
+
+def _amplification(stats: Sequence[TierStats]) -> float:
+    """All requests divided by first attempts; 1.0 without retries."""
+    arrived, first = sum(each.arrived_rps for each in stats), sum(each.arrived_rps - each.retries_rps for each in stats)
+    if arrived <= 0:
+        return 1.0
+    return max(1.0, arrived / max(first, arrived / MAX_AMPLIFICATION))
+
+
+def _is_amplified(stats: Sequence[TierStats]) -> bool:
+    retries_rps = sum(each.retries_rps for each in stats)
+    return retries_rps >= MIN_RETRIES_RPS and _amplification(stats) > AMPLIFIED
+
+
+MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
+MIN_SHED_RPS = 0.5
+
+
+class Flow(NamedTuple):
+    """One tier over all gateways, requests/s."""
+
+    arrived: float
+    shed: float
+    demand: float
+
+
+class Obstacle(NamedTuple):
+    """A cause of rejections that is not the load, and the check that explains it."""
+
+    cause: str
+    check: str
+
+
+def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
+    """Arrivals and rejections for lack of capacity, by tier."""
+    gateways = seen.gateways if seen else []
+    found: dict[str, Flow] = {}
+    for name in names:
+        stats = [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+        found[name] = Flow(
+            sum(each.arrived_rps for each in stats),
+            sum(each.shed_per_second for each in stats),
+            sum(each.demand_rps for each in stats),
+        )
+    return found
+
+
+def shedding(
+    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], obstacle: Obstacle | None = None
+) -> HealthFinding:
+    """Whether requests of a tier are rejected for lack of capacity, and why.
+
+    `obstacle`: a cause that affects all requests; without it, the cause is the capacity or the queue length.
+    """
+    shed = {name: _share(flow) for name, flow in tiers.items() if _is_reported(flow)}
+    worst = round(max(shed.values(), default=0.0), 4)
+    if not shed:
+        return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
+    shares = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
+    if obstacle is not None:
+        code, cause, about = "rejected_by_fault", f"{obstacle.cause} (see {obstacle.check})", obstacle.check
+    else:
+        code, cause = _cause(sum(flow.demand for flow in tiers.values()), capacity_rps)
+        about = ""
+    reason = f"Rejecting {shares}: {cause}{_since(losses)}."
+    return problem(code, "capacity:shed", "component", "degraded", worst, "ratio", reason, about)
+
+
+def _is_reported(flow: Flow) -> bool:
+    return flow.shed >= MIN_SHED_RPS and _share(flow) >= MIN_SHED_SHARE
+
+
+def _share(flow: Flow) -> float:
+    """0..1. A request may be rejected in a later heartbeat interval than the one it arrived in."""
+    return min(1.0, flow.shed / max(flow.arrived, flow.shed)) if flow.shed > 0 else 0.0
+
+
+def _cause(demand_rps: float, capacity_rps: float) -> tuple[str, str]:
+    """The code and the cause."""
+    if capacity_rps < demand_rps:
+        return "capacity_exceeded", f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
+    within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
+    return "queues_too_long", f"queues are too long, although {within}"
+
+
+def _since(losses: Sequence[Loss]) -> str:
+    """The lost workers that were not replaced, and the time of the first loss, when the shortage began."""
+    if not losses:
+        return ""
+    at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
+    verb = "was" if len(losses) == 1 else "were"
+    more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+    return f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"

@@ -1,0 +1,113 @@
+"""Installs locked requirements into .venv with uv, from the package index that pip is configured for.
+
+    .venv/bin/python requirements/install.py locked FILE     what a lock file pins, with its hashes
+    .venv/bin/python requirements/install.py exact FILE      the same without dependencies
+    .venv/bin/python requirements/install.py torch [INDEX]   the build of torch that fits this machine
+
+uv does not read pip's configuration, so indexes, certificate and constraints are passed on. Standard library only: it
+runs before anything else is installed.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PathDistribution, distribution
+from pathlib import Path
+
+HERE = Path(__file__).parent
+UV_OF_PIP = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "cert": "SSL_CERT_FILE",
+}
+"""Options of pip, and the environment variables with which uv takes the same values."""
+
+
+def uv_settings(pip_config: str) -> dict[str, str]:
+    """The environment of uv for the output of `pip config list`, in which the environment overrides the files."""
+    settings: dict[str, str] = {}
+    for line in pip_config.splitlines():
+        key, _, value = line.partition("=")
+        section, _, option = key.rpartition(".")
+        name = UV_OF_PIP.get(option)
+        if name is None or (name in settings and section != ":env:"):
+            continue
+        values = value.strip("'\"").replace("\\n", " ").split()
+        settings[name] = ("," if name == "UV_FIND_LINKS" else " ").join(values)
+    return settings
+
+
+def uv_environment() -> dict[str, str]:
+    """The environment for uv. Variables of uv that are set already win."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    # pip takes a file from whichever index has it; without this, uv takes it from the first index that has the name.
+    defaults = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_LINK_MODE": "copy"}
+    return defaults | uv_settings(listed.stdout) | dict(os.environ)
+
+
+def uv(arguments: list[str], environment: dict[str, str], stderr: int | None = None) -> int:
+    """Run `uv pip install` for this interpreter; its exit status."""
+    command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *arguments]
+    return subprocess.run(command, env=environment, check=False, stderr=stderr).returncode
+
+
+def torch_source(index: str, environment: dict[str, str]) -> tuple[list[str], str]:
+    """The options of uv that choose a build of torch, and a description of it."""
+    if index:
+        return ["--default-index", index], "from the index in TORCH_INDEX_URL"
+    automatic = ["--torch-backend", "auto"]
+    # Resolves only, so that a network without torch's own index costs seconds and no attempt to install.
+    probe = environment | {"UV_HTTP_TIMEOUT": "5", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_RETRIES": "0"}
+    if uv(["--quiet", *automatic, "--dry-run", "-r", str(HERE / "torch.txt")], probe, stderr=subprocess.DEVNULL) == 0:
+        return automatic, "that fits the GPU driver of this machine, or the CPU, from torch's own index"
+    return [], "from the configured package index, because torch's own index does not respond"
+
+
+def installed_mb(name: str) -> int:
+    """The size of an installed distribution, in MB."""
+    files = distribution(name).files or []
+    return sum(Path(str(file.locate())).stat().st_size for file in files if Path(str(file.locate())).is_file()) // 10**6
+
+
+def gpu_packages() -> list[str]:
+    """The names of the installed distributions that only a build for CUDA needs."""
+    found = PathDistribution.discover()
+    names = {str(each.metadata["Name"]) for each in found}
+    return sorted(name for name in names if name.startswith(("nvidia-", "triton")))
+
+
+def install_torch(index: str) -> int:
+    """Install torch and print which build that is, and how large."""
+    environment = uv_environment()
+    options, description = torch_source(index, environment)
+    print(f"Installing the build of torch {description}.", flush=True)
+    status = uv([*options, "-r", str(HERE / "torch.txt")], environment)
+    if status == 0:
+        extra = gpu_packages()
+        size_mb = sum(installed_mb(name) for name in ["torch", *extra])
+        build = f"with {len(extra)} packages for CUDA" if extra else "for the CPU"
+        print(f"torch {distribution('torch').version} {build} is installed: {size_mb:,} MB.")
+    return status
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status of uv; 2 for wrong arguments."""
+    match arguments:
+        case ["locked", file]:
+            return uv(["--require-hashes", "-r", file], uv_environment())
+        case ["exact", file]:
+            return uv(["--require-hashes", "--no-deps", "-r", file], uv_environment())
+        case ["torch"]:
+            return install_torch("")
+        case ["torch", index]:
+            return install_torch(index)
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

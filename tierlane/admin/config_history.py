@@ -1,0 +1,60 @@
+"""The verb `tierlane config-changes`: who changed which row of the configuration from what to what."""
+
+from datetime import timedelta
+from typing import Any
+
+from ledger.admin.changes import Row
+from ledger.admin.errors import THINGS
+from ledger.admin.rows import list_config_changes
+from ledger.postgres import Connection
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import fetch, steps_of
+from tierlane.output import Column, print_rows, readable
+
+COLUMNS = (
+    Column("changed_at", "WHEN"),
+    Column("changed_by", "WHO"),
+    Column("row", "ROW"),
+    Column("change", "CHANGE"),
+)
+_NOT_SHOWN = frozenset({"id", "name", "customer_id", "created_at", "last_used_at"})
+"""Columns of a new row that repeat the other cells."""
+
+
+def show_changes(limit: int, customer: str | None, since: timedelta | None, table: str | None, by: str | None) -> Work:
+    """Print the newest changes; the arguments that are not None select them."""
+
+    async def read(connection: Connection) -> tuple[list[Row], int]:
+        return await list_config_changes(connection, limit, customer=customer, since=since, table=table, by=by)
+
+    async def work(call: VerbCall) -> int:
+        rows, total = await fetch(call, read)
+        if call.output == "table":
+            rows = [row | {"row": name_of(row), "change": words_of(row["old"], row["new"])} for row in rows]
+        print_rows(call.output, COLUMNS, rows, "changes", total)
+        return 0
+
+    return work
+
+
+def name_of(row: Row) -> str:
+    """The changed row for readers, such as `customer acme` or `key 0123456789ab of acme`."""
+    values = row["new"] or row["old"]
+    name = values.get("quota") if row["table_name"] == "quotas" else values.get("name")
+    if row["table_name"] == "api_keys" or name is None:
+        name = row["row_key"]
+    owner = row["customer"] if row["table_name"] in ("api_keys", "quotas") else None
+    if row["table_name"] == "quotas" and owner is None:
+        owner = f"tier {values.get('tier')}"
+    thing = THINGS.get(row["table_name"], "dead letters")
+    return f"{thing} {name}" + (f" of {owner}" if owner else "")
+
+
+def words_of(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    """`created` with its values, `deleted`, or each changed column with its value before and after."""
+    if old is None:
+        values = [f"{k} {readable(v)}" for k, v in (new or {}).items() if v is not None and k not in _NOT_SHOWN]
+        return f"created: {', '.join(values)}" if values else "created"
+    if new is None:
+        return "deleted"
+    return ", ".join(f"{column} {step}" for column, step in steps_of(old, new))
