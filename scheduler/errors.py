@@ -36,6 +36,7 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     GPU_TIMEOUT = "gpu_timeout"
+    MODEL_TOO_SLOW = "model_too_slow"
     POISON_REQUEST = "poison_request"
     INVALID_OUTPUT = "invalid_output"
     WORKER_LOST = "worker_lost"
@@ -87,6 +88,9 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.QUEUE_TIMEOUT: HttpError(504, _TIMEOUT, "The request waited too long in its queue.", retry=False),
     ErrorCode.DEADLINE_EXCEEDED: HttpError(504, _TIMEOUT, "The deadline of the request has passed.", retry=False),
     ErrorCode.GPU_TIMEOUT: HttpError(504, _TIMEOUT, "The model took too long.", retry=False),
+    ErrorCode.MODEL_TOO_SLOW: HttpError(
+        503, _BUSY, "The model is too slow for the time limit of a request, so requests are rejected.", retry=False
+    ),
     ErrorCode.POISON_REQUEST: HttpError(422, _INVALID, "The model cannot process this input.", retry=False),
     ErrorCode.INVALID_OUTPUT: HttpError(502, _SERVER, "The model returned an invalid output."),
     ErrorCode.WORKER_LOST: HttpError(503, _SERVER, "The workers that ran this request were lost."),

@@ -118,6 +118,9 @@ class DirectBatches:
 
         The caller has counted them in `_waiting`.
         """
+        if self._execution.slow_model.slow:
+            self._waiting -= 1
+            return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         try:
             return await self._run(requests, read_at)
         except ModelHung:

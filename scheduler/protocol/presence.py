@@ -382,6 +382,8 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         width=heartbeat.width,
         fresh_batch=heartbeat.fresh_batch,
         served_rps=heartbeat.served_rps,
+        model_ms=heartbeat.model_ms,
+        timeout_ms=heartbeat.timeout_ms,
     )
 
 
