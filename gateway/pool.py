@@ -242,7 +242,7 @@ class PoolParts:
         if self._standby is not None:
             self._standby.observed(seen)
         if seen is not None and self.limits.model_too_slow:
-            self.sweep.end_accepted(ErrorCode.MODEL_TOO_SLOW, time.monotonic())
+            self.sweep.end_sent(ErrorCode.MODEL_TOO_SLOW, time.monotonic())
 
     def _ended(self, pending: PendingRequest) -> None:
         if self.admission.rejections.held:

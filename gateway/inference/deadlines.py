@@ -133,14 +133,14 @@ class DeadlineSweep:
         """End all pending requests with this code, as at their deadline: a reply that is stored by then is the response."""
         await asyncio.gather(*(self._settle(group, code) for group in _groups(self._pending_requests.all())))
 
-    def end_accepted(self, code: ErrorCode, now: float) -> None:
-        """End all requests that Redis has accepted, without waiting for their deadlines; otherwise as `end_all`."""
-        accepted = [
+    def end_sent(self, code: ErrorCode, now: float) -> None:
+        """End all requests that Redis may have, without waiting for their deadlines; otherwise as `end_all`."""
+        sent = [
             pending
             for pending in self._pending_requests.all()
-            if pending.accepted and not pending.direct and pending.settling_since is None and not pending.done
+            if pending.sent and not pending.direct and pending.settling_since is None and not pending.done
         ]
-        for group in _groups(accepted):
+        for group in _groups(sent):
             self._begin(group, now, code)
 
     def _begin(

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -69,6 +70,7 @@ class StackFile:
 
 POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
+OK = 200
 
 # Proxies of the environment do not apply to a gateway on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -88,28 +90,30 @@ async def wait_until_ready(http_url: str, service_token: str, redis_url: str, po
 
 def _not_serving(http_url: str, service_token: str, pools: Collection[str]) -> list[str] | None:
     """The pools without a healthy worker; None while the gateway is not ready."""
-    if _get(f"{http_url}/readyz", None) is None:
+    if _get(f"{http_url}/readyz", None)[0] != OK:
         return None
-    body = _get(f"{http_url}/internal/health", service_token)
-    if body is None:
-        return None
+    status, body = _get(f"{http_url}/internal/health", service_token)
     try:
         health: Any = json.loads(body)
         seen = health.get("pools") or dict.fromkeys(pools, health)
-        return [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
+        waiting = [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return waiting if waiting or status == OK else None  # Without a healthy worker, health is down: its status is 503.
 
 
-def _get(url: str, token: str | None) -> bytes | None:
-    """The body of a response with status 200, or with status 503, which health returns while it is down; else None."""
+def _get(url: str, token: str | None) -> tuple[int, bytes]:
+    """Status and body of the response; 0 without one."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
     try:
         with _opener.open(request, timeout=CALL_TIMEOUT_S) as response:
-            return bytes(response.read()) if response.status == 200 else None
+            return response.status, bytes(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
     except (OSError, http.client.HTTPException, ValueError):
-        return None
+        return 0, b""
 
 
 EXAMPLE_INPUT = "Once upon a time"
