@@ -148,8 +148,8 @@ class JobCall(AwaitedCall):
         parts = self._handler.parts
         tier, error = pending.submission.tier, None
         if parts.limits.model_too_slow:
-            raise RequestError(ErrorCode.MODEL_TOO_SLOW)
-        if parts.direct.active or parts.limits.no_gpu(pending.started):
+            error = RequestError(ErrorCode.MODEL_TOO_SLOW)
+        elif parts.direct.active or parts.limits.no_gpu(pending.started):
             error = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
         elif parts.limits.short_of_memory:
             error = RequestError(ErrorCode.BACKPRESSURE)
