@@ -120,6 +120,7 @@ class Trials:
     def became_slow(self, body: bytes) -> None:
         """The model counts as slow; `body` is a request that reached the cap."""
         self._body = trial_body(body)
+        self._warn()
         self._update()
 
     async def run(self) -> None:
@@ -140,6 +141,10 @@ class Trials:
         finally:
             over_cap.cancel()
         self._model.trial_ended(ms)
+        if self._model.slow:
+            self._warn()
+        else:
+            log.info("model measured", model_ms=round(self._model.model_ms), timeout_ms=self._model.timeout_ms)
         self._update()
 
     def _over_cap(self) -> None:
@@ -147,16 +152,12 @@ class Trials:
         self._update()
 
     def _update(self) -> None:
-        model, was_usable = self._model, self.usable.is_set()
-        if model.slow:
+        if self._model.slow:
             self.usable.clear()
             self._due.set()
-            self._warn()
         else:
             self._due.clear()
             self.usable.set()
-            if not was_usable:
-                log.info("model measured", model_ms=round(model.model_ms), timeout_ms=model.timeout_ms)
         self._changed()
 
     def _warn(self) -> None:
