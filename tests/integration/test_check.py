@@ -200,7 +200,7 @@ async def test_a_correct_model_passes_with_suggested_settings() -> None:
         ("crashes_on_long", {"long"}),
         ("holds_two", {"sizes"}),
         ("crashes", {"answers"}),
-        ("hangs", {"answers"}),
+        ("hangs", {"answers", "time"}),
         ("CannotLoad", {"load"}),
         ("NeverLoads", {"load"}),
         ("no_such_name", {"load"}),

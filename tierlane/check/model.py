@@ -338,7 +338,8 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFindin
     yield holds("load", f"in {probe.load_s:.1f} s, version {probe.version}")
     together = await probe.ask(TEXTS)
     yield judge_answered(together)
-    yield await probe.timing()
+    if together.hung or not together.lost:
+        yield await probe.timing()
     if together.lost:
         return
     again = await probe.ask(TEXTS)
