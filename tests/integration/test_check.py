@@ -210,6 +210,7 @@ async def test_each_violation_fails_its_checks(spec: str, failed: set[str], monk
     """The exit code is 1, and each failed check has advice."""
     if spec == "NeverLoads":
         monkeypatch.setattr(check_model, "LOAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(check_model, "TRIAL_CAPS", 1.1)
     code, checks, document = await check(spec)
 
     assert {name for name, ok in checks.items() if ok is False} == failed
