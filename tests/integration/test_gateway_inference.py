@@ -148,7 +148,7 @@ async def test_a_model_that_is_too_slow(client: Redis, redis_url: str) -> None:
     """Once all workers report it, waiting requests end, streams too, and new ones are rejected; none waits for its deadline."""
     async with running_stack(client, redis_url, worker=False) as stack:
         waiting = [asyncio.create_task(stack.infer({"input": "a"})) for _ in range(2)]
-        chat = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}
         stream = asyncio.create_task(
             stack.http.post(f"{stack.url}/v1/chat/completions", json=chat, headers=stack.key())
         )

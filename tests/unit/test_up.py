@@ -202,12 +202,12 @@ def test_pools_of_disabled_models_are_served_but_not_offered() -> None:
                 "simulated:9 takes 3,500 ms",
                 "over TIERLANE_GPU_TIMEOUT_MS = 3,000;",
                 "model_too_slow",
-                "ms 7000",
-                "ms 8000",
+                "TIMEOUT_MS=7000",
+                "REQUEST_MS=8000",
             ),
         ),
-        (9000, 3000, 4000, ("MS = 3,000 and TIERLANE_TOTAL_REQUEST_MS = 4,000", "--gpu-timeout-ms 18000")),
-        (5000, 20_000, 4000, ("over TIERLANE_TOTAL_REQUEST_MS", "deadline_exceeded", "--gpu-timeout-ms 20000")),
+        (9000, 3000, 4000, ("MS = 3,000 and TIERLANE_TOTAL_REQUEST_MS = 4,000", "TIMEOUT_MS=18000")),
+        (5000, 20_000, 4000, ("over TIERLANE_TOTAL_REQUEST_MS", "deadline_exceeded", "TIMEOUT_MS=20000")),
     ],
 )
 def test_a_model_that_cannot_meet_the_caps_is_warned_about(

@@ -36,8 +36,8 @@ def advice(ms: float, timeout_ms: float) -> str:
     """The settings with which a model that takes `ms` can be served, as a sentence. `timeout_ms`: the cap now."""
     cap = max(math.ceil(ROOM * ms / ROUND_MS) * ROUND_MS, round(timeout_ms))
     return (
-        f"Set --gpu-timeout-ms {cap} and --total-request-ms {cap + ROUND_MS} (TIERLANE_GPU_TIMEOUT_MS, "
-        "TIERLANE_TOTAL_REQUEST_MS), or use a faster device or a smaller model."
+        f"Set TIERLANE_GPU_TIMEOUT_MS={cap} and TIERLANE_TOTAL_REQUEST_MS={cap + ROUND_MS}, or use a faster device or a "
+        "smaller model."
     )
 
 
@@ -52,6 +52,11 @@ def warnings(workers: Sequence[WorkerView], total_ms: float) -> list[str]:
         for worker in slowest.values()
         if (why := shortfall(worker.backend, worker.model_ms, worker.timeout_ms, total_ms))
     ]
+
+
+def is_measured(worker: WorkerView) -> bool:
+    """Whether its time is known: a slow worker reports the cap until its first trial batch has ended."""
+    return worker.status != SLOW or worker.model_ms > worker.timeout_ms
 
 
 def code_of(worker: WorkerView) -> str:

@@ -27,7 +27,7 @@ from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember
-from tierlane.up.model_times import SLOW, measured_workers, warnings
+from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
@@ -176,8 +176,9 @@ class Stack:
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         self._lines.raw(banner(self._http_url, keys, model.name, str(self._data_dir.path)))
-        await self._warn(settings)
-        await asyncio.gather(self._watch(), *([autoscaler.follow()] if settings.autoscale else []))
+        await asyncio.gather(
+            self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
+        )
 
     async def stop(self) -> None:
         """Stop everything in reverse order. The orphan guard ends the orphans of dead workers."""
@@ -264,9 +265,14 @@ class Stack:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
     async def _warn(self, settings: Settings) -> None:
-        """Warn about models that cannot meet the cap of a batch or the deadline of a request."""
-        workers = await measured_workers(settings.redis_url, _pools(settings))
-        for warning in warnings([each for pool in workers.values() for each in pool], settings.total_request_ms):
+        """Warn about models that cannot meet the cap of a batch or the deadline of a request, once they are measured."""
+        while True:
+            pools = (await measured_workers(settings.redis_url, _pools(settings))).values()
+            workers = [each for pool in pools for each in pool]
+            if all(is_measured(worker) for worker in workers):
+                break
+            await asyncio.sleep(LOOK_S)
+        for warning in warnings(workers, settings.total_request_ms):
             self._lines.say(warning)
 
     async def _watch(self) -> None:
