@@ -36,6 +36,7 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     GPU_TIMEOUT = "gpu_timeout"
+    MODEL_TOO_SLOW = "model_too_slow"
     POISON_REQUEST = "poison_request"
     INVALID_OUTPUT = "invalid_output"
     WORKER_LOST = "worker_lost"
@@ -218,6 +219,14 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The model took too long.",
         "The batch ran too long or made no progress.",
         "Send a smaller input; the operator compares `TIERLANE_GPU_TIMEOUT_MS` with the model's time.",
+        retry=False,
+    ),
+    ErrorCode.MODEL_TOO_SLOW: HttpError(
+        503,
+        _BUSY,
+        "The model is too slow for the time limit of a request, so requests are rejected.",
+        "The model takes longer than `TIERLANE_GPU_TIMEOUT_MS` for a batch of one, and no other worker can serve.",
+        "Nothing; the operator raises `TIERLANE_GPU_TIMEOUT_MS` or uses a faster device.",
         retry=False,
     ),
     ErrorCode.POISON_REQUEST: HttpError(

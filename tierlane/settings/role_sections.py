@@ -111,7 +111,8 @@ class WorkerSettings:
     backend: str = setting(
         "tiny",
         "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, or "
-        "openai:URL[#MODEL].",
+        "openai:URL[#MODEL]. By default a batch may take 3 s (TIERLANE_GPU_TIMEOUT_MS) and a request 4 s "
+        "(TIERLANE_TOTAL_REQUEST_MS).",
         not_empty=True,
     )
     # As with `pool`, but it may hold dots.
@@ -148,7 +149,9 @@ class WorkerSettings:
         150, "Milliseconds between renewals of a running batch's lease; several must fit into the lease."
     )
     gpu_timeout_ms: int = milliseconds(
-        3000, "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models."
+        3000,
+        "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models: while a model takes "
+        "longer for a batch of one, its worker claims nothing.",
     )
     direct_host: str = setting(
         "127.0.0.1",
