@@ -94,7 +94,7 @@ class Gateway(GatewayParts):
     async def drain(self) -> None:
         """Drain: report not ready, close the port, wait for pending requests, respond 503 to the rest. `stop` follows."""
         self.drain_state.leaving = True
-        await asyncio.sleep(self.config.drain_ms / 1000)
+        await asyncio.sleep(self.config.notice_ms / 1000)
         await self._close_port()
         pools = self.pools.all
         await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in pools))

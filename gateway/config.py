@@ -65,10 +65,10 @@ class GatewayConfig:
     body_timeout_s: float = 10.0
     write_timeout_s: float = 5.0  # How long a client may not read a response.
     idle_timeout_s: float = 75.0
-    max_connections: int = 10_000
+    max_connections: int = 20_000
     backlog: int = 1024
 
-    drain_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.
+    notice_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.
     drain_timeout_s: float = 4.0  # Then pending requests get this long before they get 503.
 
 

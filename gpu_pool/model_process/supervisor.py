@@ -1,6 +1,6 @@
 """Keeps one model process alive: starts it, restarts it when it is lost, and quarantines a bad model.
 
-A process that worked is restarted at once, however often it is killed. One that crashes or does not load is restarted
+A process that worked is restarted after 0.1 s, however often it is killed. One that crashes or does not load is restarted
 with growing delays: a start costs as much as many batches. A model that returns invalid output (a wrong number of
 results, NaN, None) fails fast and would attract all work; so after three such batches in a row its process is ended and
 not restarted for a while, longer each time. Delays are pure arithmetic.

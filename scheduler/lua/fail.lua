@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- fail: the supervisor of a worker reports that its model process lost a running batch (killed, crashed or hung).
+-- fail: a worker reports that its model process lost a running batch (killed, crashed or hung).
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 cause (error code), 5 retry budget, 6 minimum ms left for a retry,
 --   7 lease ms, 8 ms that a batch is kept.
 -- Returns the number of requests that are retried at the head of batch_queue, or -1 if the token does not own the batch.

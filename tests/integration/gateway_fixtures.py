@@ -255,7 +255,7 @@ async def running_stack(
         "service_token": SERVICE_TOKEN,
         "port": 0,
         "reuse_port": False,
-        "drain_ms": 0,
+        "notice_ms": 0,
     }
     keys = Keys()
     catalog = catalog or LiteralCatalog()

@@ -108,7 +108,7 @@ async def test_sigterm_completes_accepted_requests(client: Redis, redis_url: str
     catalog = LiteralCatalog()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     config = GatewayConfig(
-        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, drain_ms=200
+        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, notice_ms=200
     )
     process = asyncio.create_task(run_gateway(config, catalog, on_ready=port.set_result))
     url = f"http://127.0.0.1:{await port}"

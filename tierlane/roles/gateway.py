@@ -82,7 +82,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         body_timeout_s=settings.body_timeout_ms / 1000,
         idle_timeout_s=settings.idle_timeout_ms / 1000,
         max_connections=settings.max_connections,
-        drain_ms=settings.notice_ms,
+        notice_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
         replays=ReplayLimits(
