@@ -124,7 +124,7 @@ def test_named_settings_commands_and_addresses_exist(path: Path) -> None:
     text = text_of(path)
     settings = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text)) - {variable(name) for name in SETTINGS}
     targets = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", text, re.MULTILINE))
-    named_verbs = set(re.findall(r"(?:^ {4}|`)tierlane ([a-z]+)", text, re.MULTILINE))
+    named_verbs = set(re.findall(r"(?:^ {4}|`)tierlane ([a-z-]+)", text, re.MULTILINE))
 
     assert [name for name in settings - {CONFIG_VARIABLE} if not name.startswith(FOREIGN_PREFIXES)] == []
     assert targets - make_targets() == set()
