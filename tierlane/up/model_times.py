@@ -34,7 +34,7 @@ def shortfall(model: str, ms: float, timeout_ms: float, total_ms: float) -> str:
 
 def advice(ms: float, timeout_ms: float) -> str:
     """The settings with which a model that takes `ms` can be served, as a sentence. `timeout_ms`: the cap now."""
-    cap = max(math.ceil(ROOM * ms / ROUND_MS) * ROUND_MS, round(timeout_ms))
+    cap = max(math.ceil(ROOM * round(ms) / ROUND_MS) * ROUND_MS, round(timeout_ms))
     return (
         f"Set TIERLANE_GPU_TIMEOUT_MS={cap} and TIERLANE_TOTAL_REQUEST_MS={cap + ROUND_MS}, or use a faster device or a "
         "smaller model."
