@@ -24,6 +24,7 @@ from gateway.operations.health.losses import (
 )
 from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
+    CauseInputs,
     TierObjective,
     TierResult,
     failing_tiers,
@@ -78,6 +79,7 @@ class HealthInputs:
     registering: bool = False  # Redis lost its data a moment ago: workers have yet to register again.
     losses: tuple[Loss, ...] = ()  # Lost workers, the latest first.
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
+    restarts_last_minute: int = 0
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
     gateway_id: str = ""  # This gateway's.
     held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
@@ -96,7 +98,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     tiers = flows(list(inputs.factors), inputs.observation)
     workers = inputs.observation.workers if inputs.observation else []
     results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
-    findings = [failing_tiers(results, inputs.held, workers, inputs.total_ms)]
+    findings = [failing_tiers(results, inputs.held, CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms))]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += missed_objectives(results, inputs.held)
