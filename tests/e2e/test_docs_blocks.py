@@ -114,7 +114,7 @@ def missing_fields(shown: Any, real: Any, path: str = "") -> list[str]:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack that README starts, with callbacks of jobs."""
-    environment = {"TIERLANE_CALLBACK_SECRET": "whsec_" + "c2VjcmV0" * 4, "TIERLANE_CALLBACK_HOSTS": "hooks.example.com"}
+    environment = {"TIERLANE_CALLBACK_SECRET": "whsec_" + "c2VjcmV0" * 4}
     with start_stack(tmp_path_factory.mktemp("docs"), "--workers", "2", environment=environment) as started:
         yield started
 
