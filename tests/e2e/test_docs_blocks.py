@@ -164,7 +164,7 @@ def test_every_block_runs_or_says_why_not(page: Path, request: pytest.FixtureReq
         env=shell,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     written, errors = outputs(done.stdout), outputs(done.stderr)

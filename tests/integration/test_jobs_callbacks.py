@@ -5,7 +5,6 @@ import base64
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
