@@ -86,7 +86,7 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md
-	$(BIN)/python -m ratelimit
+	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi; do $(BIN)/python -m $$package || exit 1; done
 
 docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site

@@ -36,7 +36,7 @@ from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
-from scheduler.errors import RedisUnavailable
+from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
@@ -241,6 +241,8 @@ class PoolParts:
     def _observed(self, seen: Observation | None) -> None:
         if self._standby is not None:
             self._standby.observed(seen)
+        if seen is not None and self.limits.model_too_slow:
+            self.sweep.end_sent(ErrorCode.MODEL_TOO_SLOW, time.monotonic())
 
     def _ended(self, pending: PendingRequest) -> None:
         if self.admission.rejections.held:

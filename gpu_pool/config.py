@@ -92,6 +92,8 @@ class WorkerConfig:
     """Duration of a lease from claim or renewal; the same in every role of the pool."""
     gpu_timeout_ms: int = 3000
     """The longest time for any batch; measured service times lower it."""
+    measure_at_start: bool = False
+    """Whether one trial batch measures the model before the worker is ready; not if the backend is an endpoint."""
     drain_ms: int = 3000
     """How long a stopping worker lets its batch run before it hands it back."""
     load_timeout_ms: int = 120_000

@@ -5,7 +5,7 @@
     |-- StartError          a role cannot start; the message says what to do
     +-- RedisUnavailable    Redis did not respond in time; the outcome of the call is unknown
 
-The types are those that OpenAI's clients know.
+The types are those that OpenAI's clients know. `python -m scheduler` writes the table of codes in docs/errors.md.
 """
 
 from enum import StrEnum
@@ -36,6 +36,7 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     GPU_TIMEOUT = "gpu_timeout"
+    MODEL_TOO_SLOW = "model_too_slow"
     POISON_REQUEST = "poison_request"
     INVALID_OUTPUT = "invalid_output"
     WORKER_LOST = "worker_lost"
@@ -50,11 +51,13 @@ class ErrorCode(StrEnum):
 
 
 class HttpError(NamedTuple):
-    """The HTTP response of one code. `retry`: None if the client's default for the status is right."""
+    """The HTTP response of one code, its cause, and what to do. `retry`: None if the client's default for the status is right."""
 
     status: int
     type: str
     message: str
+    cause: str
+    action: str
     retry: bool | None = None
 
 
@@ -66,42 +69,249 @@ _INVALID, _TIMEOUT, _BUSY, _SERVER = (
 )
 
 HTTP: dict[ErrorCode, HttpError] = {
-    ErrorCode.INVALID_REQUEST: HttpError(400, _INVALID, "The request is not valid."),
-    ErrorCode.INVALID_API_KEY: HttpError(401, "authentication_error", "The API key is missing, unknown or not valid."),
-    ErrorCode.CATALOG_UNAVAILABLE: HttpError(503, _BUSY, "This API key cannot be checked right now; try again soon."),
-    ErrorCode.ACCOUNT_SUSPENDED: HttpError(403, "permission_error", "This account is suspended."),
-    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is no resource at this path."),
-    ErrorCode.METHOD_NOT_ALLOWED: HttpError(405, _INVALID, "This path does not accept this method."),
-    ErrorCode.MODEL_NOT_FOUND: HttpError(404, _INVALID, "There is no such model."),
-    ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
-    ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),
-    ErrorCode.UNSUPPORTED_ENCODING: HttpError(415, _INVALID, "Only identity content encoding is accepted."),
-    ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "A rate limit of this account is reached."),
-    ErrorCode.QUOTA_EXCEEDED: HttpError(429, "insufficient_quota", "The quota is used up.", retry=False),
-    ErrorCode.BACKPRESSURE: HttpError(429, "rate_limit_error", "The system is short of memory for new requests."),
-    ErrorCode.REDUCED_CAPACITY: HttpError(503, _BUSY, "Limits are reduced because less capacity is available."),
-    ErrorCode.SHED_FOR_PRIORITY: HttpError(503, _BUSY, "The request was rejected because too many are queued."),
-    ErrorCode.QUEUE_FULL: HttpError(503, _BUSY, "The queue of this tier is full."),
-    ErrorCode.NO_CAPACITY: HttpError(503, _BUSY, "No capacity is available right now."),
-    ErrorCode.DRAINING: HttpError(503, _BUSY, "This gateway is shutting down; try again."),
-    ErrorCode.QUEUE_TIMEOUT: HttpError(504, _TIMEOUT, "The request waited too long in its queue.", retry=False),
-    ErrorCode.DEADLINE_EXCEEDED: HttpError(504, _TIMEOUT, "The deadline of the request has passed.", retry=False),
-    ErrorCode.GPU_TIMEOUT: HttpError(504, _TIMEOUT, "The model took too long.", retry=False),
-    ErrorCode.POISON_REQUEST: HttpError(422, _INVALID, "The model cannot process this input.", retry=False),
-    ErrorCode.INVALID_OUTPUT: HttpError(502, _SERVER, "The model returned an invalid output."),
-    ErrorCode.WORKER_LOST: HttpError(503, _SERVER, "The workers that ran this request were lost."),
-    ErrorCode.GATEWAY_LOST: HttpError(503, _SERVER, "The gateway that held this request was lost."),
-    ErrorCode.CANCELLED: HttpError(499, _INVALID, "The client closed the request."),
-    ErrorCode.ABANDONED: HttpError(504, _TIMEOUT, "The request was never finished.", retry=False),
-    ErrorCode.INTERNAL_ERROR: HttpError(500, _SERVER, "An internal error occurred."),
+    ErrorCode.INVALID_REQUEST: HttpError(
+        400,
+        _INVALID,
+        "The request is not valid.",
+        "The body is malformed, has an unknown field or a wrong type, or the model rejects a parameter.",
+        "Correct the field in `param`; do not retry.",
+    ),
+    ErrorCode.INVALID_API_KEY: HttpError(
+        401,
+        "authentication_error",
+        "The API key is missing, unknown or not valid.",
+        "There is no key or JWT, or it is malformed, unknown, revoked or expired.",
+        "Send `Authorization: Bearer KEY` with a valid key.",
+    ),
+    ErrorCode.CATALOG_UNAVAILABLE: HttpError(
+        503,
+        _BUSY,
+        "This API key cannot be checked right now; try again soon.",
+        "PostgreSQL, or the key set of a JWT, is not available.",
+        "Retry; the operator checks PostgreSQL or the JWKS URL.",
+    ),
+    ErrorCode.ACCOUNT_SUSPENDED: HttpError(
+        403,
+        "permission_error",
+        "This account is suspended.",
+        "An administrator suspended the customer.",
+        "Ask the administrator.",
+    ),
+    ErrorCode.NOT_FOUND: HttpError(
+        404,
+        _INVALID,
+        "There is no resource at this path.",
+        "The path, request, result or worker does not exist.",
+        "Check the path and the id; results expire.",
+    ),
+    ErrorCode.METHOD_NOT_ALLOWED: HttpError(
+        405,
+        _INVALID,
+        "This path does not accept this method.",
+        "The path accepts other methods only.",
+        "Use a method of the `Allow` header.",
+    ),
+    ErrorCode.MODEL_NOT_FOUND: HttpError(
+        404,
+        _INVALID,
+        "There is no such model.",
+        "No enabled model has this name, or there is no default model.",
+        "Choose a name from `GET /v1/models`.",
+    ),
+    ErrorCode.REQUEST_TIMEOUT: HttpError(
+        408,
+        _INVALID,
+        "The request took too long to arrive.",
+        "Headers or body arrived too slowly; the connection is closed.",
+        "Send the request faster, or a smaller body.",
+        retry=False,
+    ),
+    ErrorCode.REQUEST_TOO_LARGE: HttpError(
+        413,
+        _INVALID,
+        "The request is too large.",
+        "The body, an input or the list exceeds its maximum size.",
+        "Send a smaller input or a shorter list.",
+    ),
+    ErrorCode.UNSUPPORTED_ENCODING: HttpError(
+        415,
+        _INVALID,
+        "Only identity content encoding is accepted.",
+        "The body is compressed or not `application/json`.",
+        "Send uncompressed JSON with `Content-Type: application/json`.",
+    ),
+    ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(
+        429,
+        "rate_limit_error",
+        "A rate limit of this account is reached.",
+        "A limit of the key or customer is reached, or the address failed to authenticate too often.",
+        "Wait for `Retry-After`, send slower, or request a higher limit.",
+    ),
+    ErrorCode.QUOTA_EXCEEDED: HttpError(
+        429,
+        "insufficient_quota",
+        "The quota is used up.",
+        "A quota of the customer is used up until its window ends.",
+        "Wait for the next window, or request a larger quota.",
+        retry=False,
+    ),
+    ErrorCode.BACKPRESSURE: HttpError(
+        429,
+        "rate_limit_error",
+        "The system is short of memory for new requests.",
+        "Redis uses over 80 % of its memory.",
+        "Wait for `Retry-After`; the operator raises `maxmemory`.",
+    ),
+    ErrorCode.REDUCED_CAPACITY: HttpError(
+        503,
+        _BUSY,
+        "Limits are reduced because less capacity is available.",
+        "The tier's share of the capacity is used up, or a limit rejects only because it is reduced.",
+        "Wait for `Retry-After`; the operator adds workers.",
+    ),
+    ErrorCode.SHED_FOR_PRIORITY: HttpError(
+        503,
+        _BUSY,
+        "The request was rejected because too many are queued.",
+        "More requests wait than the tier's shed rules allow.",
+        "Wait for `Retry-After`; the operator adds workers.",
+    ),
+    ErrorCode.QUEUE_FULL: HttpError(
+        503,
+        _BUSY,
+        "The queue of this tier is full.",
+        "The queue is full, the predicted wait is too long, or the gateway has too many requests waiting for admission.",
+        "Wait for `Retry-After`; the operator adds workers.",
+    ),
+    ErrorCode.NO_CAPACITY: HttpError(
+        503,
+        _BUSY,
+        "No capacity is available right now.",
+        "No GPU is healthy, Redis is not available, or the gateway has too many connections or bodies in transit.",
+        "Wait for `Retry-After`; the operator checks `/internal/health`.",
+    ),
+    ErrorCode.DRAINING: HttpError(
+        503,
+        _BUSY,
+        "This gateway is shutting down; try again.",
+        "The gateway is shutting down.",
+        "Retry; another gateway serves the request.",
+    ),
+    ErrorCode.QUEUE_TIMEOUT: HttpError(
+        504,
+        _TIMEOUT,
+        "The request waited too long in its queue.",
+        "The request waited longer than `max_queue_ms`.",
+        "Retry later; the operator adds workers or raises `max_queue_ms`.",
+        retry=False,
+    ),
+    ErrorCode.DEADLINE_EXCEEDED: HttpError(
+        504,
+        _TIMEOUT,
+        "The deadline of the request has passed.",
+        "The total time is over, or too little is left for a run.",
+        "Retry later or send a job; the operator compares `TIERLANE_TOTAL_REQUEST_MS` with the model's time.",
+        retry=False,
+    ),
+    ErrorCode.GPU_TIMEOUT: HttpError(
+        504,
+        _TIMEOUT,
+        "The model took too long.",
+        "The batch ran too long or made no progress.",
+        "Send a smaller input; the operator compares `TIERLANE_GPU_TIMEOUT_MS` with the model's time.",
+        retry=False,
+    ),
+    ErrorCode.MODEL_TOO_SLOW: HttpError(
+        503,
+        _BUSY,
+        "The model is too slow for the time limit of a request, so requests are rejected.",
+        "The model takes longer than `TIERLANE_GPU_TIMEOUT_MS` for a batch of one, and no other worker can serve.",
+        "Nothing; the operator raises `TIERLANE_GPU_TIMEOUT_MS` or uses a faster device.",
+        retry=False,
+    ),
+    ErrorCode.POISON_REQUEST: HttpError(
+        422,
+        _INVALID,
+        "The model cannot process this input.",
+        "The model fails on this input alone.",
+        "Change the input; the operator finds it with `tierlane dlq`.",
+        retry=False,
+    ),
+    ErrorCode.INVALID_OUTPUT: HttpError(
+        502,
+        _SERVER,
+        "The model returned an invalid output.",
+        "The model did not return one valid result for each input.",
+        "The operator runs `tierlane check model`.",
+    ),
+    ErrorCode.WORKER_LOST: HttpError(
+        503,
+        _SERVER,
+        "The workers that ran this request were lost.",
+        "Three workers or model processes were lost while they ran it, or the retry budget was empty.",
+        "Retry once; the operator reads the worker's log and `tierlane dlq`.",
+    ),
+    ErrorCode.GATEWAY_LOST: HttpError(
+        503,
+        _SERVER,
+        "The gateway that held this request was lost.",
+        "The gateway that held the request is gone; only the audit shows this.",
+        "Retry with the same `Idempotency-Key`.",
+    ),
+    ErrorCode.CANCELLED: HttpError(
+        499,
+        _INVALID,
+        "The client closed the request.",
+        "The client disconnected; only the audit shows this.",
+        "Nothing; raise the client's timeout if it was not intended.",
+    ),
+    ErrorCode.ABANDONED: HttpError(
+        504,
+        _TIMEOUT,
+        "The request was never finished.",
+        "No process completed the request and the auditor closed it; only the audit shows this.",
+        "Nothing; the operator looks for lost processes at that time.",
+        retry=False,
+    ),
+    ErrorCode.INTERNAL_ERROR: HttpError(
+        500,
+        _SERVER,
+        "An internal error occurred.",
+        "Tierlane has a fault; the log names the place.",
+        "Retry once; report the `request_id` to the operator.",
+    ),
     ErrorCode.IDEMPOTENCY_IN_PROGRESS: HttpError(
-        409, "idempotency_error", "The first request with this Idempotency-Key is still running.", retry=True
+        409,
+        "idempotency_error",
+        "The first request with this Idempotency-Key is still running.",
+        "The first request with this `Idempotency-Key` is still running.",
+        "Wait for `Retry-After` and retry.",
+        retry=True,
     ),
     ErrorCode.IDEMPOTENCY_KEY_REUSED: HttpError(
-        422, "idempotency_error", "This Idempotency-Key was used with another body.", retry=False
+        422,
+        "idempotency_error",
+        "This Idempotency-Key was used with another body.",
+        "This `Idempotency-Key` was used with another body.",
+        "Use a new key for each request.",
+        retry=False,
     ),
-    ErrorCode.CROSS_SITE: HttpError(403, "permission_error", "Another page sent this request.", retry=False),
-    ErrorCode.CHANGED_MEANWHILE: HttpError(409, _INVALID, "The confirmed state has changed.", retry=False),
+    ErrorCode.CROSS_SITE: HttpError(
+        403,
+        "permission_error",
+        "Another page sent this request.",
+        "The dashboard did not send this action.",
+        "Use the dashboard's own page.",
+        retry=False,
+    ),
+    ErrorCode.CHANGED_MEANWHILE: HttpError(
+        409,
+        _INVALID,
+        "The confirmed state has changed.",
+        "The object of a dashboard action changed after it was confirmed; nothing was done.",
+        "Look at the new state and repeat the action.",
+        retry=False,
+    ),
 }
 
 

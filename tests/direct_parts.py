@@ -60,7 +60,7 @@ def reverse(item: DirectItem) -> Outcome:
 class FakeEndpoint:
     """A worker's direct endpoint. `behaviour` is what it does with a batch.
 
-    "serve", "busy", "hang up", "silent", "nonsense" (an invalid frame), "another" (results of another batch), or
+    "serve", "busy", "slow", "hang up", "silent", "nonsense" (an invalid frame), "another" (results of another batch), or
     "unfriendly" (the hello is rejected).
     """
 
@@ -123,6 +123,9 @@ class FakeEndpoint:
             return None
         if self.behaviour == "busy":
             return pack(DirectBusy(batch.seq, "The queue is full."))
+        if self.behaviour == "slow":
+            slow = [Outcome(item.id, "model_too_slow", -1.0, 0, "", "") for item in batch.items]
+            return pack(DirectResults(batch.seq, slow))
         if self.behaviour == "nonsense":
             return HEADER.pack(3) + b"abc"
         if self.behaviour == "silent":

@@ -16,4 +16,4 @@ def run(*, quick: bool) -> Outcome:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if ended.returncode:
         raise RuntimeError(ended.stderr.strip()[-500:])
-    return Outcome([], {"table": f"```\n{ended.stdout.rstrip()}\n```"}, [])
+    return Outcome([], {"table": f"```text\n{ended.stdout.rstrip()}\n```"}, [])

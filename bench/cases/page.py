@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,15 +36,11 @@ TITLES = {
 }
 HEAD = """# Benchmarks
 
-Written by `make bench` (`bench/suite.py`); each case runs on a new stack, on one machine with the load generator.
-`make bench ARGS='--only idle saturation'` measures single cases, `--quick` takes less time. CPU is the time of the
-processes of all roles.
-
-Stacks run with `--ephemeral`: Redis without its append-only file, PostgreSQL without fsync. [On disk](#on-disk) shows the
-cost of durability, the default of `tierlane up`.
+Written by `make bench` (`bench/suite.py`) from docs/benchmarks.json: each case on a new stack, on one machine with the load
+generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
+roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). **Bold**: a missed target.
 
 """
-MARKS = {True: "yes", False: "**no**", None: ""}
 HARDWARE = ("processor", "memory", "system")
 PLOT = "enterprise-p99.png"
 CAPACITY_PLOT = "capacity.png"
@@ -85,26 +82,32 @@ def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
         if data := cases.get(name, {}).get("data"):
             draw(images / plot, data)
     known = [name for name in TITLES if name in cases]
-    machines = {_described(cases[name]["machine"]) for name in known}
-    one = len(machines) == 1
-    head = HEAD + (f"All of it on one machine: {machines.pop()}.\n\n" if one else "")
-    page.write_text(head + "\n".join(_section(name, cases[name], one_machine=one) for name in known), "utf-8")
+    counted = Counter(_when(cases[name]) for name in known)
+    usual = counted.most_common(1)[0][0] if counted else ""
+    head = f"{HEAD}Measured, unless noted: {usual}.\n\n"
+    page.write_text(head + "\n".join(_section(name, cases[name], usual) for name in known), "utf-8")
 
 
-def _section(name: str, case: Mapping[str, Any], *, one_machine: bool) -> str:
-    when = f"{case['date']}{', a short run' if case['quick'] else ''}"
-    lines = [f"## {TITLES[name]}", "", when + ("." if one_machine else f"; {_described(case['machine'])}."), ""]
+def _when(case: Mapping[str, Any]) -> str:
+    return f"{case['date']}{', a short run' if case['quick'] else ''}, {_described(case['machine'])}"
+
+
+def _section(name: str, case: Mapping[str, Any], usual: str) -> str:
+    lines = [f"## {TITLES[name]}", ""]
+    if _when(case) != usual:
+        here, there = _when(case).split(", "), usual.split(", ")
+        lines += [f"Measured: {', '.join(part for part in here if part not in there)}.", ""]
     if case["error"]:
         return "\n".join([*lines, f"It could not be measured: {case['error']}", ""])
     table = case["data"].get("table")
-    if table:
-        lines += [table, ""]
-    if case["checks"]:
-        lines += [*_table(case["checks"]), ""]
+    if table and name != "batching":  # Simulated; docs/performance.md has its result.
+        lines += [re.sub(r"^```$", "```text", table, count=1, flags=re.MULTILINE), ""]
+    for rows in _tables(case["checks"] if name != "peers" else []):  # The table above has these figures.
+        lines += [*rows, ""]
     if name == "overload":
         lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
     if name == "capacity":
-        lines += [f"![Estimate, true capacity, served and refused requests over time](images/{CAPACITY_PLOT})", ""]
+        lines += [f"![Estimate, true capacity, served and rejected requests over time](images/{CAPACITY_PLOT})", ""]
     return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
 
 
@@ -114,10 +117,22 @@ def _described(about: Mapping[str, str]) -> str:
     return ", ".join([*hardware, *software])
 
 
-def _table(checks: Sequence[Sequence[Any]]) -> list[str]:
-    rows = ["| figure | target | measured | holds |", "|---|---|---|---|"]
-    return rows + [
-        f"| {figure} | {target} | {measured} | {MARKS[holds]} |" for figure, target, measured, holds in checks
+def _tables(checks: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Checks named `SUBJECT: FIGURE` share a table with a column for each subject, where several subjects have the figure."""
+    cells: dict[str, dict[str, tuple[str, str]]] = {}  # By figure and subject: target, measured.
+    for name, target, measured, holds in checks:
+        subject, _, figure = name.rpartition(": ")
+        cells.setdefault(figure, {})[subject] = (target, f"**{measured}**" if holds is False else measured)
+    tables: dict[tuple[str, ...], list[str]] = {}  # By subjects: rows.
+    for figure, by_subject in cells.items():
+        alone = len(by_subject) == 1
+        name = ": ".join([*filter(None, by_subject), figure]) if alone else figure
+        target = next(iter(by_subject.values()))[0]
+        row = [name, target, *(measured for _, measured in by_subject.values())]
+        tables.setdefault(("measured",) if alone else tuple(by_subject), []).append(f"| {' | '.join(row)} |")
+    return [
+        [f"| figure | target | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|", *rows]
+        for heads, rows in tables.items()
     ]
 
 

@@ -23,7 +23,9 @@ from scheduler.protocol.replies import Reply
 from scheduler.states import State
 
 # Errors of the worker, not of the input: another worker may succeed.
-_WORKER_ERRORS = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED})
+_WORKER_ERRORS = frozenset(
+    {ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.MODEL_TOO_SLOW, ErrorCode.DEADLINE_EXCEEDED}
+)
 
 
 class DirectCompletion:

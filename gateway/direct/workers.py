@@ -60,6 +60,7 @@ class WorkerConnection:
         self.address = address
         self.breaker = Breaker(max_failures=1, silence_s=None)
         self.max_batch = 1
+        self.slow = False  # In its last response, the worker reported that its model is too slow.
         self._hello = pack(hello)
         self._seq = 0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -125,6 +126,7 @@ class WorkerConnection:
 
 
 PAUSE_S = 0.02
+SLOW_PAUSE_S = 0.5  # Before the next batch of a worker whose model is too slow, while others serve.
 END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep: time to write the audit to disk.
 RESPONSE_MARGIN_S = 0.05  # After the deadline of a batch: time in which the worker reports that it is overdue.
 MIN_TIMEOUT_S = 1.0
@@ -214,6 +216,8 @@ class WorkerConnections:
             self._failed(connection, str(error))
             return
         connection.breaker.succeeded()
+        if connection.slow and self._others_serve(connection):
+            await asyncio.sleep(SLOW_PAUSE_S)
         batch = [entry for entry in self._queue.pick(connection.max_batch) if self._events.may_run(entry)]
         if batch:
             await self._serve(connection, batch)
@@ -267,17 +271,28 @@ class WorkerConnections:
     def _ran(self, connection: WorkerConnection, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
         by_id = {outcome.id: outcome for outcome in outcomes}
         retried: list[DirectEntry] = []
+        refused: list[DirectEntry] = []  # By this worker; another one may run them.
+        if outcomes:
+            connection.slow = all(outcome.error_code == ErrorCode.MODEL_TOO_SLOW for outcome in outcomes)
         for entry in batch:
             outcome = by_id.get(entry.id)
             if outcome is None:
                 self._events.give_up(entry, ErrorCode.INTERNAL_ERROR)
             elif outcome.error_code == ErrorCode.GPU_TIMEOUT and self._may_retry(entry):
                 retried.append(entry)
+            elif outcome.error_code == ErrorCode.MODEL_TOO_SLOW and self._others_serve(connection):
+                refused.append(entry)
             else:
                 self._events.ran(entry, outcome, connection.worker_id, len(batch))
         if retried:
             self.lost_calls += 1
-            self._return(retried)
+        if retried or refused:
+            self._return([*retried, *refused])
+
+    def _others_serve(self, slow: WorkerConnection) -> bool:
+        """Whether another worker that can be called has not reported that its model is too slow."""
+        others = (connection for connection, _ in self._connections.values() if connection is not slow)
+        return any(other.breaker.state is BreakerState.CLOSED and not other.slow for other in others)
 
     def _may_retry(self, entry: DirectEntry) -> bool:
         """Count a loss of a request whose model hung. Returns whether to run it again, alone."""

@@ -68,6 +68,7 @@ _RETRY_AFTER_MS = {
     ErrorCode.WORKER_LOST: 200,
     ErrorCode.GATEWAY_LOST: 200,
     ErrorCode.QUOTA_EXCEEDED: MAX_RETRY_AFTER_MS,
+    ErrorCode.MODEL_TOO_SLOW: 10_000,
 }
 
 TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {ErrorCode.IDEMPOTENCY_IN_PROGRESS}

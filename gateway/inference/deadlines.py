@@ -133,10 +133,22 @@ class DeadlineSweep:
         """End all pending requests with this code, as at their deadline: a reply that is stored by then is the response."""
         await asyncio.gather(*(self._settle(group, code) for group in _groups(self._pending_requests.all())))
 
-    def _begin(self, group: Sequence[PendingRequest], now: float) -> None:
+    def end_sent(self, code: ErrorCode, now: float) -> None:
+        """End all requests that Redis may have, without waiting for their deadlines; otherwise as `end_all`."""
+        sent = [
+            pending
+            for pending in self._pending_requests.all()
+            if pending.sent and not pending.direct and pending.settling_since is None and not pending.done
+        ]
+        for group in _groups(sent):
+            self._begin(group, now, code)
+
+    def _begin(
+        self, group: Sequence[PendingRequest], now: float, code: ErrorCode = ErrorCode.DEADLINE_EXCEEDED
+    ) -> None:
         for pending in group:
             pending.settling_since = now
-        task = asyncio.get_running_loop().create_task(self._settle(group, ErrorCode.DEADLINE_EXCEEDED))
+        task = asyncio.get_running_loop().create_task(self._settle(group, code))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -31,6 +31,7 @@ SLO_FAILURES = frozenset(
         ErrorCode.QUEUE_TIMEOUT,
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.GPU_TIMEOUT,
+        ErrorCode.MODEL_TOO_SLOW,
         ErrorCode.WORKER_LOST,
         ErrorCode.GATEWAY_LOST,
         ErrorCode.ABANDONED,

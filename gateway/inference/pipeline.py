@@ -190,6 +190,9 @@ class InferencePipeline:
             if not parts.direct.redis_answers:
                 raise RequestError(ErrorCode.NO_CAPACITY, KEY_UNKNOWN)
             direct = False
+        if not direct and parts.limits.model_too_slow:
+            self._count_rejection(tier)
+            raise RequestError(ErrorCode.MODEL_TOO_SLOW)
         if not direct and parts.limits.no_gpu(pending.started):
             self._count_rejection(tier)
             raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)

@@ -147,7 +147,9 @@ class JobCall(AwaitedCall):
         """Submit the job to admission. Raises RequestError if it is rejected before that."""
         parts = self._handler.parts
         tier, error = pending.submission.tier, None
-        if parts.direct.active or parts.limits.no_gpu(pending.started):
+        if parts.limits.model_too_slow:
+            error = RequestError(ErrorCode.MODEL_TOO_SLOW)
+        elif parts.direct.active or parts.limits.no_gpu(pending.started):
             error = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
         elif parts.limits.short_of_memory:
             error = RequestError(ErrorCode.BACKPRESSURE)

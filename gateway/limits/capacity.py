@@ -35,6 +35,7 @@ LONGEST_STEP_S = 1.0  # Limits relax by no more at once: without observations, n
 UNBOUNDED_RPS = 1e9  # Allocated while the capacity is only a guess: more than any pool serves.
 BACKLOG_RUNS = 2.0  # A wait longer than this many runs is a backlog; without one a request leaves with the next batch.
 BACKLOG_LEAST_MS = 100.0  # Shorter waits come from batch windows and timers.
+SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost, not slow.
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
@@ -69,6 +70,8 @@ class LiveLimits:
         self.healthy_gpus = 0
         self.memory_share = 0.0
         self.short_of_memory = False
+        self.model_too_slow = False
+        """No worker can serve, because the model takes longer than its cap. Applies to requests that Redis would queue."""
 
     def observe(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
         """Take a new observation of the pool and allocate again."""
@@ -78,6 +81,7 @@ class LiveLimits:
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
         self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
+        self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -235,6 +239,12 @@ class LiveLimits:
             share=tier.guaranteed_share,
             shadow=tier.shadow,
         )
+
+
+def is_too_slow(workers: Sequence[WorkerView]) -> bool:
+    """Whether at least one worker has a model that is too slow, and no other worker can serve now or soon."""
+    serving = any(worker.healthy or worker.pausing for worker in workers)
+    return not serving and any(worker.status == "slow" and worker.age_ms < SLOW_SEEN_MS for worker in workers)
 
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:

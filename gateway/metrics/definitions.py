@@ -1,4 +1,4 @@
-"""Every metric: name, type, labels, unit and description. docs/metrics.md has the same table; a test compares them.
+"""Every metric: name, type, labels, unit and description. `python -m gateway.metrics` writes docs/metrics.md from it.
 
 Labels are bounded: tiers, models and pools are rows of the catalog and capped, `gpu` is a live worker, all others have a
 fixed set of values. Customers are never a label.

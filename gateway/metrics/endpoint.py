@@ -30,7 +30,7 @@ STALE_S = 10.0
 MAX_WORKERS = 512
 MEBIBYTE = 1 << 20
 STATES = (
-    *("starting", "ready", "busy", "paused", "away", "cordoned"),
+    *("starting", "ready", "busy", "paused", "away", "slow", "cordoned"),
     *("draining", "down", "quarantined", "failed", "unknown"),
 )
 CIRCUIT = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}

@@ -71,7 +71,7 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
             schema = schemas[endpoint.body.__name__]
             schema["properties"].update(endpoint.rules)
             schema.update({"allOf": list(endpoint.conditions)} if endpoint.conditions else {})
-    codes = "\n".join(f"* `{code}`: {HTTP[code].status}. {HTTP[code].message}" for code in ErrorCode)
+    codes = "\n".join(f"* `{code}`: {HTTP[code].status}. {HTTP[code].cause} {HTTP[code].action}" for code in ErrorCode)
     schemas["ErrorCode"]["description"] = f"The reason of an error, with its status.\n\n{codes}"
     paths = {
         endpoint.template: {method.lower(): _operation(endpoint, method, schema_of) for method in endpoint.methods}

@@ -67,9 +67,11 @@ class DirectBatches:
 
     async def run(self, items: Sequence[DirectItem]) -> list[Outcome]:
         """One outcome for each item, at the latest when the last item's time is over. Raises BatchRejected."""
+        requests = [ClaimedRequest(item.id, item.ms_left, 1, item.body) for item in items]
+        if self._execution.slow_model.slow:  # Even while its process is being replaced.
+            return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         self._check()
         read_at = time.monotonic()
-        requests = [ClaimedRequest(item.id, item.ms_left, 1, item.body) for item in items]
         longest_s = max((item.ms_left for item in items), default=0) / 1000
         run_task = self._start(requests, read_at)
         # A run past its deadline continues: killing the model for it would cost the next batch more.
@@ -118,6 +120,9 @@ class DirectBatches:
 
         The caller has counted them in `_waiting`.
         """
+        if self._execution.slow_model.slow:
+            self._waiting -= 1
+            return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         try:
             return await self._run(requests, read_at)
         except ModelHung:

@@ -29,6 +29,7 @@ from gpu_pool.model_process.messages import Done, FrameTooLarge
 from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
 from gpu_pool.worker.concurrency import AimdWidth, BusyShare, ConcurrencyLimit, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
+from gpu_pool.worker.slow_model import SlowModel
 from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedRequest, Outcome
@@ -94,14 +95,17 @@ log = structlog.get_logger()
 
 
 _NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
+_NEARLY = 0.9  # A batch that ends by itself after this share of the cap, with nothing but late items, has reached it.
 
 
 class NotStarted(ModelLost):
-    """Nothing of the batch reached the model: it was lost before, or the worker is stopping."""
+    """Nothing of the batch reached the model: it was lost before, is too slow, or the worker is stopping."""
 
 
 class Execution:
-    """Runs batches on the supervisor's model. `resized` is called when the number of concurrent batches changes."""
+    """Runs batches on the supervisor's model. `resized` is called when the number of concurrent batches changes, `slowed`
+    with a request that reached the cap when the model counts as slow.
+    """
 
     def __init__(self, config: WorkerConfig, supervisor: ModelSupervisor) -> None:
         self._config = config
@@ -109,6 +113,9 @@ class Execution:
         self._limit = ConcurrencyLimit()
         self._width: AimdWidth | None = None
         self.resized: Callable[[int], None] = lambda _: None
+        self.slow_model = SlowModel(config.gpu_timeout_ms)
+        self.slowed: Callable[[bytes], None] = lambda _: None
+        self._hung: ModelProcess | None = None
         self._last_size = 1
         self._largest = 0
         self.service = ServiceTime()
@@ -158,9 +165,10 @@ class Execution:
             gone_ms = (time.monotonic() - read_at) * 1000
             requests = streams.waiting(requests) if streams is not None else requests
             plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
-            done = await self._run_model(plan, streams) if plan.bodies else None
+            first = all(request.attempt == 1 for request in requests)
+            done = await self._run_model(plan, streams, first=first) if plan.bodies else None
             if done is not None:
-                self._record(len(plan.bodies), done)
+                self._record(plan.bodies, done, first=first)
         over()
         await asyncio.sleep(0)  # The next batch gets the model before the outcomes are built.
         return self._outcomes(requests, plan, done)
@@ -183,13 +191,33 @@ class Execution:
             self.service.forget(len(requests))
         return plan.early
 
-    async def _run_model(self, plan: BatchPlan, streams: BatchStreams | None) -> Done | None:
-        """The model's answer; None if the batch is too large to be sent."""
-        model = self._supervisor.model
-        if model is None or self.stopped:
-            raise NotStarted("The model process was gone before the batch began.")
+    async def trial(self, body: bytes, limit_ms: float) -> float | None:
+        """Run a batch of one that is only measured, with another limit than the cap; its time in ms, None if it was lost."""
+        async with self._limit:
+            model, started = self._supervisor.model, time.monotonic()
+            if model is None:
+                return None
+            try:
+                done = await run_watched(model, [body], cap_ms=limit_ms, timeout_ms=limit_ms, budget_ms=limit_ms)
+            except RunRefused:
+                return None
+            except (ModelHung, ModelLost) as error:
+                self._supervisor.process_failed()
+                return (time.monotonic() - started) * 1000 if isinstance(error, ModelHung) else None
+            return done.gpu_ms
+
+    async def _run_model(self, plan: BatchPlan, streams: BatchStreams | None, *, first: bool) -> Done | None:
+        """The model's answer; None if the batch is too large to be sent. `first`: no request ran before."""
+        model, started = self._supervisor.model, time.monotonic()
+        if model is None or self.stopped or self.slow_model.slow:
+            raise NotStarted("The model process was gone before the batch began, or is too slow.")
         try:
             return await self._watched(model, plan, streams)
+        except ModelHung:
+            if model is not self._hung:  # One process may have had several batches.
+                self._hung = model
+                self._reached_cap(plan.bodies, (time.monotonic() - started) * 1000, first=first)
+            raise
         except RunRefused:
             self._resize(model, None)
             raise
@@ -232,6 +260,10 @@ class Execution:
             if not self.running:
                 self.busy.stop(time.monotonic())
 
+    def _reached_cap(self, bodies: Sequence[bytes], ms: float, *, first: bool) -> None:
+        if self.slow_model.reached_cap(ms, alone=first and len(bodies) == 1):
+            self.slowed(bodies[0])
+
     def _mark_started(self) -> None:
         self.running += 1
         self.batches += 1
@@ -253,8 +285,9 @@ class Execution:
             self._limit.resize(width.now)
             self.resized(width.now)
 
-    def _record(self, size: int, done: Done) -> None:
-        self._last_size = size
+    def _record(self, bodies: Sequence[bytes], done: Done, *, first: bool) -> None:
+        self._last_size = size = len(bodies)
+        self._note_time(bodies, done, first=first)
         self.served.ended(time.monotonic(), size, self._limit.width)
         if done.largest != self._largest:
             # Larger batches run in several parts from now on, or whole again: their measurements are void.
@@ -267,3 +300,14 @@ class Execution:
         self.service.record(size, done.gpu_ms)
         self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
         self._supervisor.batch_ended(BatchVerdict.GOOD)
+
+    def _note_time(self, bodies: Sequence[bytes], done: Done, *, first: bool) -> None:
+        """A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
+
+        An endpoint does so too, but decides about its availability itself.
+        """
+        late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
+        if not late:
+            self.slow_model.ended_in_time()
+        elif late == len(bodies) and done.gpu_ms >= _NEARLY * self._config.gpu_timeout_ms and self._width is None:
+            self._reached_cap(bodies, done.gpu_ms, first=first)

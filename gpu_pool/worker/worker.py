@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
+from gpu_pool.backends.openai_endpoint.settings import PREFIX
 from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.handle import ModelLaunch
@@ -23,6 +24,7 @@ from gpu_pool.worker.gpu import GpuWatch, gpu_of
 from gpu_pool.worker.heartbeat import Heartbeat
 from gpu_pool.worker.pipeline import BatchPipeline
 from gpu_pool.worker.prefetch import AHEAD_MS
+from gpu_pool.worker.slow_model import Trials
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTraces
 from scheduler.errors import RedisUnavailable
@@ -39,7 +41,10 @@ from scheduler.tracing import Spans
 
 
 class WorkerReading(NamedTuple):
-    """The state of a worker now. `share` (0..1) is the busy share of its model, `address` that of its direct endpoint."""
+    """The state of a worker now. `share` (0..1) is the busy share of its model, `address` that of its direct endpoint.
+
+    `model_ms`: see `SlowModel`.
+    """
 
     status: str
     share: float
@@ -48,6 +53,7 @@ class WorkerReading(NamedTuple):
     address: str
     gpu: GpuReading | None
     model_pid: int
+    model_ms: float
 
 
 def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
@@ -72,6 +78,8 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
         width=execution.width,
         fresh_batch=round(execution.service.fresh_batch, 1),
         served_rps=round(execution.served.rps, 2),
+        model_ms=round(reading.model_ms, 1),
+        timeout_ms=config.gpu_timeout_ms,
     )
 
 
@@ -81,6 +89,7 @@ BLOCK_S = 5.0  # Longest wait of a pop: an idle worker is woken this rarely. `ha
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
+SLOW_OVER = ("starting", "ready", "down")  # The states of the model in which a slow one is reported as slow.
 
 log = structlog.get_logger()
 
@@ -133,7 +142,12 @@ class Worker:
         secrets = secrets_of(config.backend, config.endpoint)
         launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
         self._supervisor = ModelSupervisor(launch, config.load_timeout_ms / 1000, self._state_changed)
-        self._execution = Execution(config, self._supervisor)
+        self._execution = execution = Execution(config, self._supervisor)
+        measured = config.measure_at_start and not config.backend.startswith(PREFIX)
+        self._trials = Trials(
+            execution.slow_model, execution.trial, self._supervisor.ready, self._state_changed, at_start=measured
+        )
+        execution.slowed = self._trials.became_slow
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
         traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, traces)
@@ -158,6 +172,8 @@ class Worker:
         self._require(self._heartbeat.start())
         self._gpu.start()
         self._require(self._supervisor.start())
+        trials = asyncio.create_task(self._trials.run(), name="trials")
+        self._require(trials)
         outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
         self._require(outgoing)
@@ -170,7 +186,8 @@ class Worker:
             await asyncio.gather(pump, return_exceptions=True)
             await self._pipeline.close()
             outgoing.cancel()
-            await asyncio.gather(outgoing, return_exceptions=True)
+            trials.cancel()
+            await asyncio.gather(outgoing, trials, return_exceptions=True)
             await self._shut_down()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
@@ -208,6 +225,7 @@ class Worker:
             self._heartbeat.free,
             self._pipeline.can_claim,
             self._gpu.usable,
+            self._trials.usable,
         )
         if all(condition.is_set() for condition in conditions):
             return True
@@ -285,7 +303,14 @@ class Worker:
         share = execution.busy.share(time.monotonic())
         version = self._supervisor.version
         reading = WorkerReading(
-            self._status(), share, in_flight, version, address, self._gpu.reading, self._supervisor.pid
+            self._status(),
+            share,
+            in_flight,
+            version,
+            address,
+            self._gpu.reading,
+            self._supervisor.pid,
+            execution.slow_model.model_ms,
         )
         changing = (execution.batches, reading)
         if self._last_report is None or changing != self._changing:
@@ -294,15 +319,23 @@ class Worker:
         return self._last_report
 
     def _rejects_batches(self) -> bool:
-        return self._draining.is_set() or not self._gpu.usable.is_set() or not self._heartbeat.free.is_set()
+        if self._draining.is_set() or not self._gpu.usable.is_set() or not self._heartbeat.free.is_set():
+            return True
+        return self._status() == "starting"
 
     def _status(self) -> str:
         if self._draining.is_set():
             return "draining"
         if not self._gpu.usable.is_set():
             return "down"
-        if self._supervisor.status != "ready":
-            return self._supervisor.status
+        if (status := self._model_status()) != "ready":
+            return status
         if not self._heartbeat.free.is_set():
             return "cordoned"
         return "busy" if self._execution.running else "ready"
+
+    def _model_status(self) -> str:
+        status = self._supervisor.status
+        if self._execution.slow_model.slow and status in SLOW_OVER:
+            return "slow"
+        return "starting" if status == "ready" and not self._trials.usable.is_set() else status

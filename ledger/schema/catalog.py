@@ -82,7 +82,7 @@ tiers = Table(
     check("slo_success", "slo_success > 0 AND slo_success < 1"),
     # Deferrable, so that two tiers can trade places: in one UPDATE, or in two with SET CONSTRAINTS ... DEFERRED.
     UniqueConstraint("priority", deferrable=True, initially="IMMEDIATE"),
-    comment="Service classes. Change a row and every gateway obeys within one second.",
+    comment="Service tiers. Gateways apply a changed row within one second.",
 )
 
 customers = Table(
@@ -94,7 +94,7 @@ customers = Table(
     column("status", Text, "active, or suspended: every request answers 403.", server_default="active"),
     *(column(limit.name, _TYPES[limit.type], limit.customer_text, null=True) for limit in LIMIT_COLUMNS),
     column("max_queue_ms", Integer, "Own longest wait in the queue, milliseconds; null = the tier's.", null=True),
-    column("created_at", DateTime(timezone=True), "When the customer was added.", server_default=now),
+    column("created_at", DateTime(timezone=True), "Time of creation.", server_default=now),
     column(
         "callback_hosts",
         Text,
@@ -106,20 +106,20 @@ customers = Table(
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
     *map(_check, LIMIT_COLUMNS),
     within("max_queue_ms", 1, MOST_WAIT_MS),
-    comment="Who may send requests; null limits are the tier's. See the view customer_limits.",
+    comment="Customers. Null limits are those of the tier; see the view customer_limits.",
 )
 
 api_keys = Table(
     "api_keys",
     metadata,
     column("id", Text, "Public part of the key: tl_<id>_...", primary_key=True),
-    column("customer_id", Uuid, "Whose key it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
+    column("customer_id", Uuid, "Customer.", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
     column("name", Text, "What the key is for, for people."),
-    column("secret_hash", LargeBinary, "SHA-256 of the secret part; the secret itself is kept nowhere."),
-    column("created_at", DateTime(timezone=True), "When the key was issued.", server_default=now),
+    column("secret_hash", LargeBinary, "SHA-256 of the secret part; the secret is not stored."),
+    column("created_at", DateTime(timezone=True), "Time of creation.", server_default=now),
     column("expires_at", DateTime(timezone=True), "From when on the key is refused; null = never.", null=True),
     column("revoked_at", DateTime(timezone=True), "Set: the key is refused, from now on; null = valid.", null=True),
-    column("last_used_at", DateTime(timezone=True), "Last use seen, written at most once a minute.", null=True),
+    column("last_used_at", DateTime(timezone=True), "Last use, written at most once a minute.", null=True),
     column(
         "requests_per_second",
         Double,
@@ -134,7 +134,7 @@ api_keys = Table(
     check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
     within("burst", 1, MOST_COUNT),
     check("limit", "(requests_per_second IS NULL) = (burst IS NULL)"),
-    comment="API keys. Issue one with SELECT issue_api_key('customer', 'what for'); it is shown once.",
+    comment="API keys. SELECT issue_api_key('customer', 'purpose') creates one and shows it once.",
 )
 
 quotas = Table(
@@ -159,7 +159,7 @@ quotas = Table(
     check("owner", "num_nonnulls(customer_id, tier) = 1"),
     matches("quota", QUOTA_PATTERN),
     UniqueConstraint("customer_id", "tier", "quota", postgresql_nulls_not_distinct=True),
-    comment="Long-term limits of a customer or of each customer of a tier; all that apply are held.",
+    comment="Requests per period, for a customer or for each customer of a tier. All applicable quotas are enforced.",
 )
 
 models = Table(
@@ -197,7 +197,7 @@ models = Table(
     check("target_utilization", "target_utilization > 0 AND target_utilization <= 1"),
     within("cache_ttl_s", 0, 86_400),
     one_of("cache_scope", "customer", "global"),
-    comment="Models and how their batches are made.",
+    comment="Models, and how their batches are formed.",
 )
 
 cordons = Table(
@@ -205,45 +205,45 @@ cordons = Table(
     metadata,
     column("worker", Text, "Id of the worker, in whatever pool.", primary_key=True),
     column("reason", Text, "Why, for whoever looks at it next.", server_default=""),
-    column("cordoned_at", DateTime(timezone=True), "Since when.", server_default=now),
+    column("cordoned_at", DateTime(timezone=True), "Time of the cordon.", server_default=now),
     check("worker", "length(worker) BETWEEN 1 AND 200 AND worker !~ '[[:cntrl:]]'"),
     check("reason", "length(reason) <= 500 AND reason !~ '[[:cntrl:]]'"),
-    comment="Workers that get no new work until they are uncordoned, restarts included.",
+    comment="Workers that get no new work until they are uncordoned, even after a restart.",
 )
 
 catalog_version = Table(
     "catalog_version",
     metadata,
     column("single", Boolean, "Always true: the table has one row.", primary_key=True, server_default=text("true")),
-    column("version", BigInteger, "Counts statements that changed the catalog; gateways compare it each second."),
-    column("changed_at", DateTime(timezone=True), "When it was last counted up.", server_default=now),
+    column("version", BigInteger, "Number of catalog changes; gateways compare it each second."),
+    column("changed_at", DateTime(timezone=True), "Time of the last change.", server_default=now),
     column(
         "whole_version",
         BigInteger,
-        "The last version that config_changes does not tell row by row; who has an older one reads everything.",
+        "Last version that config_changes does not describe row by row; gateways with an older one read everything.",
         server_default="0",
     ),
     check("single", "single"),
-    comment="One row. Triggers keep it; edit nothing here.",
+    comment="One row, maintained by triggers; do not edit.",
 )
 
 config_changes = Table(
     "config_changes",
     metadata,
     column("id", BigInteger, "Row number.", Identity(), primary_key=True),
-    column("changed_at", DateTime(timezone=True), "When the row was changed.", server_default=clock),
-    column("changed_by", Text, "The setting tierlane.actor where set, else the database user."),
+    column("changed_at", DateTime(timezone=True), "Time of the change.", server_default=clock),
+    column("changed_by", Text, "The setting tierlane.actor, else the database user."),
     column("table_name", Text, "Table of the changed row."),
     column("row_key", Text, "Primary key of the changed row."),
-    column("old", JSONB, "The row before, secrets left out; null = it was added.", null=True),
-    column("new", JSONB, "The row after, secrets left out; null = it was deleted.", null=True),
+    column("old", JSONB, "The row before, without secrets; null = added.", null=True),
+    column("new", JSONB, "The row after, without secrets; null = deleted.", null=True),
     column(
         "xact",
         BigInteger,
-        "Number of the transaction that made the change; readers tell by it what is new to them.",
+        "Transaction of the change.",
         server_default=text("(pg_current_xact_id()::text)::bigint"),
         index=True,
     ),
     check("old_or_new", "num_nonnulls(old, new) >= 1"),
-    comment="Who changed which catalog row from what to what. Triggers write it.",
+    comment="Changes of catalog rows, written by triggers.",
 )

@@ -61,7 +61,7 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     """
 
     id: str
-    status: str  # starting | ready | busy | paused | away | cordoned | draining | down | quarantined | failed
+    status: str  # starting | ready | busy | paused | away | slow | cordoned | draining | down | quarantined | failed
     utilization: float
     in_flight: int
     rps: float

@@ -1,11 +1,11 @@
-"""The names of all keys in Redis. Their types and lifetimes are in docs/redis-keys.md.
+"""The names of all keys in Redis, with type, content, owner and time to live (TTL).
 
 The default pool has no prefix; other pools have `{<pool>}:`. Redis Cluster is not supported, because customers' limits
 apply across pools. Lua builds the same names from the prefix.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 JOBS_GATEWAY = "jobs"
 """The gateway id of jobs. No process has this id, and it never counts as lost (owners.lua): jobs have no waiting client."""
@@ -13,26 +13,151 @@ JOBS_GATEWAY = "jobs"
 PROTOCOL = "1.0"
 """The version of the stored data, the same as in `protocol.lua`. This code cannot read rows of another major version."""
 
-PERMANENT = frozenset(
-    {
-        "batch_queue",
-        "leases",
-        "outbox",
-        "dlq",
-        "gpus",
-        "gateways",
-        "auditors",
+
+class RedisKey(NamedTuple):
+    """A key for docs/redis-keys.md. `owner`: the script or process that creates it. `ttl`: "" for none."""
+
+    name: str
+    type: str
+    content: str
+    owner: str
+    ttl: str = ""
+
+
+KEYS = (
+    RedisKey(
+        "queue:<tier>",
+        "list",
+        "ids of queued requests, oldest on the right; ids of ended requests stay until skipped",
+        "admit",
+    ),
+    RedisKey(
+        "inflight:<tier>:<batch>",
+        "list",
+        "ids of one batch and tier",
+        "form_batch",
+        "60 s after the latest deadline or lease",
+    ),
+    RedisKey("batch_queue", "list", "ids of ready batches, next on the left", "form_batch"),
+    RedisKey("batch:<batch>", "hash", "one batch", "form_batch", "60 s after the latest deadline or lease"),
+    RedisKey("leases", "sorted set", "batch id, by the end of its lease", "form_batch"),
+    RedisKey(
+        "request:<request>",
+        "hash",
+        "one request",
+        "admit",
+        "total time + 30 s; with `Idempotency-Key` 24 h; a job until its result expires",
+    ),
+    RedisKey("idem:<value>", "hash", "request of an `Idempotency-Key`", "admit", "as its request"),
+    RedisKey(
+        "replays:<customer>",
+        "list",
+        "stored replies of `Idempotency-Key`s, oldest first",
+        "finish",
+        "24 h from the newest",
+    ),
+    RedisKey(
+        "same:<value>",
+        "hash",
+        "running request of a coalescing key, or its result",
+        "admit",
+        "the request's time + 1 s; a result `cache_ttl_s`",
+    ),
+    RedisKey(
+        "same_kept",
+        "sorted set",
+        "values with a cached result, by expiry; at most 10,000 of 16 KiB",
+        "finish",
+        "the longest result",
+    ),
+    RedisKey(
+        "riders:<request>", "list", "followers that wait for the run of this request", "admit", "as its followers"
+    ),
+    RedisKey(
+        "sharing",
+        "sorted set",
+        "ended requests whose followers have not ended, by time",
+        "finish",
+        "60 s from the last one",
+    ),
+    RedisKey("outbox", "list", "audit entries, newest on the left", "admit, finish"),
+    RedisKey(
+        "outbox:<auditor>", "list", "entries that an auditor took and has not committed, at most 64 MB", "audit_take"
+    ),
+    RedisKey(
+        "audit_held:<auditor>",
+        "string",
+        "number of its oldest entries that wait for the end of requests",
+        "audit_take",
+        "10 s",
+    ),
+    RedisKey("auditors", "set", "auditors that may have an `outbox:<auditor>`", "audit_take"),
+    RedisKey("outbox_bad", "list", "entries that PostgreSQL cannot store, newest 1,000", "auditor"),
+    RedisKey("damaged", "list", "unreadable rows, without client data, newest 1,000", "any script"),
+    RedisKey("dlq", "list", "ids of dead letters, newest 10,000", "fail, reap, finish"),
+    RedisKey("retry_budget", "hash", "retries left in `tokens`, as of `at` (microseconds)", "fail, reap", "60 s"),
+    RedisKey("wake", "list", "one token that wakes a scheduler", "admit, claim, finish"),
+    RedisKey("wake_at", "hash", "which events wake each dispatcher", "look", "2 s"),
+    RedisKey("reaped_at", "string", "last pass of the reaper", "reap", "60 s"),
+    RedisKey("scheduled_at", "string", "last pass of a scheduler", "reap", "60 s"),
+    RedisKey("resumed_at", "string", "last suspension that the reaper detected", "reap", "1 s"),
+    RedisKey(
         "epoch",
-        "epoch_run",
-        "wake",
-        "outbox_bad",
-        "quotas_told",
-        "cordoned",
-        "pools",
-        "protocol",
-        "damaged",
-    }
+        "string",
+        "microseconds of the first use of this data; a change means that data was lost",
+        "gateway_beat",
+    ),
+    RedisKey("epoch_run", "string", "`run_id` of the server of the epoch", "gateway_beat"),
+    RedisKey("gpus", "sorted set", "worker ids, by last heartbeat; removed after 5 minutes", "worker_beat"),
+    RedisKey("cordoned", "set", "cordoned workers, from the table `cordons`", "cordon"),
+    RedisKey("gpu:<worker>", "hash", "one worker", "worker_beat", "5 min from the last heartbeat"),
+    RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census", "3 s"),
+    RedisKey("notices", "sorted set", "problems that schedulers report for health", "census", "5 s after the last"),
+    RedisKey("bad:<key>:<ms>", "any", "an index with a wrong type, set aside at that time", "repair", "7 days"),
+    RedisKey("repairs", "set", "indexes that are not rebuilt yet", "repair", "24 h"),
+    RedisKey("gateways", "sorted set", "gateway ids, by last heartbeat", "gateway_beat"),
+    RedisKey(
+        "gateway:<gateway>",
+        "hash",
+        "one gateway: `stats`, `last_heartbeat`",
+        "gateway_beat",
+        "2 s from the last heartbeat",
+    ),
+    RedisKey(
+        "refusals:<gateway>",
+        "list",
+        "recent rejections for `tierlane explain`, newest 20,000",
+        "gateway_beat",
+        "10 min from the newest",
+    ),
+    RedisKey("refusal_lists", "sorted set", "gateways with such a list", "gateway_beat", "10 min from the newest"),
+    RedisKey(
+        "rl:customer:<customer>",
+        "hash",
+        "remaining limits of a customer",
+        "admit",
+        "1 h to 7 days; quotas until their window ends",
+    ),
+    RedisKey(
+        "rl:leases:<customer>",
+        "sorted set",
+        "unfinished requests of a customer, by the end of their concurrency lease",
+        "admit",
+        "10 min after the last",
+    ),
+    RedisKey(
+        "rl:key:<key>", "hash", "bucket of a key with its own limit: `tokens`, `at`, `rate`", "admit", "1 h to 7 days"
+    ),
+    RedisKey("rl:tier:<tier>", "hash", "bucket of a tier, with the same fields", "admit", "1 h to 7 days"),
+    RedisKey("history", "list", "points of the dashboard's charts, newest 450", "gateway", "15 min from the newest"),
+    RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
+    RedisKey("pools", "set", "pools to serve", "scheduler"),
+    RedisKey("protocol", "string", "version of the stored data", "first process"),
+    RedisKey("quotas_told", "string", "epoch for which quotas were restored from the audit", "quota_restore"),
 )
+"""Every key. `python -m scheduler` writes the table of docs/redis-keys.md from it."""
+
+PERMANENT = frozenset(key.name for key in KEYS if not key.ttl and "<" not in key.name)
 """Keys that may have no TTL: short lists, indexes that are cleaned up, or durable queues. Only `queue:<tier>` and
 `outbox:<auditor>` have none either."""
 

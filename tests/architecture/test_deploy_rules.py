@@ -11,6 +11,7 @@ import yaml
 
 from deploy_files import DASHBOARDS, DEPLOY, documents, text_of
 from gateway.inference.events import SLO_FAILURES
+from gateway.metrics.definitions import METRICS
 from gateway.operations.health.advice import ADVICE
 from scheduler.errors import ErrorCode
 
@@ -48,16 +49,10 @@ def names_in(expression: str) -> set[str]:
     return set(re.findall(r"(?<![\w:\"])(?:tierlane[_:][\w:]+|up)(?=[\s{)\[]|$)", expression))
 
 
-def metrics() -> dict[str, str]:
-    """Name -> type of every documented metric."""
-    rows = (line.strip("|").split("|") for line in text_of(ROOT / "docs" / "metrics.md").splitlines() if "| `" in line)
-    return {cells[0].strip().strip("`"): cells[1].strip() for cells in rows}
-
-
 def series() -> set[str]:
     """Every series that a scrape or a recording rule gives."""
     parts = ("_bucket", "_sum", "_count")
-    made = {name + part for name, kind in metrics().items() for part in (parts if kind == "histogram" else ("",))}
+    made = {each.name + part for each in METRICS for part in (parts if each.kind == "histogram" else ("",))}
     return made | RECORDED | {"up"}
 
 

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from ratelimit.__main__ import PAGE, page
+from gateway.metrics import __main__ as metrics_pages
+from gateway.openapi import __main__ as http_pages
+from ledger import __main__ as sql_pages
+from ratelimit import __main__ as limits_pages
 from ratelimit.limits import BUCKETS
+from scheduler import __main__ as protocol_pages
 from scheduler.errors import HTTP, ErrorCode
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.keys import KEYS, Keys
 from scheduler.states import Admission
 from tierlane.cli import app
 from tierlane.settings.declaration import CONFIG_VARIABLE, variable
@@ -59,12 +63,6 @@ def table_rows(name: str) -> Iterator[list[str]]:
 def nameless(key: str) -> str:
     """A key with its placeholders emptied: `inflight:<tier>:<batch>` and `inflight:<tier>:<batch_id>` are one."""
     return re.sub(r"<[^>]*>", "<>", key)
-
-
-def documented_keys() -> dict[str, str]:
-    """Key -> its lifetime in the table of keys."""
-    rows = (cells for cells in table_rows("redis-keys.md") if len(cells) == 6)
-    return {nameless(cells[0].strip("`")): cells[5] for cells in rows if cells[0].startswith("`")}
 
 
 def missing_from(names: Iterable[str], text: str) -> list[str]:
@@ -158,28 +156,28 @@ def test_verbs_addresses_and_targets_are_documented() -> None:
 
 def test_defaults_in_the_table_of_times() -> None:
     """A row with a setting has its default."""
-    rows = [cells for cells in table_rows("timeouts.md") if len(cells) == 3 and cells[2].startswith("`TIERLANE_")]
+    rows = [cells for cells in table_rows("guarantees.md") if len(cells) == 3 and cells[2].startswith("`TIERLANE_")]
     defaults = {name: SETTINGS[name.strip("`").removeprefix("TIERLANE_").lower()].default for _, _, name in rows}
 
     assert len(rows) >= 10
     assert [cells for cells in rows if not re.search(rf"\b{defaults[cells[2]]} ms$", cells[1])] == []
 
 
-def test_every_key_is_in_the_table_of_keys() -> None:
-    """Names that `Keys` or Lua builds, with the lifetime of the list of permanent keys."""
+def test_every_key_is_in_the_list_of_keys() -> None:
+    """Names that `Keys` or Lua builds, and those without a TTL are permanent."""
     keys = Keys()
     built = {name for attribute, name in vars(keys).items() if attribute not in ("pool", "prefix")}
     for name, method in inspect.getmembers(keys, inspect.ismethod):
         if not name.startswith("_") and name not in ("is_permanent", "responses"):
             built.add(nameless(method(*(f"<{parameter}>" for parameter in inspect.signature(method).parameters))))
-    documented = documented_keys()
-    prefixes = {key.partition("<")[0] for key in documented} | {"responses:"}
+    listed = {nameless(key.name) for key in KEYS}
+    prefixes = {key.partition("<")[0] for key in listed} | {"responses:"}
     by_lua = {name for path in LUA for name in re.findall(r"P \.\. '([a-z_:]+)'", text_of(path))}
 
-    assert sorted(built - documented.keys()) == []
+    assert sorted(built - listed) == []
     assert len(by_lua) > 10
     assert sorted(by_lua - prefixes) == []
-    assert [k for k, life in documented.items() if (life == "for ever") != keys.is_permanent(k)] == []
+    assert [key.name for key in KEYS if (not key.ttl) != keys.is_permanent(key.name)] == []
 
 
 def test_every_hash_field_is_documented() -> None:
@@ -195,20 +193,29 @@ def test_every_hash_field_is_documented() -> None:
     assert sorted(named - in_backticks(text_of(ROOT / "docs" / "redis-keys.md"))) == []
 
 
-def test_every_error_code_and_outcome_is_in_its_table() -> None:
-    """docs/errors.md has each code with its status, and each outcome of admission except those of further buckets."""
-    rows = [cells for cells in table_rows("errors.md") if len(cells) == 4 and cells[1].isdigit()]
-    final = {cells[0].strip("`") for cells in rows if cells[3] == "no"}
+def test_every_outcome_of_admission_is_in_its_table() -> None:
+    """docs/errors.md has each outcome except those of further buckets."""
     outcomes = {outcome.value for outcome in Admission} - {kind.outcome for kind in BUCKETS[2:]}
     table = text_of(ROOT / "docs" / "errors.md").split("## Admission outcomes")[1].split("\n## ")[0]
 
-    assert {cells[0].strip("`"): int(cells[1]) for cells in rows} == {code: HTTP[code].status for code in ErrorCode}
-    assert final == {code.value for code in ErrorCode if HTTP[code].retry is False}
     assert missing_from((f"`{outcome}`" for outcome in outcomes), table) == []
 
 
-def test_the_table_of_limits_is_current() -> None:
-    """`make docs` writes it into docs/limits.md."""
-    text = PAGE.read_text("utf-8")
+def test_every_error_code_says_what_to_do() -> None:
+    """Cause and action are sentences."""
+    texts = [text for code in ErrorCode for text in (HTTP[code].cause, HTTP[code].action)]
 
-    assert page(text) == text
+    assert [text for text in texts if not text.endswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [module.pages() for module in (limits_pages, protocol_pages, sql_pages, metrics_pages, http_pages)],
+    ids="+".join,
+)
+def test_the_generated_parts_are_current(pages: limits_pages.Pages) -> None:
+    """`make docs` writes them into their pages."""
+    for name, parts in pages.items():
+        text = text_of(ROOT / "docs" / name)
+
+        assert limits_pages.with_parts(text, parts) == text

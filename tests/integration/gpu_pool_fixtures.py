@@ -70,6 +70,9 @@ class Writer:
                 break
             if not ready: time.sleep(0.01)
         return ["".join(self.words[:done])] * len(texts)
+def waits(texts):
+    time.sleep(float(open(os.environ["DELAY"]).read()))
+    return reverse(texts)
 class DiesWhileLoading:
     def load(self): os._exit(9)
     def predict(self, texts): return texts
@@ -120,10 +123,10 @@ StartWorker = Callable[..., Awaitable[RunningWorker]]
 
 @pytest.fixture
 def faulty_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that only model processes can import; the directory of its files `sick`, `deaths`, `steps`, `left`."""
+    """A module that only model processes can import; the directory of its files `sick`, `deaths`, `steps`, `left`, `delay`."""
     (tmp_path / "faulty_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for name in ("sick", "deaths", "steps", "left"):
+    for name in ("sick", "deaths", "steps", "left", "delay"):
         monkeypatch.setenv(name.upper(), str(tmp_path / name))
     (tmp_path / "steps").write_text("")
     return tmp_path

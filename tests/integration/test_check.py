@@ -200,7 +200,7 @@ async def test_a_correct_model_passes_with_suggested_settings() -> None:
         ("crashes_on_long", {"long"}),
         ("holds_two", {"sizes"}),
         ("crashes", {"answers"}),
-        ("hangs", {"answers"}),
+        ("hangs", {"answers", "time"}),
         ("CannotLoad", {"load"}),
         ("NeverLoads", {"load"}),
         ("no_such_name", {"load"}),
@@ -210,6 +210,7 @@ async def test_each_violation_fails_its_checks(spec: str, failed: set[str], monk
     """The exit code is 1, and each failed check has advice."""
     if spec == "NeverLoads":
         monkeypatch.setattr(check_model, "LOAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(check_model, "TRIAL_CAPS", 1.1)
     code, checks, document = await check(spec)
 
     assert {name for name, ok in checks.items() if ok is False} == failed

@@ -84,9 +84,9 @@ async def test_without_direct_endpoints_requests_fail_fast(direct: Direct, enabl
         await eventually(lambda: not stack.gateway.direct.active, "requests go through Redis again", 2.0)
 
 
-@pytest.mark.parametrize("fault", ["busy", "hang up", "unfriendly", "nonsense", "another", "silent"])
+@pytest.mark.parametrize("fault", ["busy", "slow", "hang up", "unfriendly", "nonsense", "another", "silent"])
 async def test_requests_move_to_another_worker(direct: Direct, fault: str) -> None:
-    """When a worker is busy, disconnects, rejects the hello, sends nonsense or another batch's results, or is silent, all
+    """When a worker is busy, has a model that is too slow, disconnects, rejects the hello, sends nonsense or another batch's results, or is silent, all
     requests are served by the other worker in time, one at a time after a loss.
     """
     async with direct.stack(fault, "serve") as (stack, workers):
@@ -98,6 +98,16 @@ async def test_requests_move_to_another_worker(direct: Direct, fault: str) -> No
         assert max(each["metadata"]["latency_ms"] for _, each, _ in responses) < 3000
         second = [each["metadata"] for _, each, _ in responses if each["metadata"]["attempts"] == 2]
         assert fault != "silent" or {metadata["batch_size"] for metadata in second} == {1}
+
+
+async def test_models_that_are_too_slow_fail_requests_at_once(direct: Direct) -> None:
+    """When the models of all workers are too slow, no request waits for its deadline."""
+    async with direct.stack("slow", "slow") as (stack, _):
+        direct.stop_redis()
+        responses = [await stack.infer({"input": "abc"}) for _ in range(3)]
+
+        assert {document["error"]["code"] for _, document, _ in responses} == {"model_too_slow"}
+        assert [status for status, _, _ in responses] == [503] * 3
 
 
 def timed_out(item: DirectItem) -> Outcome:

@@ -144,6 +144,30 @@ async def test_no_healthy_worker(client: Redis, redis_url: str) -> None:
         assert (status, health["status"], health["healthy_gpus"], health["total_gpus"]) == (503, "down", 0, 1)
 
 
+async def test_a_model_that_is_too_slow(client: Redis, redis_url: str) -> None:
+    """Once all workers report it, waiting requests end, streams too, and new ones are rejected; none waits for its deadline."""
+    async with running_stack(client, redis_url, worker=False) as stack:
+        waiting = [asyncio.create_task(stack.infer({"input": "a"})) for _ in range(2)]
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}
+        stream = asyncio.create_task(
+            stack.http.post(f"{stack.url}/v1/chat/completions", json=chat, headers=stack.key())
+        )
+        await accepted(stack, 3)
+        began = time.monotonic()
+        await stack.worker.heartbeat(status="slow")
+        ended = [*await asyncio.gather(*waiting), await stack.infer()]
+        events = await (await stream).text()
+
+    assert time.monotonic() - began < 1.5
+    assert [(status, code_of(document)) for status, document, _ in ended] == [(503, "model_too_slow")] * 3
+    assert {headers["x-should-retry"] for _, _, headers in ended} == {"false"}
+    assert '"model_too_slow"' in events
+    states = [
+        await client.hmget(Keys().request(each["error"]["request_id"]), "state", "code") for _, each, _ in ended[:2]
+    ]
+    assert states == [[b"failed", b"model_too_slow"]] * 2
+
+
 @pytest.mark.parametrize(
     ("stored", "status", "retry"),
     [

@@ -14,7 +14,7 @@ import pytest
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.supervisor import FIRST_RESPAWN_S
-from gpu_pool.worker import direct_server
+from gpu_pool.worker import direct_server, slow_model
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import TOKEN, DirectClient, StartHere, item, start_here
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
@@ -105,6 +105,36 @@ async def test_four_batches_wait_and_the_fifth_is_rejected(start_here: StartHere
 
     assert rejected == DirectBusy(1, "Too many direct batches wait for this worker.")
     assert all(isinstance(response, DirectResults) for response in await asyncio.gather(*tasks))
+
+
+async def test_a_model_that_became_slow(
+    start_here: StartHere, faulty_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two batches at the cap, requests fail at once and no process is killed, until a trial batch ends in time."""
+    monkeypatch.setattr(slow_model, "FIRST_PAUSE_S", 0.5)
+    delay = faulty_models / "delay"
+    delay.write_text("0.6")
+    worker = await start_here("faulty_models:waits", gpu_timeout_ms=300)
+    client = await DirectClient.connected(worker)
+
+    hung = []
+    for text in ("a", "b"):
+        await worker._supervisor.ready.wait()
+        hung.append(await client.outputs(item(text)))
+    await eventually(lambda: worker._beat().model_ms >= 600, "a trial is measured")
+    pid, report = worker._supervisor.pid, worker._beat()
+    began = time.monotonic()
+    rejected = [await client.outputs(item("c")) for _ in range(3)]
+    duration_s = time.monotonic() - began
+    delay.write_text("0")
+    await eventually(lambda: worker._beat().status == "ready", "the worker is ready again")
+
+    assert hung == [{"a": "gpu_timeout"}, {"b": "gpu_timeout"}]
+    assert (report.status, report.model_ms >= 600, report.timeout_ms) == ("slow", True, 300)
+    assert rejected == [{"c": "model_too_slow"}] * 3
+    assert duration_s < 0.3
+    assert await client.outputs(item("de")) == {"de": "ed"}
+    assert (worker._supervisor.pid, worker._beat().model_ms < 300) == (pid, True)
 
 
 async def test_killed_model_process(start_here: StartHere) -> None:

@@ -75,6 +75,27 @@ async def test_killed_model_process_costs_one_attempt(pool: Pool, start_worker: 
     assert worker.model_pid not in {None, lost}
 
 
+async def test_a_slow_worker_leaves_its_requests_to_others(
+    pool: Pool, start_worker: StartWorker, faulty_models: Path
+) -> None:
+    """The trial at its start shows that the model is too slow, before any request; the process is not killed."""
+    (faulty_models / "delay").write_text("0.6")
+    slow = await start_worker("slow", "faulty_models:waits", gpu_timeout_ms=300, measure_at_start=True)
+    view = await slow.reaches("slow")
+    ids = await batch(pool, "hello")
+    fast = await start_worker("fast", measure_at_start=True)
+    (reply,) = await replies(pool, ids)
+
+    async def measured() -> WorkerView | None:
+        now = await slow.view()
+        return now if now and now.model_ms >= 600 else None
+
+    last = await eventually(measured, "the time of the model is reported")
+    assert (view.healthy, view.timeout_ms, view.model_pid) == (False, 300, last.model_pid)
+    assert (reply.output, reply.worker_id, reply.attempts) == ("olleh", "fast", 1)
+    assert 20 <= (await fast.reaches("ready")).model_ms < 300
+
+
 @pytest.fixture
 async def proxy(redis_url: str) -> AsyncIterator[FaultProxy]:
     """A connection to Redis that can be cut."""

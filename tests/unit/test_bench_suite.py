@@ -140,7 +140,11 @@ def test_the_page(tmp_path: Path) -> None:
     """It has every case, the plot of the overload, errors, and the machine where it differs, but not the host's name."""
     about = {"date": "2026-01-01", "machine": machine(), "quick": False, "notes": ["A note."], "error": ""}
     kept = {
-        "overload": {**about, "checks": [["p99", "<= 1", "2", False], ["rate", "", "3", None]], "data": flood()},
+        "overload": {
+            **about,
+            "checks": [["p99", "<= 1", "2", False], ["a: rate", "", "3", None], ["b: rate", "", "4", None]],
+            "data": flood(),
+        },
         "peers": {**about, "checks": [], "data": {"table": "| system |\n|---|"}},
         "idle": {
             **about,
@@ -153,7 +157,7 @@ def test_the_page(tmp_path: Path) -> None:
     write_page(tmp_path / "benchmarks.md", kept)
     page = (tmp_path / "benchmarks.md").read_text()
 
-    assert {"| p99 | <= 1 | 2 | **no** |", "| rate |  | 3 |  |", "| system |", "A note."} <= set(page.splitlines())
+    assert {"| p99 | <= 1 | **2** |", "| rate |  | 3 | 4 |", "| system |", "A note."} <= set(page.splitlines())
     assert "No stack." in page
     assert page.count("7777 GiB") == 1
     assert (tmp_path / "images" / "enterprise-p99.png").read_bytes().startswith(b"\x89PNG")

@@ -62,6 +62,24 @@ def test_length_and_kind_of_answers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("alone", "ok", "text"),
+    [
+        (ProbeAnswer(20.0), True, "a batch of one takes 20 ms; a batch may take 3,000 ms"),
+        (ProbeAnswer(3500.0), False, "takes 3,500 ms for a batch of one request, over TIERLANE_GPU_TIMEOUT_MS = 3,000"),
+        (ProbeAnswer(lost="It hung.", hung=True), False, "takes 30,000 ms"),
+        (LOST, None, "not known"),
+    ],
+)
+def test_time(alone: ProbeAnswer, ok: bool | None, text: str) -> None:
+    """A batch of one must end within the cap of a batch and the deadline of a request."""
+    finding = model.judge_time(alone, 3000.0, 4000.0)
+
+    assert finding.ok is ok
+    assert text in finding.said
+    assert bool(finding.advice) == (ok is False)
+
+
+@pytest.mark.parametrize(
     ("result", "ok"),
     [
         (answer("yes"), True),

@@ -96,6 +96,22 @@ async def test_drain_ends_all_requests_in_redis_first() -> None:
     assert [rest.outcome, unsent.outcome] == [ErrorCode.DRAINING] * 2
 
 
+async def test_requests_that_cannot_be_served_end_before_their_deadline() -> None:
+    """Once, and those that Redis may have: a direct request is run by a worker, one not sent yet is rejected later."""
+    setup = Setup("done", "rest", "direct", stored="done")
+    done, rest, direct = setup.requests
+    direct.direct = True
+    unsent = setup.add("unsent", sent=False)
+
+    for now in (1.0, 1.25):
+        setup.sweep.end_sent(ErrorCode.MODEL_TOO_SLOW, now)
+    await settled()
+
+    assert setup.redis.cancelled == [[("done", ErrorCode.MODEL_TOO_SLOW), ("rest", ErrorCode.MODEL_TOO_SLOW)]]
+    assert [done.outcome, rest.outcome] == [reply("done"), ErrorCode.MODEL_TOO_SLOW]
+    assert (direct.done, unsent.done) == (False, False)
+
+
 async def test_all_due_requests_are_ended_in_one_call() -> None:
     """Redis is called shortly before the deadline, once; a stored result is returned instead of the timeout."""
     setup = Setup("done", "late", stored="done")

@@ -188,6 +188,31 @@ def test_without_any_gpu_requests_wait_two_seconds() -> None:
     assert not new.no_gpu(100.0)
 
 
+SLOW = msgspec.structs.replace(SICK, status="slow")
+
+
+@pytest.mark.parametrize(
+    ("workers", "too_slow"),
+    [
+        ((SLOW, SICK), True),
+        ((SLOW, worker()), False),
+        ((SLOW, msgspec.structs.replace(SICK, status="paused", pausing=True)), False),
+        ((msgspec.structs.replace(SLOW, age_ms=60_000.0),), False),  # It is lost.
+        ((SICK,), False),
+        ((), False),
+    ],
+)
+def test_the_model_is_too_slow_only_while_no_worker_can_serve(workers: tuple[WorkerView, ...], too_slow: bool) -> None:
+    """Requests of a slow worker go to the others; while Redis has only some of the workers, the state is kept."""
+    limits = observed(look(*workers))
+    assert limits.model_too_slow is too_slow
+
+    serving = observed(look(worker()))
+    serving.emptied(1.0)
+    serving.observe(look(SLOW), SNAPSHOT, 1.1)
+    assert not serving.model_too_slow
+
+
 def test_a_new_gateway_adopts_the_factors_of_the_others() -> None:
     """A restart does not skip the slow relaxation, and customers get the same limit everywhere."""
     old = GatewayStats("old", 0.0, {"free": TierStats(10.0, 0.0, 0.0, factor=0.3)})

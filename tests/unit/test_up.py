@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from gpu_pool.model_process.handle import ModelLaunch
 from scheduler.protocol.direct import direct_token
+from scheduler.protocol.pool_view import WorkerView
 from scheduler.redis_client.keys import pools_of, pools_to_serve
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import OtherPool, PoolsError, default_torch_threads, parse_pools
@@ -15,6 +16,7 @@ from tierlane.up.autoscale import PoolAdvice, change, free_names
 from tierlane.up.data_dir import LogLines
 from tierlane.up.demo_data import demo_model
 from tierlane.up.members import RoleEnvironment, role_command
+from tierlane.up.model_times import warnings
 from tierlane.up.orphan_guard import Held
 from tierlane.up.supervisor import RestartBackoff
 
@@ -187,6 +189,41 @@ def test_pools_of_disabled_models_are_served_but_not_offered() -> None:
 
     rows = [Row("a"), Row("a"), Row("b", enabled=False), Row("{c}:"), Row("")]
     assert (pools_of(rows), pools_to_serve(rows)) == ({"a"}, {"a", "b"})
+
+
+@pytest.mark.parametrize(
+    ("ms", "timeout_ms", "total_ms", "parts"),
+    [
+        (0, 3000, 4000, ()),  # Not measured.
+        (3000, 3000, 4000, ()),
+        (
+            *(3500, 3000, 4000),
+            (
+                "simulated:9 takes 3,500 ms",
+                "over TIERLANE_GPU_TIMEOUT_MS = 3,000;",
+                "model_too_slow",
+                "TIMEOUT_MS=7000",
+                "REQUEST_MS=8000",
+            ),
+        ),
+        (9000, 3000, 4000, ("MS = 3,000 and TIERLANE_TOTAL_REQUEST_MS = 4,000", "TIMEOUT_MS=18000")),
+        (5000, 20_000, 4000, ("over TIERLANE_TOTAL_REQUEST_MS", "deadline_exceeded", "TIMEOUT_MS=20000")),
+    ],
+)
+def test_a_model_that_cannot_meet_the_caps_is_warned_about(
+    ms: float, timeout_ms: float, total_ms: float, parts: tuple[str, ...]
+) -> None:
+    """One warning for a model on several workers, with its time, the settings that it exceeds, and what to set."""
+    views = [
+        WorkerView(
+            f"w{n}", "slow", 0.0, 0, 0.0, False, 0.0, 0.0, "simulated:9", "v", model_ms=ms * n, timeout_ms=timeout_ms
+        )
+        for n in (0, 1)
+    ]
+    found = warnings(views, total_ms)
+
+    assert len(found) == bool(parts)
+    assert [part for part in parts if part not in found[0]] == []
 
 
 def test_lines_have_the_name_of_their_process() -> None:

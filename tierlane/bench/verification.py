@@ -55,6 +55,7 @@ _EITHER = frozenset(
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.GATEWAY_LOST,
         ErrorCode.NO_CAPACITY,
+        ErrorCode.MODEL_TOO_SLOW,
         ErrorCode.DRAINING,
         ErrorCode.CANCELLED,
         ErrorCode.ABANDONED,

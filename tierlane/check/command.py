@@ -75,6 +75,7 @@ def model(
     device: Annotated[str | None, setting("device")] = None,
     torch_threads: Annotated[str | None, setting("torch_threads")] = None,
     gpu_timeout_ms: Annotated[str | None, setting("gpu_timeout_ms")] = None,
+    total_request_ms: Annotated[str | None, setting("total_request_ms")] = None,
     batch_sizes: Annotated[
         str,
         from_variable(
@@ -115,7 +116,10 @@ def model(
     config: Config = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Load a model as a worker does, hold it to its contract, time its batches, suggest its settings."""
+    """Load a model as a worker does, hold it to its contract, time its batches, suggest its settings.
+
+    By default a batch may take 3 s and a request 4 s; a model that cannot meet this fails the check.
+    """
 
     def prepare() -> Verb:
         from tierlane.check.model import ModelCheckOptions, check_model, sizes_of
@@ -123,5 +127,10 @@ def model(
         wishes = ModelCheckOptions(spec, sizes_of(batch_sizes), max_tokens, task, input_, poison, write)
         return lambda settings: check_model(settings, wishes, form, actor)
 
-    given = {"device": device, "torch_threads": torch_threads, "gpu_timeout_ms": gpu_timeout_ms}
+    given = {
+        "device": device,
+        "torch_threads": torch_threads,
+        "gpu_timeout_ms": gpu_timeout_ms,
+        "total_request_ms": total_request_ms,
+    }
     carry_out(prepare, config, database=write is not None, data_dir=data_dir, **given)

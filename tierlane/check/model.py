@@ -18,6 +18,7 @@ import typer
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import Access, secrets_of
 from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelProcess, run_watched
+from gpu_pool.worker.slow_model import TRIAL_CAPS
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
 from scheduler.errors import ErrorCode, TierlaneError
@@ -40,6 +41,7 @@ from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
 from tierlane.settings.pools import default_torch_threads
+from tierlane.up.model_times import advice, shortfall
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -52,6 +54,8 @@ class ProbeRequest:
     parameters: dict[str, object] = field(default_factory=dict)
     task: Task = Task.COMPLETE
     timeout_ms: float = 3000.0
+    total_ms: float = 4000.0
+    """The deadline of a request, for the finding about the time of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,22 @@ class Probe:
             raise NotLoaded(str(error)) from error
         self.load_s = time.monotonic() - started
 
-    async def ask(self, texts: Sequence[str]) -> ProbeAnswer:
-        """One batch of these; never raises for what the model does."""
+    async def ask(self, texts: Sequence[str], *, caps: float = 1.0) -> ProbeAnswer:
+        """One batch of these, for at most so many times the cap; never raises for what the model does."""
         request = self._request
         bodies = [encode_payload(Payload("check", text, request.parameters, request.task)) for text in texts]
-        limit = request.timeout_ms
+        limit = caps * request.timeout_ms
         try:
             done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
         except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
             await self.close()
             return ProbeAnswer(lost=str(error), hung=isinstance(error, ModelHung))
         return ProbeAnswer(done.gpu_ms, done.results, done.fault)
+
+    async def timing(self) -> ModelFinding:
+        """Whether a batch of one text ends within cap and deadline; its time is measured also if it does not."""
+        request = self._request
+        return judge_time(await self.ask(TEXTS[:1], caps=TRIAL_CAPS), request.timeout_ms, request.total_ms)
 
     async def close(self) -> None:
         """End the process, if there is one."""
@@ -196,8 +205,25 @@ SURVIVE = "Catch what it is in the function: as it is, each such request costs a
 REFUSE = "Handle it, or reject it with a message of your own; now its customer gets 422 poison_request."
 
 
+def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelFinding:
+    """Whether a batch of one ends within the cap of a batch and the deadline of a request."""
+    ms = TRIAL_CAPS * timeout_ms if alone.hung else alone.ms
+    if alone.lost and not alone.hung:
+        return undetermined("time", "a batch of one was lost, so its time is not known")
+    if why := shortfall("the model", ms, timeout_ms, total_ms):
+        return fails(
+            "time", f"{why}{' (stopped)' if alone.hung else ''}: no request can be served", advice(ms, timeout_ms)
+        )
+    limits = (
+        f"a batch may take {timeout_ms:,.0f} ms (--gpu-timeout-ms), a request {total_ms:,.0f} ms (--total-request-ms)"
+    )
+    return holds("time", f"a batch of one takes {ms:,.0f} ms; {limits}")
+
+
 def judge_answered(together: ProbeAnswer) -> ModelFinding:
     """Whether a plain batch was answered at all."""
+    if together.hung:
+        return fails("answers", together.lost, "Raise --gpu-timeout-ms, or give the device less to do.")
     if together.lost:
         return fails("answers", together.lost, SURVIVE)
     if together.fault.startswith(RAISED):
@@ -312,6 +338,8 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFindin
     yield holds("load", f"in {probe.load_s:.1f} s, version {probe.version}")
     together = await probe.ask(TEXTS)
     yield judge_answered(together)
+    if together.hung or not together.lost:
+        yield await probe.timing()
     if together.lost:
         return
     again = await probe.ask(TEXTS)
@@ -410,7 +438,10 @@ async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callab
     launch = ModelLaunch(options.spec, settings.device, threads, settings.dtype, secrets)
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": options.max_tokens}
     request = ProbeRequest(
-        parameters if options.task == "complete" else {}, TASKS[options.task], float(settings.gpu_timeout_ms)
+        parameters if options.task == "complete" else {},
+        TASKS[options.task],
+        float(settings.gpu_timeout_ms),
+        float(settings.total_request_ms),
     )
     probe = Probe(launch, request, LOAD_TIMEOUT_S)
     try:

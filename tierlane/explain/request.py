@@ -42,6 +42,7 @@ _LIMITS: dict[str, _Words] = {
 
 _UNASKED: dict[str, str] = {
     ErrorCode.NO_CAPACITY: "no limit: no GPU was healthy",
+    ErrorCode.MODEL_TOO_SLOW: "no limit: the model was too slow for the time limit of a batch",
     ErrorCode.BACKPRESSURE: "the memory limit of Redis",
     ErrorCode.QUEUE_FULL: "the gateway's own queue, since more requests arrived than it could submit",
     ErrorCode.DRAINING: "no limit: its gateway was shutting down",
@@ -61,6 +62,7 @@ _ADVICE: dict[str, str] = {
     Admission.IN_PROGRESS: "Wait for the first request; its response is then returned again.",
     Admission.REUSED: "Use a new Idempotency-Key for each new body.",
     ErrorCode.NO_CAPACITY: "Retry when a GPU is healthy again; /internal/health shows why none is.",
+    ErrorCode.MODEL_TOO_SLOW: "Raise TIERLANE_GPU_TIMEOUT_MS and TIERLANE_TOTAL_REQUEST_MS, or give the model a faster device.",
     ErrorCode.DRAINING: "Retry: another gateway accepts it.",
 }
 

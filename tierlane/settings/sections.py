@@ -52,14 +52,12 @@ class Order(NamedTuple):
 
 
 ORDERED = (
-    Order("renew_ms", "lease_ms", "or a lease runs out before it is renewed"),
+    Order("renew_ms", "lease_ms", "or a lease expires before it is renewed"),
     Order("reap_ms", "lease_ms", "or a lost batch waits longer for the reaper than for its lease"),
     Order("heartbeat_ms", "gone_ms", "or a live worker counts as gone between two heartbeats"),
-    Order("gpu_timeout_ms", "total_request_ms", "or a request is answered before its batch is given up"),
-    Order(
-        "max_body_bytes", "key_body_memory_bytes", "or a body of that size is never read where it does not come at once"
-    ),
-    Order("key_body_memory_bytes", "customer_body_memory_bytes", "or one key of a customer keeps out all others"),
-    Order("customer_body_memory_bytes", "body_memory_bytes", "or one customer keeps out all others"),
+    Order("gpu_timeout_ms", "total_request_ms", "or the client gets a response before its batch times out"),
+    Order("max_body_bytes", "key_body_memory_bytes", "or a body of that size cannot be received"),
+    Order("key_body_memory_bytes", "customer_body_memory_bytes", "or one key blocks its customer's others"),
+    Order("customer_body_memory_bytes", "body_memory_bytes", "or one customer blocks all others"),
     Order("audit_interval_ms", "audit_grace_ms", "or requests are closed as abandoned before their rows are written"),
 )

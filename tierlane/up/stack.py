@@ -1,7 +1,7 @@
 """The local stack: start order, readiness, stack.json and banner.
 
 Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when a
-gateway is ready and each pool has a healthy worker. stack.json lists the running processes, for tools and tests; it is
+gateway is ready and each pool has a healthy worker, or one whose model is too slow, which a warning then says. stack.json lists the running processes, for tools and tests; it is
 replaced when a process changes. The banner has a curl command for each tier.
 """
 
@@ -12,8 +12,9 @@ import os
 import shutil
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -26,6 +27,7 @@ from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember
+from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
@@ -68,43 +70,50 @@ class StackFile:
 
 POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
+OK = 200
 
 # Proxies of the environment do not apply to a gateway on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-async def wait_until_ready(http_url: str, service_token: str) -> None:
-    """Return when the stack is ready; the caller sets the deadline."""
-    while not await asyncio.to_thread(_is_ready, http_url, service_token):  # noqa: ASYNC110 - a poll over HTTP
+async def wait_until_ready(http_url: str, service_token: str, redis_url: str, pools: Collection[str]) -> None:
+    """Return when the stack with these pools is ready; the caller sets the deadline."""
+    while True:
+        waiting = await asyncio.to_thread(_not_serving, http_url, service_token, pools)
+        if waiting:  # A pool whose model is too slow has started, but has no healthy worker.
+            workers = await measured_workers(redis_url, waiting)
+            waiting = [pool for pool in waiting if all(worker.status != SLOW for worker in workers[pool])]
+        if waiting is not None and not waiting:
+            return
         await asyncio.sleep(POLL_S)
 
 
-def _is_ready(http_url: str, service_token: str) -> bool:
-    if _get(f"{http_url}/readyz", None) is None:
-        return False
-    body = _get(f"{http_url}/internal/health", service_token)
-    return body is not None and _healthy_gpus(body) >= 1
-
-
-def _healthy_gpus(body: bytes) -> int:
-    """The number in the pool with the fewest."""
+def _not_serving(http_url: str, service_token: str, pools: Collection[str]) -> list[str] | None:
+    """The pools without a healthy worker; None while the gateway is not ready."""
+    if _get(f"{http_url}/readyz", None)[0] != OK:
+        return None
+    status, body = _get(f"{http_url}/internal/health", service_token)
     try:
         health: Any = json.loads(body)
-        pools = health.get("pools", {"": health})
-        return min(int(pool["healthy_gpus"]) for pool in pools.values())
+        seen = health.get("pools") or dict.fromkeys(pools, health)
+        waiting = [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return 0
+        return None
+    return waiting if waiting or status == OK else None  # Without a healthy worker, health is down: its status is 503.
 
 
-def _get(url: str, token: str | None) -> bytes | None:
-    """The body of a response with status 200, otherwise None."""
+def _get(url: str, token: str | None) -> tuple[int, bytes]:
+    """Status and body of the response; 0 without one."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
     try:
         with _opener.open(request, timeout=CALL_TIMEOUT_S) as response:
-            return bytes(response.read()) if response.status == 200 else None
+            return response.status, bytes(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
     except (OSError, http.client.HTTPException, ValueError):
-        return None
+        return 0, b""
 
 
 EXAMPLE_INPUT = "Once upon a time"
@@ -165,13 +174,15 @@ class Stack:
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
         autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
-        await self._supervisor.settle(self._ready())
+        await self._supervisor.settle(self._ready(settings))
         self._file.serve(settings.redis_url, settings.database_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
         self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path)))
-        await asyncio.gather(self._watch(), *([autoscaler.follow()] if settings.autoscale else []))
+        await asyncio.gather(
+            self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
+        )
 
     async def stop(self) -> None:
         """Stop everything in reverse order. The orphan guard ends the orphans of dead workers."""
@@ -249,12 +260,24 @@ class Stack:
     ) -> RoleMember:
         return RoleMember(role, name, self._command(role), roles.for_role(role, name, differs), self._lines)
 
-    async def _ready(self) -> None:
+    async def _ready(self, settings: Settings) -> None:
+        token = settings.service_token.get_secret_value()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await wait_until_ready(self._http_url, self._settings.service_token.get_secret_value())
+                await wait_until_ready(self._http_url, token, settings.redis_url, _pools(settings))
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
+
+    async def _warn(self, settings: Settings) -> None:
+        """Warn about models that cannot meet the cap of a batch or the deadline of a request, once they are measured."""
+        while True:
+            pools = (await measured_workers(settings.redis_url, _pools(settings))).values()
+            workers = [each for pool in pools for each in pool]
+            if all(is_measured(worker) for worker in workers):
+                break
+            await asyncio.sleep(LOOK_S)
+        for warning in warnings(workers, settings.total_request_ms):
+            self._lines.say(warning)
 
     async def _watch(self) -> None:
         while True:
@@ -281,6 +304,11 @@ class Stack:
         for index, process in enumerate(self._models.of_worker(worker, pid)):
             name = f"{worker}-model" + (f"-{index + 1}" if index else "")
             yield ProcessEntry(role="model", name=name, pid=process.pid)
+
+
+def _pools(settings: Settings) -> list[str]:
+    """The pools that have workers in this stack."""
+    return [settings.pool, *(other.pool for other in parse_pools(settings.pools, settings.pool))]
 
 
 def _reachable(host: str) -> str:

@@ -1,0 +1,24 @@
+"""`python -m gateway.metrics`: generate the lists of docs/metrics.md from the definitions."""
+
+from collections.abc import Iterable
+
+from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
+from ratelimit.__main__ import Pages, update
+
+
+def pages() -> Pages:
+    """Counters and observations."""
+    return {"metrics.md": {"counters": _list(COUNTED), "observations": _list(OBSERVED)}}
+
+
+def _list(metrics: Iterable[Metric]) -> str:
+    return "".join(map(_item, metrics))
+
+
+def _item(metric: Metric) -> str:
+    labels = f" by {', '.join(f'`{label}`' for label in metric.labels)}" if metric.labels else ""
+    return f"* `{metric.name}` ({metric.kind}{labels}; {metric.unit}): {metric.description}\n"
+
+
+if __name__ == "__main__":
+    update(pages())

@@ -1,0 +1,20 @@
+"""`python -m gateway.openapi`: generate the table of endpoints in docs/http.md from the OpenAPI document."""
+
+from gateway.metrics.endpoint import installed_version
+from gateway.openapi.document import openapi
+from gateway.openapi.endpoints import ENDPOINTS
+from ratelimit.__main__ import Pages, table, update
+
+
+def pages() -> Pages:
+    """Methods, path, token and summary of each endpoint."""
+    rows = []
+    for path, methods in openapi(ENDPOINTS, installed_version())["paths"].items():
+        operation = next(iter(methods.values()))
+        tokens = ", ".join(name for each in operation["security"] for name in each)
+        rows.append((", ".join(method.upper() for method in methods), f"`{path}`", tokens, operation["summary"]))
+    return {"http.md": {"endpoints": table(("Method", "Path", "Token", "Summary"), rows)}}
+
+
+if __name__ == "__main__":
+    update(pages())

@@ -1,0 +1,38 @@
+"""`python -m ledger`: generate docs/sql.md from the table definitions and the migrations, without a server."""
+
+import re
+from pathlib import Path
+
+from sqlalchemy import Column, Table, make_url
+
+from ledger.schema import metadata
+from ratelimit.__main__ import Pages, update
+
+MIGRATIONS = Path(__file__).parent.parent / "migrations" / "versions"
+DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
+_COMMENT = re.compile(r"^COMMENT ON (VIEW|FUNCTION) (.+?) IS\s+'((?:[^']|'')*)';", re.MULTILINE)
+_USED = ("issue_api_key", "ensure_request_partitions")
+"""The functions that administrators call; triggers and other functions call the rest."""
+_TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
+
+
+def pages() -> Pages:
+    """Tables, views and functions."""
+    found = [match for path in sorted(MIGRATIONS.glob("*.sql")) for match in _COMMENT.findall(path.read_text("utf-8"))]
+    comments = {name: text.replace("''", "'") for kind, name, text in found if kind == "VIEW" or name.startswith(_USED)}
+    others = "".join(f"* `{name}`: {text}\n" for name, text in comments.items())
+    return {"sql.md": {"tables": "".join(map(_table, metadata.tables.values())), "views and functions": others}}
+
+
+def _table(table: Table) -> str:
+    return f"\n### {table.name}\n\n{table.comment}\n\n" + "".join(map(_column, table.c))
+
+
+def _column(column: Column[object]) -> str:
+    type_ = column.type.compile(dialect=DIALECT)
+    words = f"`{column.name}` {_TYPES.get(type_, type_.lower())}".rstrip()
+    return f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
+
+
+if __name__ == "__main__":
+    update(pages())

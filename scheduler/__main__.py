@@ -1,0 +1,24 @@
+"""`python -m scheduler`: generate the error codes of docs/errors.md and the keys of docs/redis-keys.md."""
+
+from ratelimit.__main__ import Pages, update
+from scheduler.errors import HTTP
+from scheduler.redis_client.keys import KEYS
+
+_RETRY = {None: "", True: " (`x-should-retry: true`)", False: " (`x-should-retry: false`)"}
+
+
+def pages() -> Pages:
+    """Error codes, each with a heading to link to, and Redis keys."""
+    codes = (
+        f"\n### {code}\n\n{row.status}{_RETRY[row.retry]}. {row.cause}\n\nWhat to do: {row.action}\n"
+        for code, row in HTTP.items()
+    )
+    keys = (f"* `{key.name}` ({key.type}; by {key.owner}; TTL {key.ttl or 'none'}): {key.content}\n" for key in KEYS)
+    return {
+        "errors.md": {"error codes": "".join(codes)},
+        "redis-keys.md": {"keys": "".join(keys)},
+    }
+
+
+if __name__ == "__main__":
+    update(pages())

@@ -1,0 +1,75 @@
+"""The times of the models of a stack, measured by the first batch of each worker, and the warning about those too slow.
+
+A worker whose model takes longer than TIERLANE_GPU_TIMEOUT_MS claims nothing (gpu_pool/worker/slow_model.py), so its
+stack is started, but never serves. A time over TIERLANE_TOTAL_REQUEST_MS has the same effect: every response is late.
+"""
+
+import math
+from collections.abc import Sequence
+
+from scheduler.errors import RedisUnavailable
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+
+ROOM = 2.0
+"""The suggested cap, as a multiple of the measured time: larger batches and longer texts take longer."""
+
+ROUND_MS = 1000
+SLOW = "slow"
+
+
+def shortfall(model: str, ms: float, timeout_ms: float, total_ms: float) -> str:
+    """Why a model that takes `ms` for a batch of one cannot be served within cap and deadline; "" if it can."""
+    over = [
+        f"{name} = {limit:,.0f}"
+        for name, limit in (("TIERLANE_GPU_TIMEOUT_MS", timeout_ms), ("TIERLANE_TOTAL_REQUEST_MS", total_ms))
+        if ms > limit
+    ]
+    if not over:
+        return ""
+    return f"{model} takes {ms:,.0f} ms for a batch of one request, over {' and '.join(over)}"
+
+
+def advice(ms: float, timeout_ms: float) -> str:
+    """The settings with which a model that takes `ms` can be served, as a sentence. `timeout_ms`: the cap now."""
+    cap = max(math.ceil(ROOM * ms / ROUND_MS) * ROUND_MS, round(timeout_ms))
+    return (
+        f"Set TIERLANE_GPU_TIMEOUT_MS={cap} and TIERLANE_TOTAL_REQUEST_MS={cap + ROUND_MS}, or use a faster device or a "
+        "smaller model."
+    )
+
+
+def warnings(workers: Sequence[WorkerView], total_ms: float) -> list[str]:
+    """One sentence for each model that cannot meet its cap or the deadline `total_ms`, from the slowest worker of each."""
+    slowest: dict[str, WorkerView] = {}
+    for worker in workers:
+        if worker.model_ms >= slowest.get(worker.backend, worker).model_ms:
+            slowest[worker.backend] = worker
+    return [
+        f"WARNING: {why}; requests fail with {code_of(worker)}. {advice(worker.model_ms, worker.timeout_ms)}"
+        for worker in slowest.values()
+        if (why := shortfall(worker.backend, worker.model_ms, worker.timeout_ms, total_ms))
+    ]
+
+
+def is_measured(worker: WorkerView) -> bool:
+    """Whether its time is known: a slow worker reports the cap until its first trial batch has ended."""
+    return worker.status != SLOW or worker.model_ms > worker.timeout_ms
+
+
+def code_of(worker: WorkerView) -> str:
+    """The error code of the requests of such a worker."""
+    return "model_too_slow" if worker.model_ms > worker.timeout_ms else "deadline_exceeded"
+
+
+async def measured_workers(redis_url: str, pools: Sequence[str]) -> dict[str, list[WorkerView]]:
+    """The workers of each pool as they last reported; empty lists while Redis does not respond."""
+    client = command_client(redis_url)
+    try:
+        return {pool: (await Presence(client, Keys(pool)).observe([])).workers for pool in pools}
+    except RedisUnavailable:
+        return {pool: [] for pool in pools}
+    finally:
+        await client.aclose()
