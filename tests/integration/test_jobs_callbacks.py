@@ -5,7 +5,6 @@ import base64
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -324,18 +323,3 @@ async def test_an_internal_fault_is_a_failed_attempt(
     task_id = await bench.accepted(receiver.body)
     await eventually(lambda: receiver.calls, "the receiver is called")
     await bench.until(task_id, lambda row: row["callback_tries"] == 3, "all three attempts are counted")
-
-
-async def test_the_documented_commands_work(bench: JobBench) -> None:
-    """Each curl command of docs/jobs.md works in a shell with URL, KEY and TASK."""
-    bench.catalog.set_hosts("free", "hooks.example.com")
-    task_id = await bench.accepted({"input": "hello"})
-    await bench.ended(task_id)
-    shell = os.environ | {"URL": bench.stack.url, "KEY": bench.catalog.keys["free"].text, "TASK": task_id}
-    outputs = []
-    for command in (line.strip() for line in PAGE.splitlines() if line.startswith("    curl ")):
-        process = await asyncio.create_subprocess_shell(command, env=shell, stdout=asyncio.subprocess.PIPE)
-        outputs.append((await process.communicate())[0].decode())
-
-    assert outputs[0].startswith("HTTP/1.1 202 Accepted\r\n")
-    assert [json.loads(output)["status"] for output in outputs[1:]] == ["SUCCESS", "SUCCESS", "PENDING"]
