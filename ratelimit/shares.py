@@ -45,6 +45,18 @@ def ceilings(capacity: float, tiers: Sequence[TierShare], demand: Mapping[str, f
     return {tier.name: allocate(capacity, tiers, {**demand, tier.name: math.inf})[tier.name] for tier in tiers}
 
 
+REMEMBERED_S = 60.0
+"""The time in which the remembered demand of a reduced tier decays to 1 / e."""
+
+
+def remembered(before: float, demand: float, factor: float, elapsed_s: float) -> float:
+    """The demand of a tier before its limits were reduced, or the highest since then; it decays slowly, to `demand`.
+
+    Clients that obey Retry-After send less under a reduced limit, so that their present demand is too low.
+    """
+    return demand if factor >= 1 else max(demand, before * math.exp(-max(0.0, elapsed_s) / REMEMBERED_S))
+
+
 def factor(allocated: float, demand: float) -> float:
     """The factor on the base limits of a tier's customers: 1 if its demand is satisfied."""
     if demand <= 0 or allocated >= demand:

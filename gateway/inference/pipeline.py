@@ -226,7 +226,7 @@ class InferencePipeline:
 
     def _count_rejection(self, tier: str) -> None:
         """Count a request that was rejected without a call of admission: it is unserved demand."""
-        self._parts.demand_meter.passed(tier, self._parts.limits.factor(tier))
+        self._parts.demand_meter.passed(tier)
         self._parts.demand_meter.shed(tier)
 
     def leave(self, pending: PendingRequest) -> None:

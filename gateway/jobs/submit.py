@@ -156,7 +156,7 @@ class JobCall(AwaitedCall):
         elif not self._handler.admission.submit(pending):
             error = RequestError(ErrorCode.QUEUE_FULL)
         if error is not None:
-            parts.demand_meter.passed(tier, parts.limits.factor(tier))
+            parts.demand_meter.passed(tier)
             parts.demand_meter.shed(tier)
             raise error
 

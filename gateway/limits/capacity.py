@@ -13,7 +13,7 @@ same result.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -21,7 +21,7 @@ import msgspec
 from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
-from ratelimit.shares import TierShare, allocate, ceilings, factor
+from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
@@ -50,6 +50,8 @@ class LiveLimits:
         self._pool = pool
         self._snapshot: SnapshotView | None = None
         self._demand: Mapping[str, float] = {}
+        self._remembered: Mapping[str, float] = {}  # Demand as it was before the limits were reduced.
+        self._unreduced: Mapping[str, float] = {}  # Demand as it would be without reduced limits.
         self._drain: Mapping[str, float] = {}
         self._allocated: Mapping[str, float] = {}
         self._ceilings: Mapping[str, float] = {}
@@ -82,8 +84,8 @@ class LiveLimits:
         self._observed_at = now
         self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers)
-        self._demand = _total(observation.gateways, "demand_rps")
-        self._drain = _total(observation.gateways, "answered_rps")
+        self._note_demand(observation.gateways, elapsed_s)
+        self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
 
     def emptied(self, now: float) -> None:
@@ -125,7 +127,7 @@ class LiveLimits:
         return self._ceilings.get(tier, self.capacity_rps)
 
     def demand(self, tier: str) -> float:
-        """The demand of the tier, requests/s over all gateways: what its customers' base limits would accept."""
+        """The demand of the tier, requests/s over all gateways: the arrivals that its customers' base limits accept."""
         return self._demand.get(tier, 0.0)
 
     def drain_rps(self, tier: str) -> float:
@@ -133,9 +135,9 @@ class LiveLimits:
         return self._drain.get(tier, 0.0)
 
     def pressure(self, tier: str) -> float:
-        """The demand of the tier as a multiple of what it may use at most."""
+        """The demand of the tier, if no limit were reduced, as a multiple of what it may use at most."""
         ceiling = self.ceiling(tier)
-        return self.demand(tier) / ceiling if ceiling > 0 else math.inf
+        return self._unreduced.get(tier, 0.0) / ceiling if ceiling > 0 else math.inf
 
     def no_gpu(self, now: float) -> bool:
         """Whether there has been no healthy GPU for longer than requests may wait for one."""
@@ -161,6 +163,16 @@ class LiveLimits:
     def _with_factor(self, name: str, stats: TierStats) -> TierStats:
         allocated_rps = round(self.allocated(name), 3)
         return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
+
+    def _note_demand(self, gateways: Sequence[GatewayStats], elapsed_s: float) -> None:
+        """Take the demand of all gateways; without reduced limits it would be as before, up to what buckets show."""
+        self._demand = demand = _total(gateways, lambda stats: stats.demand_rps)
+        self._remembered = {
+            name: remembered(self._remembered.get(name, 0.0), rps, self.factor(name), elapsed_s)
+            for name, rps in demand.items()
+        }
+        most = _total(gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
+        self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in most.items()}
 
     def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""
@@ -222,7 +234,7 @@ class LiveLimits:
     def _next_factor(self, tier: TierRow, elapsed_s: float, growth: float) -> float:
         if tier.shadow:  # Limits that are not enforced are not announced either.
             return 1.0
-        target = factor(self.allocated(tier.name), self.demand(tier.name))
+        target = factor(self.ceiling(tier.name), self._unreduced.get(tier.name, 0.0))
         # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
         return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
 
@@ -301,12 +313,12 @@ def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
     return [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
 
 
-def _total(gateways: Sequence[GatewayStats], figure: str) -> dict[str, float]:
+def _total(gateways: Sequence[GatewayStats], figure: Callable[[TierStats], float]) -> dict[str, float]:
     """A value of each tier, summed over the gateways."""
     total: dict[str, float] = {}
     for gateway in gateways:
         for name, stats in gateway.tiers.items():
-            total[name] = total.get(name, 0.0) + getattr(stats, figure)
+            total[name] = total.get(name, 0.0) + figure(stats)
     return total
 
 

@@ -243,15 +243,18 @@ class CustomerLimits:
         if entered:
             self._demand_meter.passed(tier, factor, 1.0 if factor >= 1 else _filled(submission, verdict))
         if outcome is Admission.BACKPRESSURE:  # Redis was too full to look at any limit.
-            self._demand_meter.passed(tier, factor)
+            self._demand_meter.passed(tier)
             return False
         self._known.note(identity, submission.limits, verdict.left, now, reduced=factor < 1)
         if not (entered or outcome in LOWERED or outcome in NO_ROOM):
             return False
         allows = factor >= 1 or self._known.base_allows(identity, submission, now, entered=entered)
         if allows and outcome in NO_ROOM:  # Nothing was spent: who insists counts at its base rate.
-            self._demand_meter.passed(tier, 1.0, 1.0)
-        return allows and outcome in LOWERED and factor < 1
+            self._demand_meter.passed(tier)
+        only_reduced = allows and outcome in LOWERED and factor < 1
+        if only_reduced:
+            self._demand_meter.held_back(tier)
+        return only_reduced
 
     def settle(self, identity: IdentityView, unused_tokens: int) -> None:
         """A request has ended and used so many tokens less than it was charged (below 0: more)."""

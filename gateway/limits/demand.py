@@ -1,9 +1,12 @@
 """The demand of each tier at this gateway: rates over two seconds, response times, and the top customers.
 
-Demand is what the customers' base limits would accept. Under a reduced limit it cannot be counted directly: clients are
-rejected, or send less. So an accepted request that leaves a nearly empty bucket counts as 1 / factor requests; one that
-finds its bucket well filled counts as one. If only arrivals were counted, the demand of clients that obey Retry-After
-would vanish, and the limits would open and close forever.
+Demand is the part of the arrivals that the customers' base limits accept or would accept: each request counts once, so it
+is never above what arrived. It is reported, shared out and scaled for.
+
+Clients that obey Retry-After send less under a reduced limit. If their factor followed from demand alone, it would rise,
+they would send more, and the limits would open and close forever. So there is a second figure, only for the factor: the
+highest demand without reduced limits. An accepted request that leaves a nearly empty bucket counts as 1 / factor
+requests in it; one that finds its bucket well filled counts as one.
 
 Response times of the last ten seconds are kept as counts in logarithmic buckets. Top customers are rates over about
 five seconds; of each heartbeat's customers the first thousand are counted. All of it is bounded, whatever the load.
@@ -120,7 +123,7 @@ class DemandCounts(NamedTuple):
 
     arrived: float = 0
     demand: float = 0
-    guessed: float = 0
+    unreduced: float = 0
     shed: float = 0
     answered: float = 0
     retries: float = 0
@@ -136,11 +139,11 @@ class TierMeter:
         "arrived",
         "demand",
         "failed",
-        "guessed",
         "latency",
         "retries",
         "shadowed",
         "shed",
+        "unreduced",
         "window",
     )
 
@@ -151,7 +154,7 @@ class TierMeter:
 
     def _begin(self) -> None:
         self.arrived, self.shed, self.answered, self.retries, self.shadowed = 0, 0, 0, 0, 0
-        self.demand, self.guessed, self.failed = 0.0, 0.0, 0
+        self.demand, self.unreduced, self.failed = 0, 0.0, 0
 
     def close(self) -> DemandCounts:
         """Close the heartbeat; returns the counts of the whole window."""
@@ -159,7 +162,7 @@ class TierMeter:
             DemandCounts(
                 arrived=self.arrived,
                 demand=self.demand,
-                guessed=self.guessed,
+                unreduced=self.unreduced,
                 shed=self.shed,
                 answered=self.answered,
                 retries=self.retries,
@@ -212,19 +215,20 @@ class DemandMeter:
         """Count a request that its client marked as a retry."""
         self._tier(tier).retries += 1
 
-    def passed(self, tier: str, factor: float, filled: float | None = None) -> None:
+    def passed(self, tier: str, factor: float = 1.0, filled: float = 1.0) -> None:
         """Count a request that its customer's limits accepted, which are at `factor` of the base limits.
 
-        `filled`, 0..1: how full the emptiest of the customer's buckets was that the factor reduces; None where not known:
-        demand is then at most what arrived. Of requests rejected for capacity, count only what the base limits have room
-        for, at factor 1: nothing is charged, so a customer may retry forever.
+        `filled`, 0..1: how full the emptiest of the customer's buckets was that the factor reduces. Of requests rejected
+        for capacity, count only what the base limits have room for, at factor 1: nothing is charged, so a customer may
+        retry forever.
         """
         demand_meter = self._tier(tier)
-        weight = 1 / max(factor, LEAST_FACTOR)
-        if filled is None:
-            demand_meter.guessed += weight
-        else:
-            demand_meter.demand += 1.0 if filled >= WELL_FILLED else weight
+        demand_meter.demand += 1
+        demand_meter.unreduced += 1.0 if filled >= WELL_FILLED else 1 / max(factor, LEAST_FACTOR)
+
+    def held_back(self, tier: str) -> None:
+        """Count a request that only the reduced limits rejected. `unreduced` has it already, in the weights of `passed`."""
+        self._tier(tier).demand += 1
 
     def shed(self, tier: str) -> None:
         """Count a request that was rejected for capacity."""
@@ -277,7 +281,8 @@ def _rates(demand_meter: TierMeter, span_s: float, now: float) -> TierStats:
     rates = DemandCounts(*(round(count / span_s, 3) for count in demand_meter.close()))
     p50_ms, p95_ms, p99_ms = demand_meter.latency.percentiles_ms(PERCENTILES, now)
     return TierStats(
-        demand_rps=round(rates.demand + min(rates.guessed, rates.arrived), 3),
+        # A request may be counted as demand in a later heartbeat than its arrival.
+        demand_rps=min(rates.demand, rates.arrived),
         shed_per_second=rates.shed,
         p95_ms=p95_ms,
         answered_rps=rates.answered,
@@ -287,4 +292,5 @@ def _rates(demand_meter: TierMeter, span_s: float, now: float) -> TierStats:
         p50_ms=p50_ms,
         p99_ms=p99_ms,
         failed_rps=rates.failed,
+        unreduced_rps=rates.unreduced,
     )

@@ -119,7 +119,8 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     `factor` (0..1): the share of base limits that each customer of the tier has at this gateway. `allocated_rps`: the tier's
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
     retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
-    for lack of capacity.
+    for lack of capacity. `unreduced_rps`: an upper bound of the demand that clients would have without reduced limits (0: not
+    known).
     """
 
     demand_rps: float
@@ -134,6 +135,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     failed_rps: float = 0.0
+    unreduced_rps: float = 0.0
 
 
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):

@@ -72,7 +72,7 @@ async def test_it_publishes_demand_and_allocation() -> None:
     setup = Setup()
     for _ in range(200):
         setup.meter.arrived("free", "acme")
-        setup.meter.passed("free", 1.0, 1.0)
+        setup.meter.passed("free")
     await setup.beat(1.0)
     await setup.beat(1.25)
 

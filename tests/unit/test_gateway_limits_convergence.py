@@ -7,6 +7,7 @@ when they are rejected, some wait as the response says.
 import heapq
 import itertools
 import random
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ import pytest
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter, fill
 from ledger.catalog.snapshot import Model, Snapshot, Tier
-from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
 BEAT_S = 0.25
 LATENCY_S = 0.3  # A request counts as demand when it is answered, at the factor of its admission.
@@ -72,6 +73,7 @@ class Simulation:
         self.gateways = [LiveLimits("default"), LiveLimits("default")]
         self.admitted = dict.fromkeys(BASE, 0)
         self.factors: list[dict[str, float]] = []
+        self.reported: list[list[TierStats]] = []
         self._meters = [DemandMeter("g0", 0.0), DemandMeter("g1", 0.0)]
         self._published: dict[str, GatewayStats] = {}
         self._tiers = {name: Bucket(1.0) for name in BASE}
@@ -87,7 +89,7 @@ class Simulation:
     def run(self, seconds: float) -> None:
         """Continue for so long; counts and factors start anew."""
         until = self.now + seconds
-        self.admitted, self.factors = dict.fromkeys(BASE, 0), []
+        self.admitted, self.factors, self.reported = dict.fromkeys(BASE, 0), [], []
         while self._events[0][0] < until:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -105,6 +107,7 @@ class Simulation:
         limits = self.gateways[number]
         stats = limits.published(self._meters[number].heartbeat(list(BASE), self.now))
         self._published[stats.gateway_id] = stats
+        self.reported.append([each.tiers["free"] for each in self._published.values()])
         limits.observe(Observation(0, {}, GPUS, list(self._published.values()), 0, 0, 0, 0), SNAPSHOT, self.now)
         self.factors.append({name: limits.factor(name) for name in BASE})
         self._at(self.now + BEAT_S, partial(self._heartbeat, number))
@@ -124,6 +127,8 @@ class Simulation:
         base_allows = customer.base[number].has(rate, burst, self.now)
         customer.base[number].tokens -= base_allows
         if not customer.bucket.has(rate * factor, max(1.0, burst * factor), self.now):
+            if base_allows and factor < 1:
+                meter.held_back(tier)
             return customer.bucket.retry_s()
         limit = next(limit for limit in limits.current(SNAPSHOT).tiers if limit.name == tier)
         if self._tiers[tier].has(limit.rate, limit.burst, self.now):
@@ -134,7 +139,7 @@ class Simulation:
             self._at(self.now + LATENCY_S, partial(meter.passed, tier, factor, filled))
             return 0.0
         if base_allows:
-            meter.passed(tier, 1.0, 1.0)
+            meter.passed(tier)
         return max(0.1, self._tiers[tier].retry_s())
 
 
@@ -162,3 +167,27 @@ def test_constant_overload_gives_constant_limits(waits: bool, clients: int) -> N
     if not waits and clients == 1:
         for before, after in itertools.pairwise(simulation.factors):
             assert before == pytest.approx(after, abs=0.05)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.1])
+def test_a_flood_is_reported_as_it_arrives(factor: float, waits: bool) -> None:
+    """Enterprise and paid use 340/s of 400/s. Free customers send at half of their base limit, which is all demand.
+
+    The reported demand is what arrives, and the factor is the rest, 60/s, divided by the demand: also where clients wait
+    as the responses say, for five minutes.
+    """
+    higher = [Customer("enterprise", 50.0, False, 1) for _ in range(2)] + [
+        Customer("paid", 40.0, False, 4) for _ in range(6)
+    ]
+    simulation = Simulation(higher + [Customer("free", 5.0, waits, 1) for _ in range(round(12 / factor))])
+    simulation.run(300.0 if waits else 20.0)
+    simulation.run(20.0)
+
+    reported = [stats for stats in simulation.reported if len(stats) == 2]
+    demand_rps = statistics.fmean(sum(each.demand_rps for each in stats) for stats in reported)
+    arrived_rps = statistics.fmean(sum(each.arrived_rps for each in stats) for stats in reported)
+    assert 0.95 * arrived_rps <= demand_rps <= arrived_rps
+    assert statistics.fmean(each["free"] for each in simulation.factors) == pytest.approx(60 / demand_rps, rel=0.1)
+    assert simulation.range("paid") == (1.0, 1.0)
+    assert simulation.admitted["free"] / 20 == pytest.approx(60.0, rel=0.1)
