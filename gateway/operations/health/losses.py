@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.heartbeat import BEAT_S
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
+from gateway.operations.health.model import HealthFinding, Status, is_slow, process_name, shortened, time_of_day
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -45,7 +45,7 @@ class Losses:
         serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
         unhealthy = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in unhealthy.items():
-            if worker.status in (*INTENDED_STATUSES, "slow"):  # A slow worker is there; another check reports it.
+            if worker.status in INTENDED_STATUSES or is_slow(worker):
                 continue
             # A worker that was never observed serving may just be starting.
             if worker_id in self._serving or worker.status in ACTIVE_STATUSES:

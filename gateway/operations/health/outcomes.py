@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, is_slow, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
 
 MIN_REQUESTS = 3
@@ -194,7 +194,7 @@ def _share(tier: str, result: TierResult, codes: Mapping[str, int]) -> str:
 def failure_cause(outcomes: TierOutcomes, tiers: Sequence[str], evidence: CauseInputs) -> Cause:
     """The cause, from the error codes and the state of the workers."""
     codes, workers = outcomes.codes_60s, evidence.workers
-    slow = [worker for worker in workers if worker.status == "slow"]
+    slow = [worker for worker in workers if is_slow(worker)]
     failed, timeouts = sum(codes.values()), sum(codes.get(code, 0) for code in _TIMEOUTS)
     if slow and 2 * timeouts >= failed:
         return Cause("model_too_slow", slow_batches(slow[0]), shortened([each.id for each in slow], NAMED_WORKERS))
