@@ -24,6 +24,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -75,7 +76,12 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.MODEL_NOT_FOUND: HttpError(404, _INVALID, "There is no such model."),
     ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
     ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),
-    ErrorCode.UNSUPPORTED_ENCODING: HttpError(415, _INVALID, "Only identity content encoding is accepted."),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: HttpError(
+        415, _INVALID, "The body must be JSON: send the header `Content-Type: application/json`."
+    ),
+    ErrorCode.UNSUPPORTED_ENCODING: HttpError(
+        415, _INVALID, "Compressed bodies are not accepted: send the body without Content-Encoding."
+    ),
     ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "A rate limit of this account is reached."),
     ErrorCode.QUOTA_EXCEEDED: HttpError(429, "insufficient_quota", "The quota is used up.", retry=False),
     ErrorCode.BACKPRESSURE: HttpError(429, "rate_limit_error", "The system is short of memory for new requests."),

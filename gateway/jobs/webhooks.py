@@ -291,8 +291,8 @@ class Callbacks:
         config = self._config
         if url_problem(callback.url, self._hosts.of(row.customer_id), private=config.private_addresses):
             return None
-        result = job_result(row.id, row.status, row.output, row.error_code)
-        body = encode_json(CallbackBody(callback.id, result.status, result.output, result.error))
+        result = job_result(row)
+        body = encode_json(CallbackBody(callback.id, result.status, result.output, result.error, result.metadata))
         keys = [customer_key(config.callback_secret, row.customer_id)]
         if config.shared_signature:
             keys.append(config.callback_secret)

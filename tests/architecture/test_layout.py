@@ -64,7 +64,6 @@ SHORT = {
     "gpu_pool/backends/simulated.py": "a backend",
     "gpu_pool/model_process/backend_registry.py": "the one place that imports backends",
     "ledger/schema/metadata.py": "imported by every table",
-    "ratelimit/shares.py": "a policy of its own",
     "scheduler/fault_log.py": "brings structlog, which scripts and settings do without",
     "scheduler/request_id.py": "ids, imported everywhere",
     "scheduler/states.py": "enums, imported everywhere",
