@@ -68,11 +68,17 @@ _INVALID, _TIMEOUT, _BUSY, _SERVER = (
 
 HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.INVALID_REQUEST: HttpError(400, _INVALID, "The request is not valid."),
-    ErrorCode.INVALID_API_KEY: HttpError(401, "authentication_error", "The API key is missing, unknown or not valid."),
+    ErrorCode.INVALID_API_KEY: HttpError(
+        401,
+        "authentication_error",
+        "The API key is not valid: check that it was copied whole, has not expired, and was not revoked.",
+    ),
     ErrorCode.CATALOG_UNAVAILABLE: HttpError(503, _BUSY, "This API key cannot be checked right now; try again soon."),
     ErrorCode.ACCOUNT_SUSPENDED: HttpError(403, "permission_error", "This account is suspended."),
-    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is no resource at this path."),
-    ErrorCode.METHOD_NOT_ALLOWED: HttpError(405, _INVALID, "This path does not accept this method."),
+    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is no resource at this path: /docs lists all paths."),
+    ErrorCode.METHOD_NOT_ALLOWED: HttpError(
+        405, _INVALID, "This path does not accept this method: the response header Allow lists those that it accepts."
+    ),
     ErrorCode.MODEL_NOT_FOUND: HttpError(404, _INVALID, "There is no such model."),
     ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
     ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),

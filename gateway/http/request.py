@@ -288,6 +288,12 @@ def _not_json(raw: bytes) -> RequestError:
         json.loads(raw, object_pairs_hook=_reject_not_a_number, parse_constant=lambda _: _NOT_A_NUMBER)
     except RequestError as error:
         return error
+    except json.JSONDecodeError as error:
+        if not raw.strip():
+            return invalid(None, "The body is empty: send a JSON object.")
+        fault = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+        where = f"line {error.lineno}, column {error.colno}"
+        return invalid(None, f"The body is not valid JSON: {fault} ({where}).")
     except (ValueError, RecursionError):
         pass
     return invalid(None, "The body is not valid JSON in UTF-8.")

@@ -95,7 +95,7 @@ def _fault(reason: str) -> str:
     if (found := _BOUND.match(reason)) is not None:
         return f"must be {_BOUNDS[found[1]]} {found[2]}"
     if reason.startswith("Invalid enum value"):  # The value may be long or private.
-        return "is not one of the values that are allowed"
+        return "is not one of the values that /docs lists"
     return f"is not valid: {reason[:1].lower()}{reason[1:]}"
 
 

@@ -48,7 +48,9 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
     `private`: addresses that are not public are allowed.
     """
     if not hosts:
-        return "Callbacks are not enabled here."
+        return (
+            "Callbacks are not enabled here: leave `callback_url` out, and read the result at GET /v1/result/{task_id}."
+        )
     if len(url) > MAX_CHARACTERS:
         return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
     parsed = _parse(url)

@@ -15,6 +15,13 @@ CHAT = '{"model": "tiny", "messages": [{"role": "user", "content": "a"}], '
     ("body", "param", "message"),
     [
         ("[]", None, "The body must be an object, not an array."),
+        ("", None, "The body is empty: send a JSON object."),
+        (
+            "{'input': 'a'}",
+            None,
+            "The body is not valid JSON: expecting property name enclosed in double quotes (line 1, column 2).",
+        ),
+        ('{"input": "a"', None, "The body is not valid JSON: expecting ',' delimiter (line 1, column 14)."),
         ("{}", "input", "The field `input` is required."),
         ('{"input": 1}', "input", "`input` must be a string, not an integer."),
         ('{"input": null}', "input", "`input` must be a string, not null."),
@@ -92,7 +99,7 @@ def test_messages_for_the_native_body(body: str, param: str | None, message: str
         (
             '{"model": "tiny", "messages": [{"role": "robot", "content": "a"}]}',
             "messages",
-            "`messages[0].role` is not one of the values that are allowed.",
+            "`messages[0].role` is not one of the values that /docs lists.",
         ),
         (
             '{"model": "tiny", "messages": [{"content": "a"}]}',
