@@ -1,6 +1,6 @@
 """The catalog that the gateway requires, as narrow protocols, which the ledger's snapshot and values in tests satisfy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
@@ -117,6 +117,23 @@ class IdentityView(Protocol):
     def key_burst(self) -> float: ...
 
 
+MAX_LISTED = 10
+
+
+def named(names: Collection[str]) -> str:
+    """A sentence with the first names of the models served, which `GET /v1/models` shows to every customer."""
+    if not names:
+        return "No model is served now."
+    listed = ", ".join(f"`{name}`" for name in sorted(names)[:MAX_LISTED])
+    more = f" and {len(names) - MAX_LISTED} more (GET /v1/models)" if len(names) > MAX_LISTED else ""
+    return f"Models: {listed}{more}."
+
+
+def model_not_found(param: str, names: Collection[str]) -> RequestError:
+    """The error for a model that is not served, with the names of those that are."""
+    return RequestError(ErrorCode.MODEL_NOT_FOUND, f"There is no such model. {named(names)}", param)
+
+
 class ServedModels:
     """Which models a pool serves, looked up once for each picture of the catalog.
 
@@ -138,8 +155,16 @@ class ServedModels:
             self._look(models)
         return self._served
 
-    def choose(self, snapshot: SnapshotView | None, wanted: str | UnsetType, param: str = "model") -> str:
+    def choose(
+        self,
+        snapshot: SnapshotView | None,
+        wanted: str | UnsetType,
+        param: str = "model",
+        all_names: Callable[[], Collection[str]] | None = None,
+    ) -> str:
         """The name of the model to run. Raises RequestError `model_not_found` with `param`.
+
+        `all_names`: those of the models of all pools, for the message.
 
         Without a wish it is the default one, or the pool's only enabled model; with neither the client has to choose.
         """
@@ -147,10 +172,13 @@ class ServedModels:
         if wanted is UNSET:
             if self._unnamed is not None:
                 return self._unnamed
-            raise RequestError(ErrorCode.MODEL_NOT_FOUND, "Name the model: there is no default one.", param)
+            names = all_names() if all_names is not None else served
+            raise RequestError(
+                ErrorCode.MODEL_NOT_FOUND, f"`{param}` is required: there is no default model. {named(names)}", param
+            )
         if wanted in served:
             return wanted
-        raise RequestError(ErrorCode.MODEL_NOT_FOUND, param=param)
+        raise model_not_found(param, all_names() if all_names is not None else served)
 
     def _look(self, models: Mapping[str, ModelRow]) -> None:
         served = frozenset(name for name, row in models.items() if row.enabled and row.pool == self._pool)

@@ -52,6 +52,7 @@ class Pools:
         self._checked: Mapping[str, ModelRow] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
+        own.inference.all_names = self.names
         own.jobs.result.elsewhere = self._results_of
         if own.jobs.serving is not None:
             own.jobs.serving.submit.elsewhere = self._jobs_of

@@ -43,6 +43,10 @@ class JobRow(msgspec.Struct, frozen=True):
     output: bytes | None
     error_code: str | None
     pool: str = "default"
+    tokens_used: int | None = None  # None where nobody counted.
+    latency_ms: float | None = None
+    model: str = ""
+    tier: str = ""
 
     @property
     def ended(self) -> bool:

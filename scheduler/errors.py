@@ -24,6 +24,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -79,7 +80,7 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.INVALID_API_KEY: HttpError(
         401,
         "authentication_error",
-        "The API key is missing, unknown or not valid.",
+        "The API key is not valid: check that it was copied whole, has not expired, and was not revoked.",
         "There is no key or JWT, or it is malformed, unknown, revoked or expired.",
         "Send `Authorization: Bearer KEY` with a valid key.",
     ),
@@ -100,14 +101,14 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.NOT_FOUND: HttpError(
         404,
         _INVALID,
-        "There is no resource at this path.",
+        "There is no resource at this path: /docs lists all paths.",
         "The path, request, result or worker does not exist.",
         "Check the path and the id; results expire.",
     ),
     ErrorCode.METHOD_NOT_ALLOWED: HttpError(
         405,
         _INVALID,
-        "This path does not accept this method.",
+        "This path does not accept this method: the response header Allow lists those that it accepts.",
         "The path accepts other methods only.",
         "Use a method of the `Allow` header.",
     ),
@@ -133,12 +134,20 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The body, an input or the list exceeds its maximum size.",
         "Send a smaller input or a shorter list.",
     ),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: HttpError(
+        415,
+        _INVALID,
+        "The body must be JSON: send the header `Content-Type: application/json`.",
+        "`Content-Type` is missing or another one; `curl -d` alone sends a form. Earlier versions returned "
+        "`unsupported_encoding` here: a client that checks the code accepts both.",
+        "Send JSON with `Content-Type: application/json`.",
+    ),
     ErrorCode.UNSUPPORTED_ENCODING: HttpError(
         415,
         _INVALID,
-        "Only identity content encoding is accepted.",
-        "The body is compressed or not `application/json`.",
-        "Send uncompressed JSON with `Content-Type: application/json`.",
+        "Compressed bodies are not accepted: send the body without Content-Encoding.",
+        "The body is compressed, or has a transfer encoding other than chunked.",
+        "Send the body uncompressed.",
     ),
     ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(
         429,

@@ -12,8 +12,9 @@ from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
 from gateway.api.stream_chunks import ChatChunks
 from gateway.auth.service_tier import response_tier
-from gateway.http.request import check_duplicates, check_text, decode, invalid
+from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
+from gateway.http.validation import invalid
 from scheduler.payload import PromptMessage, Task, encode_messages
 from scheduler.request_id import created_ms
 

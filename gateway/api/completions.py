@@ -9,8 +9,9 @@ from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, us
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
 from gateway.api.stream_chunks import CompletionChunks
-from gateway.http.request import check_duplicates, decode, invalid, texts_of
+from gateway.http.request import check_duplicates, decode, texts_of
 from gateway.http.response import HttpResponse, encode_json
+from gateway.http.validation import invalid
 from scheduler.request_id import created_ms
 
 Tokens = list[Integer]

@@ -10,8 +10,9 @@ import msgspec
 
 from gateway.api.format import InferenceRequest, InferenceResult, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.http.request import check_duplicates, decode, invalid, texts_of
+from gateway.http.request import check_duplicates, decode, texts_of
 from gateway.http.response import HttpResponse, encode_json
+from gateway.http.validation import invalid
 from scheduler.payload import Task, read_vector
 
 NOT_TEXT = (

@@ -14,8 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.stream_chunks import MakeChunks
-from gateway.http.request import MAX_NAME_CHARACTERS, check_duplicates, check_text, decode, invalid
+from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
+from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -80,7 +81,8 @@ def _check_parameters(parameters: Parameters) -> None:
 def check_model(param: str, name: str | UnsetType) -> None:
     """Raises RequestError `model_not_found` for a name that is too long."""
     if name is not UNSET and len(name) > MAX_MODEL_CHARACTERS:
-        raise RequestError(ErrorCode.MODEL_NOT_FOUND, param=param)
+        message = f"No model has a name of over {MAX_MODEL_CHARACTERS} characters: GET /v1/models lists the names."
+        raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, param)
 
 
 # RFC 9211: a cached result, or the run of an equal request.

@@ -6,12 +6,11 @@ from typing import Literal, TypedDict
 from urllib.parse import unquote
 
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import IdentityView
+from gateway.catalog import IdentityView, model_not_found
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
-from scheduler.errors import ErrorCode, RequestError
 
 OWNER = "tierlane"
 
@@ -62,7 +61,7 @@ class Models:
         name = unquote(request.tail)
         if name in self._names():
             return self._respond(request, identity, self._document(name))
-        error = RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
+        error = model_not_found("model", self._names())
         headers = self._customer_limits.headers(identity)
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 

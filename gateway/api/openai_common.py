@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from gateway.api.inference import Integer, Parameters
-from gateway.http.request import invalid
+from gateway.http.validation import invalid
 
 MAX_STOPS = 4  # OpenAI's limit.
 Stop = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None

@@ -5,7 +5,7 @@ accepted if the key is in the first tier, and rejected otherwise.
 """
 
 from gateway.catalog import IdentityView, SnapshotView, TierRow
-from gateway.http.request import invalid
+from gateway.http.validation import invalid
 
 OWN = frozenset({"auto", "default"})
 FLEX = "flex"

@@ -22,6 +22,7 @@ from multidict import CIMultiDictProxy
 from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.response import JSON
+from gateway.http.validation import MAX_NAME_CHARACTERS, invalid, validation_error
 from scheduler.errors import ErrorCode, RequestError
 
 BAD_VERSION = "Only HTTP/1.0 and HTTP/1.1 are supported: end the request line with HTTP/1.1."
@@ -145,8 +146,7 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int) -> 
     """Check a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
     media_type = headers.get("Content-Type", "")
     if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() != JSON:
-        message = "Content-Type must be application/json."
-        raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
+        raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, param="Content-Type")
     if "Content-Encoding" in headers:
         encodings = headers.getall("Content-Encoding")
         if not all(encoding.strip().lower() == "identity" for encoding in encodings):
@@ -208,8 +208,6 @@ def _too_large(max_bytes: int) -> RequestError:
     return RequestError(ErrorCode.REQUEST_TOO_LARGE, f"The body must not be larger than {max_bytes} bytes.")
 
 
-MAX_NAME_CHARACTERS = 64  # Of a parameter's name, and of a field's name in an error message.
-
 T = TypeVar("T")
 _FLOAT_FOR_INT = re.compile(r"Expected `int\b[^`]*`, got `float`")
 _NOT_A_NUMBER = object()  # Stands for NaN and Infinity while their field is searched.
@@ -222,9 +220,14 @@ def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
     except msgspec.ValidationError as error:
         if _FLOAT_FOR_INT.search(str(error)):
             return _decode_whole_floats(decoder, raw)
-        raise _validation_error(str(error)) from None
+        raise validation_error(str(error), fields_of(decoder)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _not_json(raw) from None
+
+
+def fields_of(decoder: "msgspec.json.Decoder[Any]") -> tuple[str, ...]:
+    """The fields of the body."""
+    return tuple(getattr(decoder.type, "__struct_encode_fields__", ()))
 
 
 def _decode_whole_floats(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
@@ -233,7 +236,7 @@ def _decode_whole_floats(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
         plain = json.loads(raw, parse_float=_integer_if_whole, parse_constant=_reject_constant)
         return decoder.decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error)) from None
+        raise validation_error(str(error), fields_of(decoder)) from None
     except (ValueError, RecursionError):  # The rest of the body is not JSON.
         raise _not_json(raw) from None
 
@@ -279,17 +282,18 @@ def texts_of(name: str, value: str | list[Any], max_bytes: int, not_text: str) -
     return texts
 
 
-def invalid(param: str | None, message: str) -> RequestError:
-    """The error for an invalid body."""
-    return RequestError(ErrorCode.INVALID_REQUEST, message, param)
-
-
 def _not_json(raw: bytes) -> RequestError:
     """The error for a body that is not JSON. It names the field of a NaN, which many encoders write."""
     try:
         json.loads(raw, object_pairs_hook=_reject_not_a_number, parse_constant=lambda _: _NOT_A_NUMBER)
     except RequestError as error:
         return error
+    except json.JSONDecodeError as error:
+        if not raw.strip():
+            return invalid(None, "The body is empty: send a JSON object.")
+        fault = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+        where = f"line {error.lineno}, column {error.colno}"
+        return invalid(None, f"The body is not valid JSON: {fault} ({where}).")
     except (ValueError, RecursionError):
         pass
     return invalid(None, "The body is not valid JSON in UTF-8.")
@@ -309,21 +313,6 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
             field = name[:MAX_NAME_CHARACTERS]
             raise invalid(field, f"The field `{field}` occurs twice.")
         seen.add(name)
-
-
-def _validation_error(text: str) -> RequestError:
-    """The error for a message of msgspec, which has the path or the name of the field."""
-    reason, _, path = text.partition(" - at `$")
-    field = path.rstrip("`").lstrip(".").split("[")[0] or None
-    if "unknown field `" in reason:
-        field = reason.split("`")[1][:MAX_NAME_CHARACTERS]
-        return invalid(field, f"The field `{field}` is not known.")
-    if "missing required field `" in reason:
-        field = reason.split("`")[1]
-        return invalid(field, f"The field `{field}` is required.")
-    if "matching regex" in reason:  # All patterns exclude control characters.
-        return invalid(field, f"`{field}` must have no control characters.")
-    return invalid(field, reason + (f" in `{field}`." if field else "."))
 
 
 class HttpRequest(Protocol):

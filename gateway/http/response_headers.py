@@ -44,7 +44,9 @@ RESPONSE_HEADERS = {
         "Time until all tokens are available, as a Go duration.", "38ms", GO_DURATION
     ),
     "Retry-After": ResponseHeader(
-        "Seconds to wait before a retry, from the measured drain rate, with jitter.", 2, COUNT
+        "Seconds to wait before a retry, from the measured drain rate, with jitter; before a pending job is read again.",
+        2,
+        COUNT,
     ),
     "retry-after-ms": ResponseHeader("The same in milliseconds.", 1125, COUNT),
     "x-should-retry": ResponseHeader(

@@ -11,9 +11,9 @@ import asyncio
 from functools import partial
 
 from gateway.api.inference import ApiFormat
-from gateway.http.request import invalid
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
+from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse

@@ -8,7 +8,7 @@ only `read` and `replayed_reply` wait for anything.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -119,6 +119,7 @@ class InferencePipeline:
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.elsewhere: Callable[[str], InferencePipeline | None] = lambda _: None
+        self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
 
     @property
     def direct_active(self) -> bool:
@@ -141,7 +142,7 @@ class InferencePipeline:
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input. Raises RequestError `model_not_found`."""
-        model = self.models.choose(self._parts.catalog.snapshot, body.model, api_format.model_field)
+        model = self.models.choose(self._parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
         return Payload(model, body.input, dict(body.parameters), body.task)
 
     def build_pending(

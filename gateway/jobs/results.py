@@ -25,6 +25,9 @@ from scheduler.request_id import created_ms
 
 Status = Literal["PENDING", "SUCCESS", "FAILURE"]
 
+POLL_LATER = ("Retry-After", "1")
+"""Of a job that has not ended: seconds until its result should be read again."""
+
 
 class Promise(msgspec.Struct, gc=False):
     """The body of the 202."""
@@ -33,12 +36,22 @@ class Promise(msgspec.Struct, gc=False):
     status: Literal["PENDING"] = "PENDING"
 
 
+class JobMetadata(msgspec.Struct, gc=False):
+    """Details of a job that has ended. `latency_ms`: from its submission to its end."""
+
+    tokens_used: int
+    latency_ms: float
+    model: str
+    tier: str
+
+
 class JobResult(msgspec.Struct, gc=False):
     """The status of a job: `output` if it succeeded, `error` if it failed."""
 
     status: Status
     output: str | UnsetType = UNSET
     error: Fault | UnsetType = UNSET
+    metadata: JobMetadata | UnsetType = UNSET
 
 
 class CallbackBody(msgspec.Struct, gc=False):
@@ -48,22 +61,24 @@ class CallbackBody(msgspec.Struct, gc=False):
     status: Status
     output: str | UnsetType = UNSET
     error: Fault | UnsetType = UNSET
+    metadata: JobMetadata | UnsetType = UNSET
 
 
-def job_result(job_id: str, status: str, output: bytes | None, error_code: str | None) -> JobResult:
+def job_result(row: JobRow) -> JobResult:
     """The document of a job, from its row."""
-    text = (output or b"").decode(errors="replace")
-    if status == "completed":
-        return JobResult("SUCCESS", output=text)
-    if status != "failed":
+    if not row.ended:
         return JobResult("PENDING")
+    text = (row.output or b"").decode(errors="replace")
+    metadata = JobMetadata(row.tokens_used or 0, round(row.latency_ms or 0.0, 2), row.model, row.tier)
+    if row.status == "completed":
+        return JobResult("SUCCESS", output=text, metadata=metadata)
     try:
-        code = ErrorCode(error_code or "")
+        code = ErrorCode(row.error_code or "")
     except ValueError:  # Written by a newer version.
         code = ErrorCode.INTERNAL_ERROR
     invalid = code is ErrorCode.INVALID_REQUEST and text
     error = INFERENCE.bad_parameters(text) if invalid else RequestError(code)
-    return JobResult("FAILURE", error=fault_of(error, job_id))
+    return JobResult("FAILURE", error=fault_of(error, row.id), metadata=metadata)
 
 
 NOT_NOW = "Results cannot be read right now; try again soon."
@@ -114,7 +129,9 @@ class JobResultHandler:
             ("Cache-Control", "no-store"),
             *self._inference.customer_limits.headers(identity),
         ]
-        return HttpResponse.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
+        if not row.ended:
+            headers.append(POLL_LATER)
+        return HttpResponse.of(200, job_result(row), headers)
 
     async def _find(self, job_id: str, identity: IdentityView) -> JobRow:
         """The customer's job. Raises RequestError."""

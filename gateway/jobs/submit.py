@@ -18,15 +18,16 @@ from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, InferenceBody, read_inference
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
-from gateway.http.request import APPLIED, check_duplicates, decode, invalid, prefers_async
+from gateway.http.request import APPLIED, check_duplicates, decode, prefers_async
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import Handler, RoutedRequest
+from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.submission import REPLAYED, with_more
-from gateway.jobs.results import Promise
+from gateway.jobs.results import POLL_LATER, Promise
 from gateway.jobs.store import JobStore
 from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
@@ -220,6 +221,7 @@ class JobCall(AwaitedCall):
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),
             APPLIED,
+            POLL_LATER,
             *self.pipeline.customer_limits.headers(self.identity, verdict),
         ]
         return HttpResponse.of(202, Promise(task_id), headers)

@@ -48,7 +48,9 @@ def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str
     `private`: addresses that are not public are allowed.
     """
     if not hosts:
-        return "Callbacks are not enabled here."
+        return (
+            "Callbacks are not enabled here: leave `callback_url` out, and read the result at GET /v1/result/{task_id}."
+        )
     if len(url) > MAX_CHARACTERS:
         return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
     parsed = _parse(url)
@@ -291,8 +293,8 @@ class Callbacks:
         config = self._config
         if url_problem(callback.url, self._hosts.of(row.customer_id), private=config.private_addresses):
             return None
-        result = job_result(row.id, row.status, row.output, row.error_code)
-        body = encode_json(CallbackBody(callback.id, result.status, result.output, result.error))
+        result = job_result(row)
+        body = encode_json(CallbackBody(callback.id, result.status, result.output, result.error, result.metadata))
         keys = [customer_key(config.callback_secret, row.customer_id)]
         if config.shared_signature:
             keys.append(config.callback_secret)

@@ -92,7 +92,7 @@ INFERENCE = inference_endpoint(
         202: ResponseDescription(
             description="The job was accepted. Its result will be at `Location`.",
             content={JSON: Promise},
-            headers=("x-request-id", "Location", "Preference-Applied", *LIMITS),
+            headers=("x-request-id", "Location", "Preference-Applied", "Retry-After", *LIMITS),
             optional_headers=(*TOKEN_LIMITS, "Idempotent-Replayed"),
         )
     },
@@ -110,6 +110,7 @@ API: tuple[ApiEndpoint, ...] = (
         ErrorCode.NOT_FOUND,
         methods=("GET", "HEAD", "DELETE"),
         headers=("Cache-Control",),
+        optional_headers=("Retry-After",),
         parameters=(Parameter("id", "path", "The id of a job, from `task_id`.", NOT_EMPTY),),
     ),
     inference_endpoint(
@@ -258,6 +259,7 @@ def _action(
         ErrorCode.CROSS_SITE,
         ErrorCode.CATALOG_UNAVAILABLE,
         ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         ErrorCode.UNSUPPORTED_ENCODING,
         *errors,
         methods=("POST",),

@@ -168,14 +168,20 @@ def inference_endpoint(
 
 
 def account_endpoint(
-    path: str, summary: str, kind: Any, *errors: ErrorCode, headers: tuple[str, ...] = (), **fields: Any
+    path: str,
+    summary: str,
+    kind: Any,
+    *errors: ErrorCode,
+    headers: tuple[str, ...] = (),
+    optional_headers: tuple[str, ...] = (),
+    **fields: Any,
 ) -> ApiEndpoint:
     """An endpoint where a customer reads something, free of charge."""
     found = ResponseDescription(
         description="Found.",
         content={JSON: kind},
         headers=("x-request-id", *headers, *LIMITS),
-        optional_headers=TOKEN_LIMITS,
+        optional_headers=(*optional_headers, *TOKEN_LIMITS),
     )
     defaults: dict[str, Any] = {"methods": READ, "tag": "account", "token": "key", "errors": CUSTOMER | set(errors)}
     return ApiEndpoint(path=path, summary=summary, responses={200: found}, **(defaults | fields))

@@ -134,8 +134,7 @@ class ActionGuard:
         self._session_auth.check(call)
         check_same_site(call.headers)
         if "Content-Type" not in call.headers:  # A form of another page could be sent without one, and no preflight.
-            message = "Content-Type must be application/json."
-            raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
+            raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, param="Content-Type")
         check_media(call.headers, int(call.headers.get("Content-Length", "0")), MAX_BODY_BYTES)
         raw = await read_body(call.request, MAX_BODY_BYTES)
         body = decode(decoder, raw)

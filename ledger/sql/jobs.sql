@@ -18,7 +18,8 @@ ON CONFLICT (id) DO NOTHING
 
 -- name: find_jobs
 -- An expired job is not returned, even if its row was not deleted yet.
-SELECT id, customer_id::text, status, output, error_code, pool
+SELECT id, customer_id::text, status, output, error_code, pool, tokens_used,
+       (extract(epoch FROM completed_at - created_at) * 1000)::float8 AS latency_ms, model, tier
 FROM jobs WHERE id = ANY($1) AND (expires_at IS NULL OR expires_at > clock_timestamp())
 
 -- name: open_jobs

@@ -77,7 +77,9 @@ class JobBench:
         url = f"{self.stack.url}/v1/result/{task_id}"
         async with self.stack.http.request(method, url, headers=self.stack.key(tier_name)) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
-            return response.status, json.loads(await response.read()), headers
+            document = json.loads(await response.read())
+            self.metadata = document.pop("metadata", None)  # Its times differ.
+            return response.status, document, headers
 
     async def get(self, task_id: str) -> Response:
         return await self.call("GET", task_id)

@@ -32,7 +32,10 @@ END_LEADER = (
 
 
 async def test_a_job_is_accepted_and_its_result_is_read(bench: JobBench) -> None:
-    """A submission gets a 202 with the location of the result; any text survives, also NUL."""
+    """A submission gets a 202 with the location of the result; any text survives, also NUL.
+
+    Until its end, responses say when to read it again; then the result says what it used.
+    """
     bench.stack.worker.hold = True
     status, document, headers = await bench.submit({"input": "a\0b\u00e9\U0001f600"})
     task_id = document["task_id"]
@@ -41,14 +44,26 @@ async def test_a_job_is_accepted_and_its_result_is_read(bench: JobBench) -> None
     assert headers["location"] == f"/v1/result/{task_id}"
     assert (headers["preference-applied"], headers["x-request-id"]) == ("respond-async", task_id)
     assert "x-ratelimit-remaining-requests" in headers
+    assert headers["retry-after"] == "1"
     row = await bench.row(task_id)
     assert (row["status"], row["tier"], row["model"]) == ("queued", "free", "tiny")
-    assert (await bench.get(task_id))[1] == {"status": "PENDING"}
+    status, document, headers = await bench.get(task_id)
+    assert (document, headers["retry-after"]) == ({"status": "PENDING"}, "1")
 
     bench.stack.worker.hold = False
     assert await bench.ended(task_id) == {"status": "SUCCESS", "output": "\U0001f600\u00e9b\0a"}
     status, _, headers = await bench.get(task_id)
     assert (status, headers["cache-control"]) == (200, "no-store")
+    assert "retry-after" not in headers
+    assert bench.metadata is not None
+    ended = await bench.row(task_id)
+    elapsed_ms = (ended["completed_at"] - ended["created_at"]).total_seconds() * 1000
+    assert bench.metadata == {
+        "tokens_used": ended["tokens_used"] or 0,
+        "latency_ms": pytest.approx(elapsed_ms, abs=0.01),
+        "model": "tiny",
+        "tier": "free",
+    }
     assert "x-ratelimit-remaining-requests" in headers
     assert bench.stack.worker.seen == [task_id]
 

@@ -116,7 +116,11 @@ async def test_a_callback_is_sent_once_and_signed(bench: JobBench, receiver: Rec
     headers, body = receiver.calls[0]
 
     assert len(receiver.calls) == 1
-    assert json.loads(body) == {"task_id": task_id, **(await bench.get(task_id))[1]}
+    assert json.loads(body) == {
+        "task_id": task_id,
+        **(await bench.get(task_id))[1],
+        "metadata": bench.metadata,
+    }
     assert json.loads(body)["output"] == "olleh"
     assert (headers["webhook-id"], headers["content-type"]) == (task_id, "application/json")
     assert is_genuine(secret_of("free"), headers, body)

@@ -16,7 +16,7 @@ from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
 from gateway.jobs.results import job_result
 from gateway.jobs.store import MAX_PENDING, CallBatcher
 from gateway.jobs.submit import read_job
-from ledger.jobs import JobEnd, StoreUnavailable
+from ledger.jobs import JobEnd, JobRow, StoreUnavailable
 from scheduler.errors import RequestError
 from scheduler.protocol.replies import Reply, RequestStatus
 
@@ -223,7 +223,10 @@ def test_the_document_of_a_result(
     status: str, output: bytes | None, code: str | None, document: dict[str, Any]
 ) -> None:
     """Its fields are those of the contract and no others; the error has the form of all errors."""
-    found = msgspec.to_builtins(job_result("r1", status, output, code))
+    row = JobRow("r1", "c1", status, output, code, "default", 11, 20.004, "tiny", "free")
+    found = msgspec.to_builtins(job_result(row))
+    if row.ended:
+        assert found.pop("metadata") == {"tokens_used": 11, "latency_ms": 20.0, "model": "tiny", "tier": "free"}
     if "error" in found:
         assert set(found["error"]) == {"message", "type", "param", "code", "request_id"}
         found["error"] = found["error"]["code"]

@@ -21,6 +21,7 @@ NEVER_RETURNED = frozenset(
         ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.REQUEST_TIMEOUT,
         ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         ErrorCode.UNSUPPORTED_ENCODING,
         ErrorCode.QUOTA_EXCEEDED,
         ErrorCode.POISON_REQUEST,
