@@ -62,7 +62,8 @@ class Block:
             return self.text
         name = re.match(r"# (\w+\.py)\n", self.text)
         command = f"cat > {name[1]}" if name else "python -" if self.language == "python" else "psql_stdin"
-        return f"{command} <<'END_OF_BLOCK'\n{self.text}END_OF_BLOCK\n"
+        compiled = f"python -m py_compile {name[1]}\n" if name else ""
+        return f"{command} <<'END_OF_BLOCK'\n{self.text}END_OF_BLOCK\n{compiled}"
 
 
 def blocks(page: Path) -> list[Block]:
