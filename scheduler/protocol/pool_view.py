@@ -78,8 +78,8 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     width: int = 1  # Concurrent batches.
     fresh_batch: float = 0.0  # The largest recent batches.
     served_rps: float = 0.0  # Requests/s of its recent runs.
-    model_ms: float = 0.0  # Last time of a batch that hit the time limit, or of the trial batch; 0: not measured.
-    timeout_ms: float = 0.0  # The time limit of a batch; 0: not reported.
+    model_ms: float = 0.0  # Time of its last batch over the cap, or of the last trial batch; 0: not measured.
+    timeout_ms: float = 0.0  # The cap of a batch.
 
 
 class WorkerView(msgspec.Struct, frozen=True):

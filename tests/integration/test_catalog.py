@@ -352,7 +352,7 @@ async def test_postgresql_not_available(own_server: EmbeddedPostgres) -> None:
     await own_server.stop()
     await catalog.start()
     assert catalog.snapshot is None
-    assert "does not answer" in catalog.problem
+    assert "is not responding" in catalog.problem
     assert code_of(catalog, "tl_nonsense") is INVALID
 
     await own_server.start()

@@ -2,14 +2,16 @@
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventually import eventually
-from integration.gateway_fixtures import Stack, accepted, openai_client, stack
+from integration.gateway_fixtures import Stack, accepted, openai_client, reverse, stack
 from ledger.audit.queries import RequestRow
 from metrics_figures import total, value
+from scheduler.protocol.batches import Outcome
 from scheduler.request_id import created_at, new_request_id
 
 __all__ = ["stack"]
@@ -30,7 +32,7 @@ async def health_of(stack: Stack, status: str, healthy_gpus: int) -> dict[str, A
         _, document = await stack.internal("/internal/health")
         return document if (document["status"], document["healthy_gpus"]) == (status, healthy_gpus) else None
 
-    found = await eventually(reached, f"{healthy_gpus} healthy GPUs and {status}", 3.0)
+    found = await eventually(reached, f"{healthy_gpus} healthy GPUs and {status}", 8.0)
     assert found is not None
     return found
 
@@ -55,6 +57,27 @@ async def test_health_follows_the_workers(stack: Stack) -> None:
     document = await health_of(stack, "healthy", 2)
     assert 0 <= document["gpu_utilization"] <= 1
     assert set(document["tiers"]) == {"enterprise", "paid", "free"}
+
+
+async def test_health_follows_the_outcomes_of_requests(stack: Stack) -> None:
+    """Three failures are down with their cause; once another tier is served, it is degraded. Bad inputs do not count."""
+    stack.worker.answerer = lambda member: Outcome(member.id, "poison_request", 1.0, 0, "v1", "")
+    for _ in range(3):
+        await stack.infer()
+    stack.worker.answerer = lambda member: Outcome(member.id, "gpu_timeout", 1.0, 0, "v1", "")
+    for _ in range(3):
+        await stack.infer()
+    document = await health_of(stack, "down", 1)
+
+    (check,) = document["checks"]["tiers:outcomes"]
+    assert (check["code"], "TIERLANE_GPU_TIMEOUT_MS" in document["reasons"][0]) == ("requests_time_out", True)
+    assert [document["tiers"][name]["error_ratio_60s"] for name in ("free", "paid")] == [1.0, 0.0]
+    async with stack.http.get(f"{stack.url}/internal/runbooks/{Path(check['runbook']).stem}") as response:
+        assert (response.status, "TIERLANE_GPU_TIMEOUT_MS" in await response.text()) == (200, True)
+    stack.worker.answerer = reverse
+    for _ in range(3):
+        await stack.infer(tier_name="paid")
+    await health_of(stack, "degraded", 1)
 
 
 async def test_the_timeline_of_a_request(stack: Stack) -> None:

@@ -123,8 +123,8 @@ async def test_capacity_is_held_while_an_emptied_redis_learns_its_workers() -> N
     for count in (0, 1, 2):
         setup.workers = WORKERS[:count]
         await setup.beat(setup.now + 0.25)
-        held.append((setup.limits.capacity_rps, setup.limits.healthy_gpus))
-    assert held == [(whole, 2)] * 3
+        held.append((setup.limits.capacity_rps, setup.limits.healthy_gpus, setup.limits.registering))
+    assert held == [(whole, 2, True), (whole, 2, True), (whole, 2, False)]
 
     setup.epoch_us, setup.workers = 9, WORKERS[:1]
     await setup.beat()

@@ -97,6 +97,7 @@ def test_a_new_model_process_is_reported_for_three_seconds() -> None:
     restarts.update([worker("gpu-1", pid=11), worker("gpu-2", pid=21), worker("gpu-3", pid=31)], 10_500)
 
     assert restarts.all == (Restart("gpu-2", 10_500), Restart("gpu-1", 10_250))
+    assert restarts.last_minute == 2
     for now_ms, left in ((10_250, (Restart("gpu-2", 10_500),)), (10_500, ())):
         restarts.update([worker("gpu-1", pid=11), worker("gpu-2", pid=21)], now_ms + RESTART_REPORTED_MS)
         assert restarts.all == left

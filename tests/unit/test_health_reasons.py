@@ -40,7 +40,7 @@ def seen(*workers: WorkerView, shed: float = 0.0, retries: float = 0.0, **codes:
     """Tier `free` with 100 requests/s, and these failures by code."""
     stats = TierStats(400.0, shed, 900.0, arrived_rps=100.0, retries_rps=retries)
     failed = sum(codes.values())
-    counts = TierOutcomes(0 if failed else 100, failed, 2 * failed, codes, (100, 20), (1000, 200))
+    counts = TierOutcomes(0 if failed else 100, failed, 0 if failed else 100, codes, (100, 20), (1000, 200))
     gateway = GatewayStats(f"gateway-1-{HEX}", 100.0, {"free": stats}, outcomes={"free": counts})
     tiers = {"free": TierDepth("free", 7, 12.0)}
     return Observation(0, tiers, list(workers or (worker(1), worker(2))), [gateway], 0, 0, 0, 0)
@@ -52,6 +52,12 @@ def with_notices(*notices: str) -> Observation:
 
 CASES: dict[str, dict[str, Any]] = {
     "all requests time out": {"observation": seen(gpu_timeout=3, queue_timeout=9), "held": ALL_DOWN, **FREE},
+    "the same, seen by the restarts of the model": {
+        "observation": seen(deadline_exceeded=8, queue_timeout=12),
+        "held": ALL_DOWN,
+        "restarts_last_minute": 2,
+        **FREE,
+    },
     "the same in all": {"observation": seen(deadline_exceeded=8, queue_timeout=4), "held": ALL_DOWN, **FREE},
     "the same, and the worker reports it": {"observation": seen(SLOW, model_too_slow=12), "held": ALL_DOWN, **FREE},
     "some requests wait too long": {"observation": seen(queue_timeout=4), "held": {"free": "degraded"}, **FREE},

@@ -84,7 +84,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         _NO_CAPACITY,
     ),
     "workers_registering": ProblemAdvice(
-        "Wait a second: workers register again by themselves. If they do not, restart them.", "TierlaneNoGpu"
+        "Wait: workers register again within a second. Restart those that do not.", "TierlaneNoGpu"
     ),
     "model_too_slow": ProblemAdvice(
         "Raise TIERLANE_GPU_TIMEOUT_MS of {about}, and TIERLANE_TOTAL_REQUEST_MS of the gateways if needed, above the "
@@ -121,7 +121,9 @@ ADVICE: dict[str, ProblemAdvice] = {
         _NO_CAPACITY,
     ),
     "worker_paused": ProblemAdvice("Wait: {about} resumes by itself within seconds.", "TierlaneGpuLost"),
-    "worker_stopping": ProblemAdvice("Nothing, if {about} was stopped on purpose.", "TierlaneGpuLost", _NO_CAPACITY),
+    "worker_stopping": ProblemAdvice(
+        "No action if {about} was stopped on purpose; otherwise read its log.", "TierlaneGpuLost", _NO_CAPACITY
+    ),
     "model_restarted": ProblemAdvice(
         "If it repeats, read the log of {about} for the exit code of the model process.", "TierlaneRequestsRunTwice"
     ),
@@ -134,7 +136,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         "Start another gateway, and read the last log lines of {about}. The notice ends when another one serves.",
         "TierlaneGatewayGone",
     ),
-    "gateway_stopping": ProblemAdvice("Nothing: the load balancer uses the other gateways.", "TierlaneGatewayGone"),
+    "gateway_stopping": ProblemAdvice("No action: the load balancer uses the other gateways.", "TierlaneGatewayGone"),
     "task_ended": ProblemAdvice(
         "Report the log line `task_ended` of that process with its traceback. Restart the process if this continues.",
         "TierlaneTaskEnded",

@@ -22,8 +22,9 @@ from gateway.operations.health.losses import (
     restarted,
     scheduling,
 )
-from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
+from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, is_slow, shortened
 from gateway.operations.health.outcomes import (
+    CauseInputs,
     TierObjective,
     TierResult,
     failing_tiers,
@@ -78,6 +79,7 @@ class HealthInputs:
     registering: bool = False  # Redis lost its data a moment ago: workers have yet to register again.
     losses: tuple[Loss, ...] = ()  # Lost workers, the latest first.
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
+    restarts_last_minute: int = 0
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
     gateway_id: str = ""  # This gateway's.
     held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
@@ -96,7 +98,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     tiers = flows(list(inputs.factors), inputs.observation)
     workers = inputs.observation.workers if inputs.observation else []
     results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
-    findings = [failing_tiers(results, inputs.held, workers, inputs.total_ms)]
+    findings = [failing_tiers(results, inputs.held, CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms))]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += missed_objectives(results, inputs.held)
@@ -161,7 +163,7 @@ def _mean(values: list[float]) -> float:
 def _gpus(inputs: HealthInputs) -> HealthFinding:
     seen = inputs.observation
     total = seen.total_gpus if seen else 0
-    unhealthy = [worker for worker in seen.workers if not worker.healthy or worker.status == "slow"] if seen else []
+    unhealthy = [worker for worker in seen.workers if not worker.healthy or is_slow(worker)] if seen else []
     name, kind, unit = "gpus:healthy", "component", "gpus"
     if total == 0 and inputs.registering:
         reason = "Redis was restarted without its data; the workers are registering again."
@@ -183,7 +185,6 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
 
 
 _STATUS_CODES = {
-    "slow": "model_too_slow",
     "down": "model_failed",
     "failed": "model_failed",
     "quarantined": "model_failed",
@@ -202,6 +203,8 @@ _WORKER_CODES = (
 def _worker_code(worker: WorkerView) -> str:
     if worker.gpu is not None and worker.gpu.fault:
         return "gpu_fault"
+    if is_slow(worker):
+        return "model_too_slow"
     if worker.pausing:
         return "worker_paused"
     return _STATUS_CODES.get(worker.status, "gpu_lost")
@@ -210,7 +213,7 @@ def _worker_code(worker: WorkerView) -> str:
 def _worker_problem(worker: WorkerView) -> str:
     if worker.pausing:
         return f"{worker.id} is briefly paused"
-    if worker.status == "slow":
+    if is_slow(worker):
         return f"{worker.id} is too slow: {slow_batches(worker)}"
     if worker.status in ACTIVE_STATUSES:
         return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"

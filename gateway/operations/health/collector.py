@@ -147,6 +147,7 @@ class HealthCollector:
             tokens_problem=self._authenticator.problem,
             losses=memory.losses.all,
             restarts=memory.restarts.all,
+            restarts_last_minute=memory.restarts.last_minute,
             lost_gateways=memory.gateways.all,
             held=memory.held.levels,
             objectives=self._objectives(),

@@ -6,6 +6,7 @@ gateway is lost, until another one starts in its place under another name. A wor
 its previous one. The checks are pure functions.
 """
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.heartbeat import BEAT_S
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
+from gateway.operations.health.model import HealthFinding, Status, is_slow, process_name, shortened, time_of_day
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -44,7 +45,7 @@ class Losses:
         serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
         unhealthy = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in unhealthy.items():
-            if worker.status in (*INTENDED_STATUSES, "slow"):  # A slow worker is there; another check reports it.
+            if worker.status in INTENDED_STATUSES or is_slow(worker):
                 continue
             # A worker that was never observed serving may just be starting.
             if worker_id in self._serving or worker.status in ACTIVE_STATUSES:
@@ -154,6 +155,8 @@ RESTART_REPORTED_MS = 3000
 """A restart is reported for this time, so that a client that polls each second sees it. Dashboard events last longer."""
 
 MOST_RESTARTS_NAMED = 5
+RESTARTS_COUNTED_MS = 60_000
+MOST_RESTARTS_COUNTED = 100
 
 
 class Restart(NamedTuple):
@@ -169,12 +172,16 @@ class Restarts:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
         self._latest: dict[str, Restart] = {}
+        self._times: deque[int] = deque(maxlen=MOST_RESTARTS_COUNTED)
 
     def update(self, workers: Sequence[WorkerView], now_ms: int) -> None:
         """Compare the process ids that the workers report; 0 while there is no process."""
         for worker in workers:
             if worker.model_pid and self._pids.get(worker.id, worker.model_pid) != worker.model_pid:
                 self._latest[worker.id] = Restart(worker.id, now_ms)
+                self._times.append(now_ms)
+        while self._times and now_ms - self._times[0] >= RESTARTS_COUNTED_MS:
+            self._times.popleft()
         self._pids = {worker.id: worker.model_pid or self._pids.get(worker.id, 0) for worker in workers}
         self._pids = {name: pid for name, pid in self._pids.items() if pid}
         self._latest = {
@@ -185,6 +192,11 @@ class Restarts:
     def all(self) -> tuple[Restart, ...]:
         """The latest first."""
         return tuple(sorted(self._latest.values(), key=lambda each: each.at_ms, reverse=True))
+
+    @property
+    def last_minute(self) -> int:
+        """The number of restarts within a minute, at most 100."""
+        return len(self._times)
 
 
 def restarted(latest: Sequence[Restart]) -> HealthFinding:

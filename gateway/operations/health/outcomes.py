@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, is_slow, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
 
 MIN_REQUESTS = 3
@@ -147,6 +147,14 @@ class HeldLevels:
         return dict(sorted(self._reached, key=lambda each: LEVELS.index(each[1])))
 
 
+class CauseInputs(NamedTuple):
+    """The evidence for a cause beside the error codes. `total_ms`: TIERLANE_TOTAL_REQUEST_MS."""
+
+    workers: Sequence[WorkerView]
+    restarts: int = 0  # Of model processes in the last minute.
+    total_ms: int = 4000
+
+
 class Cause(NamedTuple):
     """Why requests fail: code, clause, and the affected processes or tiers."""
 
@@ -159,17 +167,18 @@ _TIMEOUTS = ("queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slo
 
 
 def failing_tiers(
-    results: Mapping[str, TierResult], held: Mapping[str, Status], workers: Sequence[WorkerView], total_ms: int
+    results: Mapping[str, TierResult], held: Mapping[str, Status], evidence: CauseInputs
 ) -> HealthFinding:
-    """Whether requests end in errors of the service or in timeouts, and why. `total_ms`: TIERLANE_TOTAL_REQUEST_MS."""
+    """Whether requests end in errors of the service or in timeouts, and why."""
     name, worst = "tiers:outcomes", round(max((each.error_ratio_10s for each in results.values()), default=0.0), 4)
     failing = [tier for tier in results if held.get(tier, "healthy") != "healthy"]
     if not failing and held.get(ALL, "healthy") == "healthy":
         return HealthFinding(name, "component", "healthy", worst, "ratio")
     failing = failing or [tier for tier, each in results.items() if each.outcomes.codes_60s]
-    codes = total([results[tier].outcomes for tier in failing]).codes_60s
+    outcomes = total([results[tier].outcomes for tier in failing])
+    codes = outcomes.codes_60s
     shares = ", ".join(_share(tier, results[tier], codes) for tier in failing) or "Requests fail"
-    cause = failure_cause(codes, workers, failing, total_ms)
+    cause = failure_cause(outcomes, failing, evidence)
     level: Status = "down" if held.get(ALL) == "down" else "degraded"
     return problem(cause.code, name, "component", level, worst, "ratio", f"{shares}; {cause.clause}.", cause.about)
 
@@ -182,20 +191,22 @@ def _share(tier: str, result: TierResult, codes: Mapping[str, int]) -> str:
     return f"{tier}: {result.error_ratio_60s:.0%} of requests of the last minute {verb}"
 
 
-def failure_cause(
-    codes: Mapping[str, int], workers: Sequence[WorkerView], tiers: Sequence[str], total_ms: int
-) -> Cause:
+def failure_cause(outcomes: TierOutcomes, tiers: Sequence[str], evidence: CauseInputs) -> Cause:
     """The cause, from the error codes and the state of the workers."""
-    slow = [worker for worker in workers if worker.status == "slow"]
+    codes, workers = outcomes.codes_60s, evidence.workers
+    slow = [worker for worker in workers if is_slow(worker)]
     failed, timeouts = sum(codes.values()), sum(codes.get(code, 0) for code in _TIMEOUTS)
     if slow and 2 * timeouts >= failed:
         return Cause("model_too_slow", slow_batches(slow[0]), shortened([each.id for each in slow], NAMED_WORKERS))
-    # Of the requests behind a batch that reaches its limit, many wait until another of their limits is reached.
-    if 2 * timeouts >= failed and 10 * (codes.get("gpu_timeout", 0) + codes.get("model_too_slow", 0)) >= failed > 0:
+    # Of the requests in and behind a batch that reaches its limit, many reach another of their own limits first. The model
+    # process is then replaced; lost in another way, it would fail requests with other codes.
+    killed = evidence.restarts > 0 and not outcomes.completed_60s and "worker_lost" not in codes
+    hung = killed or 10 * (codes.get("gpu_timeout", 0) + codes.get("model_too_slow", 0)) >= failed
+    if 2 * timeouts >= failed > 0 and hung:
         return Cause("requests_time_out", _hung_batches(workers), "")
     worst = max(codes, key=lambda code: codes[code], default="internal_error")
     if worst == "deadline_exceeded":
-        clause = f"queue and model together take longer than TIERLANE_TOTAL_REQUEST_MS = {total_ms:,}"
+        clause = f"queue and model together take longer than TIERLANE_TOTAL_REQUEST_MS = {evidence.total_ms:,}"
         return Cause("requests_time_out", clause, "")
     if worst == "queue_timeout":
         return Cause("requests_wait_too_long", "they wait in the queue longer than `max_queue_ms`", ", ".join(tiers))
