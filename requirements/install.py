@@ -55,6 +55,13 @@ def uv(arguments: list[str], environment: dict[str, str], stderr: int | None = N
     return subprocess.run(command, env=environment, check=False, stderr=stderr).returncode
 
 
+def install_locked(options: list[str], file: str) -> int:
+    """Install what a lock file pins. Everything in it is pinned, and uv rejects constraints that are not."""
+    environment = uv_environment()
+    environment.pop("UV_CONSTRAINT", None)
+    return uv(["--require-hashes", *options, "-r", file], environment)
+
+
 def torch_source(index: str, environment: dict[str, str]) -> tuple[list[str], str]:
     """The options of uv that choose a build of torch, and a description of it."""
     if index:
@@ -98,9 +105,9 @@ def main(arguments: list[str]) -> int:
     """The exit status of uv; 2 for wrong arguments."""
     match arguments:
         case ["locked", file]:
-            return uv(["--require-hashes", "-r", file], uv_environment())
+            return install_locked([], file)
         case ["exact", file]:
-            return uv(["--require-hashes", "--no-deps", "-r", file], uv_environment())
+            return install_locked(["--no-deps"], file)
         case ["torch"]:
             return install_torch("")
         case ["torch", index]:
