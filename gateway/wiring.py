@@ -122,7 +122,14 @@ class GatewayParts(PoolParts):
         session_auth = SessionAuth(config.service_token, self.authenticator)
         dashboard = Dashboard(session_auth, self.snapshots)
         self.actions = Actions(session_auth, connect, self.pools)
-        self.lookups = Lookups(
+        self.lookups = self._lookups(catalog, session_auth, connect)
+        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
+        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
+        self._routes = build_routes(self, models, dashboard)
+        self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
+        return Lookups(
             LookupParts(
                 session_auth=session_auth,
                 catalog=catalog,
@@ -134,10 +141,6 @@ class GatewayParts(PoolParts):
                 find_rejection=partial(find_rejection, self._client, self._keys),
             )
         )
-        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
-        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
-        self._routes = build_routes(self, models, dashboard)
-        self._fast_path = FastPath(self.inference, self.drain_state)
 
     async def _pool_figures(self) -> Sequence[PoolFigures]:
         return [await pool_figures(parts) for parts in self.pools.named]

@@ -4,7 +4,7 @@
 const DeadLetters = (() => {
   const EVERY_MS = 15000;
   const MOST = 10000;
-  const { element, count, clock, codeLink } = Format;
+  const { element, count, clock, codeLink, viewLink } = Format;
   const by = (id) => document.getElementById(id);
   let readAt = -Infinity;
   let counted = null;
@@ -106,6 +106,12 @@ const DeadLetters = (() => {
     const of = group ? description(group) : "of all kinds";
     requeue.setAttribute("aria-label", `Requeue ${letters(figures.requeueable)} ${of}`);
     purge.setAttribute("aria-label", `Purge ${letters(figures.count)} ${of}`);
+    if (group) {
+      const newest = viewLink("request", group.newest_request);
+      newest.textContent = "Newest request";
+      newest.setAttribute("aria-label", `Newest request ${of}`);
+      actions.append(newest);
+    }
     actions.append(requeue, purge);
     line.append(actions);
     return line;
