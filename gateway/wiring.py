@@ -120,12 +120,11 @@ class GatewayParts(PoolParts):
         )
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
-        dashboard = Dashboard(session_auth, self.snapshots)
         self.actions = Actions(session_auth, connect, self.pools)
         self.lookups = self._lookups(catalog, session_auth, connect)
         sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
-        self._routes = build_routes(self, models, dashboard)
+        self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
 
     def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:

@@ -116,7 +116,7 @@ class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
     pool: str = ""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class HealthReason(msgspec.Struct, frozen=True):
     """One reason of health: what is wrong, what to do, and the page that says more; "" where a check has none."""
 
     check: str
@@ -157,7 +157,7 @@ class DashboardState(PoolState, frozen=True, kw_only=True):
     at_ms: int
     gateway: str
     reasons: list[str]
-    problems: list[Problem]
+    problems: list[HealthReason]
     redis_problem: str | None
     look_age_s: float | None
     audit_lag_ms: int | None
@@ -199,14 +199,14 @@ def state(
     )
 
 
-def problems(whole: Health) -> list[Problem]:
+def problems(whole: Health) -> list[HealthReason]:
     """The reasons in their order, each with the action and the runbook of the check that reports it."""
-    found: dict[str, Problem] = {}
+    found: dict[str, HealthReason] = {}
     for name, checks in whole["checks"].items():
         for check in map(_fields, checks):
             if reason := check.get("output"):
                 details = (check.get("code", ""), check.get("action", ""), check.get("runbook", ""))
-                found.setdefault(reason, Problem(name, reason, *details))
+                found.setdefault(reason, HealthReason(name, reason, *details))
     return [_problem_of(reason, found) for reason in whole["reasons"]]
 
 
@@ -215,10 +215,10 @@ def _fields(check: Check) -> Mapping[str, str]:
     return cast("Mapping[str, str]", check)
 
 
-def _problem_of(reason: str, found: Mapping[str, Problem]) -> Problem:
+def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
     """With several pools, a reason may be that of a check behind the name of its pool."""
     known = found.get(reason) or next((each for text, each in found.items() if reason.endswith(f": {text}")), None)
-    return msgspec.structs.replace(known, reason=reason) if known else Problem("", reason, "", "", "")
+    return msgspec.structs.replace(known, reason=reason) if known else HealthReason("", reason, "", "", "")
 
 
 def _gateways(pools: Mapping[str, CollectedHealth]) -> list[GatewayStats]:

@@ -208,7 +208,7 @@ async def test_dead_letters_are_requeued_and_purged(tab: Tab, db: Connection, cl
     )
     await db.execute("DELETE FROM dead_letters WHERE request_id = $1", ids[0])
     await click(tab, "#dialog-do")
-    rejection = await tab.until("document.getElementById('dialog-fault').textContent", "the rejection")
+    rejection = await tab.until("document.getElementById('dialog-error').textContent", "the rejection")
     assert rejection.startswith("2 dead letters were confirmed, but there are 1 now")
     assert [fault for fault in tab.faults if "409" not in fault] == []
     await click(tab, "#dialog-cancel")

@@ -140,6 +140,8 @@ async def test_the_first_view_is_small(client: Redis, redis_url: str, database_u
                 )
             )
         data = len(stack.gateway.snapshots.opening())
+        await tab.call("Network.enable")
+        await tab.call("Network.setCacheDisabled", cacheDisabled=True)
         began = time.monotonic()
         await tab.value("window.before = true; location.reload(); true")
         await tab.until(

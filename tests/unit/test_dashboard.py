@@ -24,7 +24,7 @@ from gateway.operations.state import (
     DashboardEvent,
     DashboardState,
     GpuState,
-    Problem,
+    HealthReason,
     TierState,
     WorkerState,
     capacity_by_worker,
@@ -258,8 +258,8 @@ def test_each_reason_has_the_action_of_its_check() -> None:
     health: Any = {"reasons": ["Pool big: gpu-2 was lost.", "Other."], "checks": {"gpu:gpu-2": [CHECK], "redis": [{}]}}
 
     assert problems(health) == [
-        Problem("gpu:gpu-2", "Pool big: gpu-2 was lost.", "gpu_lost", "Restart it.", "/r"),
-        Problem("", "Other.", "", "", ""),
+        HealthReason("gpu:gpu-2", "Pool big: gpu-2 was lost.", "gpu_lost", "Restart it.", "/r"),
+        HealthReason("", "Other.", "", "", ""),
     ]
 
 

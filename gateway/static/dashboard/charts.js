@@ -158,7 +158,7 @@ const Charts = (() => {
     event.preventDefault();
     const width = plot.over.clientWidth;
     const left = plot.cursor.left >= 0 ? plot.cursor.left : width;
-    plot.setCursor({ left: Math.min(width - 1, Math.max(0, left + direction * Math.max(4, width / 60))), top: plot.over.clientHeight / 2 });
+    plot.setCursor({ left: Math.min(width - 1, Math.max(0, left + direction * Math.max(4, width / 60))), top: plot.over.clientHeight / 2 }, true, true);
   }
 
   for (const id of IDS) document.getElementById(id).addEventListener("keydown", step);
