@@ -42,9 +42,9 @@ const Charts = (() => {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     return {
       width: place.clientWidth,
-      height: heightOf(place),
+      height: place.clientHeight,
       series: [{ label: "time", value: "{HH}:{mm}:{ss}" }, ...series.map((each) => ({ value: valueText(unit), ...each }))],
-      axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
+      axes: [{ ...axis, size: 32, values: "{HH}:{mm}" }, { ...axis, size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
       scales: { x: { range: (plot, low, high) => [high - view.rangeMs / 1000, high] }, y: valueScale(unit, canLog) },
       cursor: { drag: { x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { size: 6 } },
       legend: { live: true },
@@ -52,7 +52,12 @@ const Charts = (() => {
     };
   }
 
-  const heightOf = (place) => Math.max(90, place.clientHeight - 56);
+  // The legend takes one line or more: the plot gets the rest of the place.
+  function fit(plot, place) {
+    const legend = plot.root.querySelector(".u-legend")?.offsetHeight;
+    const height = Math.max(80, place.clientHeight - legend);
+    if (legend && plot.height !== height) plot.setSize({ width: place.clientWidth, height });
+  }
 
   // The events near the cursor, as text. The cursor of one chart moves those of all, so one line is enough.
   function showEventsAtCursor(plot) {
@@ -79,6 +84,7 @@ const Charts = (() => {
     }
     const { plot } = drawn[id];
     if (plot.cursor.left === undefined || plot.cursor.left < 0) plot.setLegend({ idx: data[0].length - 1 });
+    requestAnimationFrame(() => fit(plot, place)); // uPlot lays its legend out in a microtask.
   }
 
   const times = (points) => points.map((point) => point.at / 1000);
