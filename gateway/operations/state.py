@@ -403,7 +403,7 @@ def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) 
     elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
         text = f"{worker.id} was lost: this was its last heartbeat."
         yield DashboardEvent(at_ms - worker.age_ms, "bad", text, "loss", pool)
-    elif _serves(was) and not _serves(worker):
+    elif _serves(was) and not _serves(worker) and not worker.cordoned:
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
         intended = worker.status in INTENDED_STATUSES
         level, kind = ("news", "worker") if intended else ("bad", "loss")

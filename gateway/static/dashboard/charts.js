@@ -34,8 +34,17 @@ const Charts = (() => {
   }
 
   function valueScale(unit, canLog) {
-    if (canLog && view.log) return { distr: 4, asinh: 1, range: (plot, low, high) => [0, Math.max(high * 1.3, 1)] };
+    const logarithm = { distr: 100, fwd: (value) => Math.log10(1 + Math.max(0, value)), bwd: (value) => 10 ** value - 1 };
+    if (canLog && view.log) return { ...logarithm, range: (plot, low, high) => [0, Math.max(high * 1.3, 1)] };
     return { range: (plot, low, high) => [0, unit === " %" ? 105 : Math.max(high * 1.1, 1)] };
+  }
+
+  // 0, 1, 2, 5, 10, 20 ... on the logarithmic axis, fewer where they would overlap.
+  function logTicks(plot, axis, low, high) {
+    const steps = high > 2000 ? [1] : high > 100 ? [1, 3] : [1, 2, 5];
+    const ticks = [0];
+    for (let decade = 1; decade <= high; decade *= 10) ticks.push(...steps.map((step) => step * decade).filter((tick) => tick <= high));
+    return ticks;
   }
 
   function options(place, series, unit, canLog) {
@@ -44,7 +53,7 @@ const Charts = (() => {
       width: place.clientWidth,
       height: place.clientHeight,
       series: [{ label: "time", value: "{HH}:{mm}:{ss}" }, ...series.map((each) => ({ value: valueText(unit), ...each }))],
-      axes: [{ ...axis, size: 32, values: "{HH}:{mm}" }, { ...axis, size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
+      axes: [{ ...axis, size: 32, values: "{HH}:{mm}" }, { ...axis, ...(canLog && view.log ? { splits: logTicks, filter: (plot, ticks) => ticks } : {}), size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
       scales: { x: { range: (plot, low, high) => [high - view.rangeMs / 1000, high] }, y: valueScale(unit, canLog) },
       cursor: { drag: { x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { size: 6 } },
       legend: { live: true },
