@@ -15,10 +15,11 @@ const StatusPanel = (() => {
     return node;
   }
 
+  // A link to the page of the runbook at this gateway; the text itself if it is not the path of a runbook.
   function runbook(path) {
-    const isLink = path.startsWith("/") && !path.startsWith("//");
-    const node = element(isLink ? "a" : "code", isLink ? `Runbook: ${path.split("/").pop().replace(/\.md$/, "")}` : path);
-    if (isLink) node.href = path;
+    const [, name] = path.match(/^docs\/runbooks\/(\w+)\.md$/) ?? [];
+    const node = element(name ? "a" : "code", name ? `Runbook: ${name}` : path);
+    if (name) node.href = `/internal/runbooks/${name}`;
     const line = element("p");
     line.append(node);
     return line;
