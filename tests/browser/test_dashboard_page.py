@@ -12,7 +12,7 @@ from browser.test_dashboard import LEVEL, WORKERS, log_in
 from chromium import Tab, chromium
 from eventually import eventually
 from integration.dashboard_fixtures import acting_stack
-from integration.gateway_fixtures import LiteralCatalog, Stack
+from integration.gateway_fixtures import LiteralCatalog, Stack, model
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Customer
 
@@ -157,9 +157,11 @@ async def test_the_first_view_is_small(client: Redis, redis_url: str, database_u
 async def test_charts_share_the_cursor_the_range_and_the_axis(
     client: Redis, redis_url: str, database_url: str, tmp_path: Path
 ) -> None:
-    """Arrow keys move the cursor of all charts; range and axis are kept in the address."""
+    """Arrow keys move the cursor of all charts; range, axis and pool are kept in the address. A pool has its own workers."""
+    catalog = LiteralCatalog()
+    catalog.set(models=(model(), model("big", pool="big")))
     async with (
-        acting_stack(client, redis_url, database_url) as stack,
+        acting_stack(client, redis_url, database_url, catalog=catalog) as stack,
         chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
     ):
         await resize(tab, 1400, 900)
@@ -181,4 +183,11 @@ async def test_charts_share_the_cursor_the_range_and_the_axis(
         assert await tab.value("location.search") == "?range=60&axis=log"
         pressed = "[...document.querySelectorAll('#toolbar [aria-pressed=true]')].map(each => each.textContent)"
         assert await tab.value(pressed) == ["60 min", "Log"]
+        choose = (
+            "const pool = document.getElementById('pool'); pool.value = 'big'; pool.dispatchEvent(new Event('change'))"
+        )
+        await tab.until("document.getElementById('pool').options.length === 3", "all pools and two pools")
+        await tab.value(f"{choose}; true")
+        await tab.until(f"{WORKERS} === 0", "no worker of that pool")
+        assert await tab.value("location.search") == "?range=60&axis=log&pool=big"
         assert tab.faults == []
