@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gateway.api.account import AccountEndpoint, AccountParts, FindUsage
 from gateway.api.chat import CHAT
@@ -24,11 +25,12 @@ from gateway.inference.traces import RequestTraces
 from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures
 from gateway.openapi.html import Pages
-from gateway.operations.action_requests import Connect
+from gateway.operations.action_requests import AuditedTransaction, Connect
 from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health.collector import HealthCollector, audit_lag_ms
+from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
 from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
@@ -36,7 +38,7 @@ from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
 from scheduler.protocol.history import HistoryStore
-from scheduler.protocol.limits import LimitState
+from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Unfinished
 
 API_FORMATS = {
@@ -119,12 +121,26 @@ class GatewayParts(PoolParts):
         )
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
-        dashboard = Dashboard(session_auth, self.snapshots)
         self.actions = Actions(session_auth, connect, self.pools)
+        self.lookups = self._lookups(catalog, session_auth, connect)
         sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
-        self._routes = build_routes(self, models, dashboard)
+        self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
+        return Lookups(
+            LookupParts(
+                session_auth=session_auth,
+                catalog=catalog,
+                pools=self.pools,
+                internal=self.internal,
+                transaction=AuditedTransaction(connect),
+                read_limits=LimitState(self._client, self._keys).read,
+                recent_rejections=partial(recent_rejections, self._client, self._keys),
+                find_rejection=partial(find_rejection, self._client, self._keys),
+            )
+        )
 
     async def _pool_figures(self) -> Sequence[PoolFigures]:
         return [await pool_figures(parts) for parts in self.pools.named]
@@ -177,6 +193,8 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("POST", "/internal/dashboard/session", dashboard.log_in)
     routes.add("DELETE", "/internal/dashboard/session", dashboard.log_out)
     routes.add("GET", "/internal/dashboard/events", dashboard.events)
+    routes.add("GET", "/internal/dashboard/customers/{id}", parts.lookups.customer)
+    routes.add("GET", "/internal/dashboard/requests/{id}", parts.lookups.request)
     routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)
     routes.add("POST", "/internal/dashboard/workers/uncordon", cordons.uncordon)
     routes.add("GET", "/internal/dashboard/dead-letters", letters.groups)

@@ -104,6 +104,7 @@ class LetterGroup(msgspec.Struct, frozen=True):
     count: int
     requeueable: int
     oldest: datetime
+    newest_request: str
 
 
 class LetterGroups(msgspec.Struct, frozen=True):
@@ -150,8 +151,8 @@ async def letter_groups(connection: Connection, pools: Sequence[str]) -> LetterG
     rows = await connection.fetch(statement("dead_letter_groups"), MAX_GROUPS, list(pools))
     if not rows:
         return LetterGroups(0, 0, 0, [])
-    up_to, count, requeueable = tuple(rows[0])[6:]
-    return LetterGroups(up_to, count, requeueable, [LetterGroup(*tuple(row)[:6]) for row in rows])
+    up_to, count, requeueable = tuple(rows[0])[7:]
+    return LetterGroups(up_to, count, requeueable, [LetterGroup(*tuple(row)[:7]) for row in rows])
 
 
 async def purge_seen(connection: Connection, seen: LetterSelection, count: int) -> list[str]:

@@ -52,6 +52,7 @@ from gateway.operations.action_requests import (
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
+from gateway.operations.lookups import CustomerExplained, RequestExplained
 from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
@@ -218,10 +219,26 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         "The live state of the dashboard",
         {200: ("The current state, or the stream.", {JSON: DashboardState, EVENTS: DashboardState})},
         description=(
-            "With `Accept: text/event-stream`: first the event `history` with the last 15 minutes, then `state` every "
+            "With `Accept: text/event-stream`: first the event `history` with the last 60 minutes, of one pool with `?pool=`, then `state` every "
             "second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
             "token."
         ),
+    ),
+    operator_endpoint(
+        "/internal/dashboard/customers/{id}",
+        "What explains a customer: limits, GPU time, failed requests, rejections",
+        {200: ("Found.", CustomerExplained)},
+        ErrorCode.NOT_FOUND,
+        ErrorCode.CATALOG_UNAVAILABLE,
+        parameters=(Parameter("id", "path", "The name or id of a customer.", NOT_EMPTY),),
+    ),
+    operator_endpoint(
+        "/internal/dashboard/requests/{id}",
+        "What explains a request: its history, or why it was rejected",
+        {200: ("Found.", RequestExplained)},
+        ErrorCode.NOT_FOUND,
+        ErrorCode.CATALOG_UNAVAILABLE,
+        parameters=(Parameter("id", "path", "The id of a request, from `x-request-id`.", NOT_EMPTY),),
     ),
     static_page(
         "/internal/dashboard/assets/{id}",

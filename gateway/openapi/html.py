@@ -16,6 +16,7 @@ from gateway.metrics.endpoint import installed_version
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.openapi.model import OPTIONAL
+from scheduler.errors import HTTP
 
 Schema = Mapping[str, Any]
 _HEAD = """<!doctype html>
@@ -67,6 +68,11 @@ def reference(document: Schema) -> str:
     headers = {name.removesuffix(OPTIONAL): header for name, header in components["headers"].items()}
     rows = ([_code(n), _inline(h["description"]), _code(str(h["example"]))] for n, h in headers.items())
     parts.append("<h2>Headers</h2>\n" + _table(("Header", "Description", "Example"), rows))
+    codes = (
+        [f'<code id="error-{escape(code)}">{escape(code)}</code>', str(http.status), escape(http.message)]
+        for code, http in HTTP.items()
+    )
+    parts.append("<h2>Error codes</h2>\n" + _table(("Code", "Status", "Meaning"), codes))
     return _HEAD + "".join(parts) + "</main>\n</body>\n</html>\n"
 
 

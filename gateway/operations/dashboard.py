@@ -20,18 +20,22 @@ CSS = "text/css; charset=utf-8"
 ICON = "image/svg+xml"
 SCRIPT = "text/javascript; charset=utf-8"
 ASSETS = {
-    "ask.js": SCRIPT,
-    "dashboard.css": CSS,
-    "dashboard.js": SCRIPT,
     "charts.js": SCRIPT,
     "customers.js": SCRIPT,
+    "dashboard.css": CSS,
+    "dashboard.js": SCRIPT,
+    "dead_letters.js": SCRIPT,
+    "details.js": SCRIPT,
+    "dialog.js": SCRIPT,
+    "events.js": SCRIPT,
+    "format.js": SCRIPT,
+    "history.js": SCRIPT,
     "icon.svg": ICON,
-    "letters.js": SCRIPT,
     "login.js": SCRIPT,
-    "promises.js": SCRIPT,
+    "status.js": SCRIPT,
+    "tiers.js": SCRIPT,
     "uplot.css": CSS,
     "uplot.js": SCRIPT,
-    "words.js": SCRIPT,
     "workers.js": SCRIPT,
 }
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -106,7 +110,8 @@ class Dashboard:
             )
         subscribers = self._snapshots.subscribers
         subscribers.check_limit()
-        stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(), lasts_s))
+        pool = call.request.rel_url.query.get("pool", "")
+        stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(pool), lasts_s))
         stream.headers.append(("x-request-id", call.request_id))
         return stream
 

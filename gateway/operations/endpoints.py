@@ -146,29 +146,30 @@ class Internal:
     async def request(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/requests/{id}`: from Redis while it stores the request, then from the audit."""
         self._parts.authenticator.check_service(call, self._parts.service_token)
-        document = await self._document(call.tail)
+        document, _ = await self.find(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
         return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
-    async def _document(self, request_id: str) -> RequestTimeline | None:
+    async def find(self, request_id: str) -> tuple[RequestTimeline | None, RequestRow | None]:
+        """The document of a request, and its row if the audit has one. Raises RequestError if the audit cannot be read."""
         try:
             created_ms(request_id)
         except ValueError:
-            return None
+            return None, None
         with contextlib.suppress(RedisUnavailable):
             for parts in self._parts.pools.all:
                 detail = await parts.results.request_detail(request_id)
                 if detail is not None:
-                    return from_redis(detail)
-        return await self._stored(request_id)
+                    return from_redis(detail), None
+        row = await self._stored(request_id)
+        return None if row is None else from_audit(row), row
 
-    async def _stored(self, request_id: str) -> RequestTimeline | None:
+    async def _stored(self, request_id: str) -> RequestRow | None:
         if self._parts.find_stored is None:
             return None
         try:
-            row = await self._parts.find_stored(request_id)
+            return await self._parts.find_stored(request_id)
         except Exception as error:  # asyncpg has no common base class of its errors.
             log_fault("reading the audit failed", error)
             raise RejectionError(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read now; try again.") from error
-        return None if row is None else from_audit(row)

@@ -1,29 +1,30 @@
 """Dashboard snapshots of the system, one per second, their history, and the browsers that subscribe to them.
 
 Some changes cause a snapshot at once: a worker is lost or returns, Redis or the catalog becomes unavailable or available,
-the gateway shuts down. The history covers 15 minutes, one point every two seconds. It is kept in memory and, while Redis
-responds, in a Redis list, so that a new gateway shows the same. Subscribers get one document per second, the same bytes
+the gateway shuts down. The history covers 60 minutes: one point every two seconds for the last five minutes, before that
+one every 20 seconds, so that the first message to a browser stays small. It is kept in memory and, while Redis responds,
+in a Redis list, so that a new gateway shows the same. Subscribers get one document per second, the same bytes
 for all. Their number is limited, and a slow one does not delay the others.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
-from gateway.catalog import CatalogView
+from gateway.catalog import CatalogView, SnapshotView
 from gateway.http.response import encode_json
 from gateway.http.sse import EventStream
 from gateway.operations.health.collector import HealthCollector, merge_pools
-from gateway.operations.health.model import Health
-from gateway.operations.state import DashboardEvent, DashboardState, changes, state
+from gateway.operations.health.model import LEVELS, Health
+from gateway.operations.state import DashboardEvent, DashboardState, TierState, changes, config_changes, state
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.history import MAX_POINTS, STEP_MS, HistoryStore
+from scheduler.protocol.history import KEEP_MS, STEP_MS, HistoryStore
 
 
 class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -42,8 +43,17 @@ class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     failed_rps: float = 0.0  # Gateways of older versions do not write it.
 
 
+class PoolHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
+    """One of several pools."""
+
+    name: str
+    demand_rps: float
+    capacity_rps: float
+    tiers: list[TierHistoryPoint]
+
+
 class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """The data of the charts at one time, and the events since the previous point."""
+    """The data of the charts at one time, and the events since the previous point. `pools` is empty if there is one only."""
 
     at_ms: int
     status: str
@@ -51,6 +61,14 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     capacity_rps: float
     tiers: list[TierHistoryPoint]
     events: list[DashboardEvent]
+    pools: list[PoolHistoryPoint] = []
+
+    def of_pool(self, pool: str) -> "HistoryPoint":
+        """The point with the figures of one pool; with those of all pools if the history has none of it."""
+        found = next((each for each in self.pools if each.name == pool), None)
+        if found is None:
+            return msgspec.structs.replace(self, pools=[])
+        return HistoryPoint(self.at_ms, self.status, found.demand_rps, found.capacity_rps, found.tiers, self.events)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +77,16 @@ _decode = msgspec.msgpack.Decoder(HistoryPoint).decode
 
 def history_point(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
     """The part of a state that the history keeps."""
-    tiers = [
+    pools = [
+        PoolHistoryPoint(each.name, each.demand_rps, each.capacity_rps, _tier_points(each.tiers))
+        for each in (state.pools or [])[:MAX_POOLS]
+    ]
+    tiers = _tier_points(state.tiers)
+    return HistoryPoint(state.at_ms, state.status, state.demand_rps, state.capacity_rps, tiers, events, pools)
+
+
+def _tier_points(tiers: Sequence[TierState]) -> list[TierHistoryPoint]:
+    return [
         TierHistoryPoint(
             tier.name,
             tier.depth,
@@ -73,17 +100,100 @@ def history_point(state: DashboardState, events: list[DashboardEvent]) -> Histor
             tier.p99_ms,
             tier.failed_rps,
         )
-        for tier in state.tiers
+        for tier in tiers
     ]
-    return HistoryPoint(state.at_ms, state.status, state.demand_rps, state.capacity_rps, tiers, events)
+
+
+FINE_MS = 5 * 60_000
+"""The age up to which every point is kept."""
+
+COARSE_MS = 20_000
+"""The time between older points."""
+
+MAX_KEPT = FINE_MS // STEP_MS + (KEEP_MS - FINE_MS) // COARSE_MS
+MAX_POOLS = 8
+"""Pools with a history of their own."""
+
+COARSE_EVENTS = 10
+"""Events of one older point; the oldest are dropped."""
+
+
+def merged(points: Sequence[HistoryPoint]) -> HistoryPoint:
+    """One point for several, at the time of the last: mean rates, and the worst of depth, limit and response times."""
+    last = points[-1]
+    pools = [
+        PoolHistoryPoint(pool.name, *_mean_load(same), _merged_tiers([each.tiers for each in same]))
+        for pool in last.pools
+        if (same := [each for point in points for each in point.pools if each.name == pool.name])
+    ]
+    return HistoryPoint(
+        last.at_ms,
+        max((each.status for each in points), key=lambda status: LEVELS.index(status) if status in LEVELS else 0),
+        *_mean_load(points),
+        _merged_tiers([each.tiers for each in points]),
+        [event for each in points for event in each.events][-COARSE_EVENTS:],
+        pools,
+    )
+
+
+def _mean_load(points: Sequence[HistoryPoint | PoolHistoryPoint]) -> tuple[float, float]:
+    return _mean([each.demand_rps for each in points]), _mean([each.capacity_rps for each in points])
+
+
+def _merged_tiers(several: Sequence[Sequence[TierHistoryPoint]]) -> list[TierHistoryPoint]:
+    return [
+        _merged_tier([each for tiers in several for each in tiers if each.name == tier.name]) for tier in several[-1]
+    ]
+
+
+def _merged_tier(points: Sequence[TierHistoryPoint]) -> TierHistoryPoint:
+    return TierHistoryPoint(
+        points[-1].name,
+        max(each.depth for each in points),
+        max(each.oldest_ms for each in points),
+        _mean([each.in_rps for each in points]),
+        _mean([each.out_rps for each in points]),
+        _mean([each.shed_rps for each in points]),
+        min(each.limit_ratio for each in points),
+        _highest([each.p50_ms for each in points]),
+        _highest([each.p95_ms for each in points]),
+        _highest([each.p99_ms for each in points]),
+        _mean([each.failed_rps for each in points]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 3)
+
+
+def _highest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def downsampled(points: Sequence[HistoryPoint], now_ms: int) -> list[HistoryPoint]:
+    """The points of the last 60 minutes, those older than five minutes merged. Merged points stay as they are."""
+    kept: list[HistoryPoint] = []
+    older: list[HistoryPoint] = []
+    fine_from = (now_ms - FINE_MS) // COARSE_MS * COARSE_MS  # Only complete intervals are merged.
+    for point in points:
+        if point.at_ms <= now_ms - KEEP_MS:
+            continue
+        if older and point.at_ms // COARSE_MS != older[0].at_ms // COARSE_MS:
+            kept.append(merged(older))
+            older = []
+        if point.at_ms < fine_from:
+            older.append(point)
+        else:
+            kept.append(point)
+    return [*kept, merged(older)] if older else kept
 
 
 class DashboardHistory:
-    """The points of the last 15 minutes. `add` is called with every new state."""
+    """The points of the last 60 minutes. `add` is called with every new state."""
 
     def __init__(self, history: HistoryStore) -> None:
         self._history = history
-        self._ring: deque[HistoryPoint] = deque(maxlen=MAX_POINTS)
+        self._ring: deque[HistoryPoint] = deque(maxlen=MAX_KEPT + COARSE_MS // STEP_MS)
         self._since: list[DashboardEvent] = []  # Events since the last point.
         self._loaded = False  # Whether the points of other gateways were read.
 
@@ -110,8 +220,14 @@ class DashboardHistory:
 
     def _append(self, state: DashboardState) -> HistoryPoint:
         point, self._since = history_point(state, self._since), []
-        self._ring.append(point)
+        if self._ring and self._ring[-1].at_ms // COARSE_MS != point.at_ms // COARSE_MS:
+            self._keep([*self._ring, point])
+        else:
+            self._ring.append(point)
         return point
+
+    def _keep(self, points: Sequence[HistoryPoint]) -> None:
+        self._ring = deque(downsampled(points, points[-1].at_ms) if points else (), self._ring.maxlen)
 
     async def _load(self) -> None:
         """Once: insert the stored points of other gateways before this gateway's own."""
@@ -120,7 +236,7 @@ class DashboardHistory:
         stored = [each for each in map(_read, await self._history.read()) if each is not None]
         first_ms = self._ring[0].at_ms if self._ring else None
         before = [each for each in stored if first_ms is None or each.at_ms < first_ms]
-        self._ring = deque([*before, *self._ring], maxlen=MAX_POINTS)
+        self._keep([*before, *self._ring])
         self._loaded = True
 
     async def _write(self, newest: HistoryPoint) -> None:
@@ -237,6 +353,7 @@ class DashboardSnapshots:
         self._clock = clock
         self._wall = wall
         self._latest: DashboardSnapshot | None = None
+        self._configuration: SnapshotView | None = None
         self._taking = asyncio.Lock()
         self._unpublished: deque[DashboardEvent] = deque(maxlen=MAX_EVENTS)
         self.history = history
@@ -267,9 +384,9 @@ class DashboardSnapshots:
                 log_fault("the snapshot failed", error)
             await asyncio.sleep(POLL_S)
 
-    def opening(self) -> bytes:
-        """The first events of a new stream: the history, and the latest snapshot."""
-        events = message("history", encode_json(self.history.all))
+    def opening(self, pool: str = "") -> bytes:
+        """The first events of a new stream: the history, of one pool if named, and the latest snapshot."""
+        events = message("history", encode_json([point.of_pool(pool) for point in self.history.all]))
         return events if self._latest is None else events + message("state", encode_json(self._latest.state))
 
     async def _publish(self, latest: DashboardSnapshot) -> None:
@@ -293,5 +410,7 @@ class DashboardSnapshots:
         now = state(pools, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
         if before is not None:
             self._unpublished += changes(before.state, now)
+            self._unpublished += config_changes(self._configuration, catalog, at_ms)
+        self._configuration = catalog
         self._latest = DashboardSnapshot(at, urgent_state, status, document, now)
         return self._latest

@@ -4,13 +4,14 @@ All functions are pure. Rates are requests/s over all gateways, times are millis
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
-from gateway.catalog import TierRow
+from gateway.catalog import SnapshotView, TierRow
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.health.model import Health, Status
+from gateway.operations.health.model import Check, Health, Status
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -54,6 +55,9 @@ class TierState(msgspec.Struct, frozen=True):
     p95_ms: float | None
     p99_ms: float | None
     failed_rps: float = 0.0
+    shed_depth: int | None = None
+    max_queue_depth: int = 0
+    slo_ms: float | None = None
 
 
 class GpuState(msgspec.Struct, frozen=True):
@@ -100,25 +104,33 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A change of the state. `level`: `good`, `bad` or `news`."""
+    """A change of the state. `level`: `good`, `bad` or `news`. `pool`: "" if it concerns all pools.
+
+    `kind`: status, redis, limits, dead_letters, loss, restart, worker, cordon, config or gateway.
+    """
 
     at_ms: int
     level: str
     text: str
+    kind: str = ""
+    pool: str = ""
 
 
-class DashboardState(msgspec.Struct, frozen=True, kw_only=True):
-    """The document. `look_age_s`: age of the last observation of Redis, null before the first.
+class HealthReason(msgspec.Struct, frozen=True):
+    """One reason of health: what is wrong, what to do, and the page that says more; "" where a check has none."""
 
-    `batch_fill`: fill of the batches, 0..1, null if none ran.
-    """
+    check: str
+    reason: str
+    code: str
+    action: str
+    runbook: str
 
-    at_ms: int
-    gateway: str
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one pool. `batch_fill`: fill of the batches, 0..1, null if none ran."""
+
+    name: str
     status: Status
-    reasons: list[str]
-    redis_problem: str | None
-    look_age_s: float | None
     in_rps: float
     out_rps: float
     shed_rps: float
@@ -133,9 +145,24 @@ class DashboardState(msgspec.Struct, frozen=True, kw_only=True):
     padding_waste: float
     batch_fill: float | None
     dlq: int
-    audit_lag_ms: int | None
     tiers: list[TierState]
+
+
+class DashboardState(PoolState, frozen=True, kw_only=True):
+    """The document; its figures are those of all pools, `pools` has those of each if there are several.
+
+    `look_age_s`: age of the last observation of Redis, null before the first.
+    """
+
+    at_ms: int
+    gateway: str
+    reasons: list[str]
+    problems: list[HealthReason]
+    redis_problem: str | None
+    look_age_s: float | None
+    audit_lag_ms: int | None
     workers: list[WorkerState]
+    pools: list[PoolState] = []
     customers: list[CustomerState]
     gateways: list[str]
     events: list[DashboardEvent]
@@ -151,19 +178,63 @@ def state(
     cordoned: Collection[str] = (),
 ) -> DashboardState:
     """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
-    observations = [each.inputs.observation for each in pools.values()]
-    gateways = [gateway for seen in observations if seen for gateway in seen.gateways]
-    stats = {row.name: [gateway.tiers[row.name] for gateway in gateways if row.name in gateway.tiers] for row in rows}
-    answered = sum(each.answered_rps for several in stats.values() for each in several)
-    tiers = [_tier(row, stats[row.name], whole, answered) for row in rows]
-    problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
+    gateways = _gateways(pools)
+    redis_problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
     return DashboardState(
+        **msgspec.structs.asdict(_pool("", pools, whole, rows)),
         at_ms=at_ms,
         gateway=gateway,
-        status=whole["status"],
         reasons=whole["reasons"],
-        redis_problem=problems[0] if problems else None,
+        problems=problems(whole),
+        redis_problem=redis_problems[0] if redis_problems else None,
         look_age_s=_oldest_s([each.inputs.look_age_s for each in pools.values()]),
+        audit_lag_ms=whole["audit_lag_ms"],
+        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
+        customers=[CustomerState(*each) for each in top_customers(gateways)],
+        gateways=sorted({each.gateway_id for each in gateways}),
+        events=[],
+        pools=[_pool(name, {name: each}, each.document, rows) for name, each in pools.items()]
+        if len(pools) > 1
+        else [],
+    )
+
+
+def problems(whole: Health) -> list[HealthReason]:
+    """The reasons in their order, each with the action and the runbook of the check that reports it."""
+    found: dict[str, HealthReason] = {}
+    for name, checks in whole["checks"].items():
+        for check in map(_fields, checks):
+            if reason := check.get("output"):
+                details = (check.get("code", ""), check.get("action", ""), check.get("runbook", ""))
+                found.setdefault(reason, HealthReason(name, reason, *details))
+    return [_problem_of(reason, found) for reason in whole["reasons"]]
+
+
+def _fields(check: Check) -> Mapping[str, str]:
+    """A check as a mapping, because only checks that are not healthy have a code, an action and a runbook."""
+    return cast("Mapping[str, str]", check)
+
+
+def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
+    """With several pools, a reason may be that of a check behind the name of its pool."""
+    known = found.get(reason) or next((each for text, each in found.items() if reason.endswith(f": {text}")), None)
+    return msgspec.structs.replace(known, reason=reason) if known else HealthReason("", reason, "", "", "")
+
+
+def _gateways(pools: Mapping[str, CollectedHealth]) -> list[GatewayStats]:
+    observations = [each.inputs.observation for each in pools.values()]
+    return [gateway for seen in observations if seen for gateway in seen.gateways]
+
+
+def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[TierRow]) -> PoolState:
+    """The figures of one pool, or of several together."""
+    gateways = _gateways(pools)
+    stats = {row.name: [each.tiers[row.name] for each in gateways if row.name in each.tiers] for row in rows}
+    answered = sum(each.answered_rps for several in stats.values() for each in several)
+    tiers = [_tier(row, stats[row.name], whole, answered) for row in rows if row.name in whole["tiers"]]
+    return PoolState(
+        name=name,
+        status=whole["status"],
         in_rps=_total(tier.in_rps for tier in tiers),
         out_rps=_total(tier.out_rps for tier in tiers),
         shed_rps=_total(tier.shed_rps for tier in tiers),
@@ -178,12 +249,7 @@ def state(
         padding_waste=whole["padding_waste"],
         batch_fill=batch_fill(gateways),
         dlq=whole["dlq"],
-        audit_lag_ms=whole["audit_lag_ms"],
         tiers=tiers,
-        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
-        customers=[CustomerState(*each) for each in top_customers(gateways)],
-        gateways=sorted({each.gateway_id for each in gateways}),
-        events=[],
     )
 
 
@@ -216,6 +282,9 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
         p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
         p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
         failed_rps=_total(each.failed_rps for each in stats),
+        shed_depth=row.shed_depth,
+        max_queue_depth=row.max_queue_depth,
+        slo_ms=cast("Mapping[str, float | None]", health).get("slo_ms"),
     )
 
 
@@ -276,14 +345,16 @@ def _status_events(before: DashboardState, now: DashboardState) -> Iterator[Dash
     if before.status == now.status:
         return
     reason = f": {now.reasons[0]}" if now.reasons else "."
-    yield DashboardEvent(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{reason}")
+    yield DashboardEvent(
+        now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{reason}", "status"
+    )
 
 
 def _redis_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if before.redis_problem is None and now.redis_problem is not None:
-        yield DashboardEvent(now.at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.")
+        yield DashboardEvent(now.at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.", "redis")
     elif before.redis_problem is not None and now.redis_problem is None:
-        yield DashboardEvent(now.at_ms, "good", "Redis is available again.")
+        yield DashboardEvent(now.at_ms, "good", "Redis is available again.", "redis")
 
 
 def _limit_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
@@ -293,7 +364,7 @@ def _limit_events(before: DashboardState, now: DashboardState) -> Iterator[Dashb
         if was is not None and _is_reduced(was) != _is_reduced(tier):
             reduced = _is_reduced(tier)
             text = f"are reduced to {tier.limit_ratio:.0%}" if reduced else "are nearly restored"
-            yield DashboardEvent(now.at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.")
+            yield DashboardEvent(now.at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.", "limits")
 
 
 def _is_reduced(tier: TierState) -> bool:
@@ -302,9 +373,13 @@ def _is_reduced(tier: TierState) -> bool:
 
 def _dead_letter_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if now.dlq > before.dlq:
-        yield DashboardEvent(now.at_ms, "bad", f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total.")
+        yield DashboardEvent(
+            now.at_ms, "bad", f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total.", "dead_letters"
+        )
     elif now.dlq < before.dlq:
-        yield DashboardEvent(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain.")
+        yield DashboardEvent(
+            now.at_ms, "news", f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain.", "dead_letters"
+        )
 
 
 def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
@@ -314,23 +389,29 @@ def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[Dash
         yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
     for key, worker in earlier.items():
         if key not in later:
-            yield DashboardEvent(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'was removed'}.")
+            text = f"{worker.id} {'left' if _serves(worker) else 'was removed'}."
+            yield DashboardEvent(now.at_ms, "news", text, "worker", worker.pool)
 
 
 def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[DashboardEvent]:
+    pool = worker.pool
+    if was is not None and was.cordoned != worker.cordoned:
+        text = f"{worker.id} was {'cordoned' if worker.cordoned else 'uncordoned'}."
+        yield DashboardEvent(at_ms, "news", text, "cordon", pool)
     if was is None:
-        yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.")
+        yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.", "worker", pool)
     elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
-        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: this was its last heartbeat.")
-    elif _serves(was) and not _serves(worker):
+        text = f"{worker.id} was lost: this was its last heartbeat."
+        yield DashboardEvent(at_ms - worker.age_ms, "bad", text, "loss", pool)
+    elif _serves(was) and not _serves(worker) and not worker.cordoned:
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
-        yield DashboardEvent(
-            at_ms, "news" if worker.status in INTENDED_STATUSES else "bad", f"{worker.id} is {worker.status}{fault}."
-        )
+        intended = worker.status in INTENDED_STATUSES
+        level, kind = ("news", "worker") if intended else ("bad", "loss")
+        yield DashboardEvent(at_ms, level, f"{worker.id} is {worker.status}{fault}.", kind, pool)
     elif _serves(worker) and not _serves(was):
-        yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.")
+        yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.", "worker", pool)
     elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
-        yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.")
+        yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.", "restart", pool)
 
 
 def _serves(worker: WorkerState) -> bool:
@@ -340,6 +421,21 @@ def _serves(worker: WorkerState) -> bool:
 
 def _gateway_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} joined.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} joined.", "gateway")
     for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} left.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} left.", "gateway")
+
+
+def config_changes(before: SnapshotView | None, now: SnapshotView | None, at_ms: int) -> Iterator[DashboardEvent]:
+    """The events for rows of tiers and models that were added, changed or deleted."""
+    if before is None or now is None or before is now:
+        return
+    tables: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
+        ("tier", {row.name: row for row in before.tiers}, {row.name: row for row in now.tiers}),
+        ("model", dict(before.models), dict(now.models)),
+    )
+    for table, old, new in tables:
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                verb = "added" if name not in old else "deleted" if name not in new else "changed"
+                yield DashboardEvent(at_ms, "news", f"Configuration: {table} {name} was {verb}.", "config")

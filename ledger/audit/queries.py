@@ -54,6 +54,26 @@ class Usage(msgspec.Struct, frozen=True):
     tokens_used: int
 
 
+class GpuShare(msgspec.Struct, frozen=True):
+    """GPU milliseconds of one customer and of all customers, and its accepted requests, in one window."""
+
+    gpu_ms: float
+    total_gpu_ms: float
+    requests: int
+    completed: int
+    failed: int
+
+
+class FailedRequest(msgspec.Struct, frozen=True):
+    """A request that was accepted and failed."""
+
+    id: str
+    created_at: datetime
+    model: str | None
+    error_code: str | None
+    http_status: int | None
+
+
 async def find_request(connection: Connection, request_id: str) -> RequestRow | None:
     """The audit row of a request; None for an unknown or invalid id. Raises what asyncpg raises."""
     try:
@@ -77,6 +97,26 @@ async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: in
     async with with_statement_timeout(connection, timeout_ms):
         row = await connection.fetchrow(statement("customer_usage"), customer_id)
     return Usage(*row) if row is not None else Usage(0, 0, 0, 0)
+
+
+async def find_gpu_share(
+    connection: Connection, customer_id: str, window_s: int, *, timeout_ms: int = USAGE_TIMEOUT_MS
+) -> GpuShare:
+    """The share of a customer in the GPU time of the last `window_s` seconds. Raises as `find_usage`."""
+    async with with_statement_timeout(connection, timeout_ms):
+        now: datetime = await connection.fetchval(statement("clock_timestamp"))
+        first_id = f"req_{max(0, int((now.timestamp() - window_s) * 1000)):012x}"
+        row = await connection.fetchrow(statement("customer_gpu_share"), customer_id, first_id)
+    return GpuShare(*row) if row is not None else GpuShare(0.0, 0.0, 0, 0, 0)
+
+
+async def find_failed(
+    connection: Connection, customer_id: str, limit: int, *, timeout_ms: int = USAGE_TIMEOUT_MS
+) -> list[FailedRequest]:
+    """The newest failed requests of a customer in the last hour. Raises as `find_usage`."""
+    async with with_statement_timeout(connection, timeout_ms):
+        rows = await connection.fetch(statement("customer_errors"), customer_id, limit)
+    return [FailedRequest(*row) for row in rows]
 
 
 @asynccontextmanager

@@ -10,6 +10,23 @@ SELECT count(*), count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (
        coalesce(sum(tokens_used), 0)::bigint
 FROM requests WHERE customer_id = $1 AND created_at > now() - interval '24 hours'
 
+-- name: customer_gpu_share
+-- $1: customer. $2: the lowest request id of the window. GPU milliseconds of the customer and of all (a batch's time is shared
+-- equally), and the accepted, completed and failed requests of the customer. Ids begin with the time, so the primary key is used.
+SELECT coalesce(sum(r.gpu_ms / greatest(r.batch_size, 1)) FILTER (WHERE r.customer_id = $1), 0),
+       coalesce(sum(r.gpu_ms / greatest(r.batch_size, 1)), 0),
+       count(*) FILTER (WHERE r.customer_id = $1),
+       count(*) FILTER (WHERE r.customer_id = $1 AND r.status = 'completed'),
+       count(*) FILTER (WHERE r.customer_id = $1 AND r.status = 'failed')
+FROM requests AS r WHERE r.id >= $2 AND r.created_at > now() - interval '1 hour'
+
+-- name: customer_errors
+-- $1: customer. $2: row limit. The newest failed requests of the last hour.
+SELECT id, created_at, model, error_code, http_status
+FROM requests
+WHERE customer_id = $1 AND created_at > now() - interval '1 hour' AND status = 'failed'
+ORDER BY created_at DESC LIMIT $2
+
 -- name: clock_timestamp
 SELECT clock_timestamp()
 

@@ -1,4 +1,4 @@
-"""The dashboard history in Redis: the last 15 minutes, one packed point every two seconds.
+"""The dashboard history in Redis: the last 60 minutes, one packed point every two seconds.
 
 One gateway writes at a time, while it renews a lock. If two gateways hold it for a short time, the history has extra
 points. The content of a point is opaque here.
@@ -14,7 +14,7 @@ from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
 
 STEP_MS = 2000
-KEEP_MS = 15 * 60_000
+KEEP_MS = 60 * 60_000
 MAX_POINTS = KEEP_MS // STEP_MS
 TURN_MS = 5000
 

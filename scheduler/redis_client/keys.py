@@ -149,7 +149,7 @@ KEYS = (
         "rl:key:<key>", "hash", "bucket of a key with its own limit: `tokens`, `at`, `rate`", "admit", "1 h to 7 days"
     ),
     RedisKey("rl:tier:<tier>", "hash", "bucket of a tier, with the same fields", "admit", "1 h to 7 days"),
-    RedisKey("history", "list", "points of the dashboard's charts, newest 450", "gateway", "15 min from the newest"),
+    RedisKey("history", "list", "points of the dashboard's charts, newest 1,800", "gateway", "60 min from the newest"),
     RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
     RedisKey("pools", "set", "pools to serve", "scheduler"),
     RedisKey("protocol", "string", "version of the stored data", "first process"),

@@ -34,11 +34,11 @@ LOG_IN = "document.getElementById('token').value = {token!r}; document.querySele
 LEVEL = "document.getElementById('level')?.textContent"
 WORKERS = "document.querySelectorAll('.worker').length"
 ILL = "[...document.querySelectorAll('.worker.ill')].map(tile => tile.dataset.worker).join()"
-OUTAGE = "document.getElementById('outage')?.textContent.startsWith('Redis does not answer')"
+OUTAGE = "document.getElementById('outage')?.textContent.startsWith('Redis is not responding')"
 TILE = "document.querySelector('[data-worker=gpu-1]')"
-DIALOG = "document.getElementById('ask').open && document.getElementById('ask').textContent"
+DIALOG = "document.getElementById('dialog').open && document.getElementById('dialog').textContent"
 DONE = "!document.getElementById('done').hidden && document.getElementById('done').textContent"
-ROWS = "[...document.querySelectorAll('#letters tbody tr')].map(row => row.textContent)"
+ROWS = "[...document.querySelectorAll('#dead-letters tbody tr')].map(row => row.textContent)"
 
 
 async def log_in(tab: Tab, token: str = SERVICE_TOKEN) -> None:
@@ -76,7 +76,7 @@ async def test_a_lost_worker_is_shown_within_three_seconds(
         await eventually(served, "the share of successful requests", 8.0)
         customers = await tab.value("document.getElementById('customers').textContent")
         assert re.fullmatch(r"(enterprise|free) \1 · [\d.]+/s(enterprise|free) \2 · [\d.]+/s", customers)
-        assert await tab.value("document.querySelectorAll('canvas').length") == 4
+        assert await tab.value("document.querySelectorAll('canvas').length") == 6
         assert await tab.value("document.cookie") == ""
         assert await tab.value("document.documentElement.scrollWidth <= innerWidth")
         assert tab.faults == []
@@ -159,16 +159,16 @@ async def test_a_worker_is_cordoned_and_uncordoned(tab: Tab, db: Connection) -> 
     await tab.value(f"{TILE}.querySelector('button').focus(); true")
     await press(tab, "Enter")
     assert "2 of 3 healthy GPUs would remain in pool default: capacity " in await tab.until(DIALOG, "the dialog")
-    assert await tab.value("document.activeElement.id") == "ask-cancel"
+    assert await tab.value("document.activeElement.id") == "dialog-cancel"
     await press(tab, "Escape")
-    await tab.until("!document.getElementById('ask').open", "it is closed")
+    await tab.until("!document.getElementById('dialog').open", "it is closed")
     assert await db.fetchval("SELECT count(*) FROM cordons") == 0
 
     await tab.value(f"{TILE}.querySelector('button').click(); true")
     await tab.until(DIALOG, "the dialog")
-    await tab.value("document.getElementById('ask-reason').value = 'its fan is loud'; true")
+    await tab.value("document.getElementById('dialog-reason').value = 'its fan is loud'; true")
     began = time.monotonic()
-    await click(tab, "#ask-do")
+    await click(tab, "#dialog-do")
     await tab.until(
         f"{TILE}.textContent.includes('cordoned') && {TILE}.classList.contains('cordoned')", "cordoned", 3.0
     )
@@ -177,7 +177,7 @@ async def test_a_worker_is_cordoned_and_uncordoned(tab: Tab, db: Connection) -> 
 
     await tab.value(f"{TILE}.querySelector('button').click(); true")
     await tab.until(DIALOG, "the dialog")
-    await click(tab, "#ask-do")
+    await click(tab, "#dialog-do")
     await tab.until(
         f"{TILE}.querySelector('button').textContent === 'Cordon' && {TILE}.className === 'worker'", "serves"
     )
@@ -194,28 +194,32 @@ async def test_dead_letters_are_requeued_and_purged(tab: Tab, db: Connection, cl
     ids = [await letter(db, customer_id=acme) for _ in range(2)]
     await client.lpush(Keys().dlq, *ids)  # type: ignore[misc]
     await tab.until(f"{ROWS}.length === 1", "one group")
-    await click(tab, "#letters [aria-label^=Requeue]")
+    await click(tab, "#dead-letters [aria-label^=Requeue]")
     assert "2 dead letters of paid, tiny, worker_lost would run again now" in await tab.until(DIALOG, "the dialog")
-    await click(tab, "#ask-do")
+    await click(tab, "#dialog-do")
     assert await tab.until(DONE, "the result") == "Requeued: 2 completed, 0 failed again."
 
-    await tab.until("document.querySelector('#letters [aria-label^=Requeue]').disabled", "nothing is left to requeue")
-    await click(tab, "#letters [aria-label^=Purge]")
-    assert "2 dead letters of paid, tiny, worker_lost would be deleted" in await tab.until(DIALOG, "the dialog")
+    await tab.until(
+        "document.querySelector('#dead-letters [aria-label^=Requeue]').disabled", "nothing is left to requeue"
+    )
+    await click(tab, "#dead-letters [aria-label^=Purge]")
+    assert "2 dead letters of paid, tiny, worker_lost would be deleted permanently" in await tab.until(
+        DIALOG, "the dialog"
+    )
     await db.execute("DELETE FROM dead_letters WHERE request_id = $1", ids[0])
-    await click(tab, "#ask-do")
-    rejection = await tab.until("document.getElementById('ask-fault').textContent", "the rejection")
+    await click(tab, "#dialog-do")
+    rejection = await tab.until("document.getElementById('dialog-error').textContent", "the rejection")
     assert rejection.startswith("2 dead letters were confirmed, but there are 1 now")
     assert [fault for fault in tab.faults if "409" not in fault] == []
-    await click(tab, "#ask-cancel")
+    await click(tab, "#dialog-cancel")
 
     await letter(db, customer_id=acme, error_code="poison_request", id=-1)
     await client.lpush(Keys().dlq, "req_x")  # type: ignore[misc]
     await tab.until(f"{ROWS}.length === 3", "another group, and the row of all")
-    await click(tab, "#letters tr:last-child [aria-label^=Purge]")
+    await click(tab, "#dead-letters tr:last-child [aria-label^=Purge]")
     assert "2 dead letters of all kinds" in await tab.until(DIALOG, "the dialog")
-    await click(tab, "#ask-do")
-    await tab.until("document.getElementById('letters-said').textContent === 'None.'", "none is left")
+    await click(tab, "#dialog-do")
+    await tab.until("document.getElementById('dead-letters-summary').textContent === 'None.'", "none is left")
     assert await db.fetchval("SELECT count(*) FROM dead_letters") == 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.operations.snapshots import DashboardHistory
+from gateway.operations.snapshots import COARSE_MS, MAX_KEPT, DashboardHistory
 from gateway.operations.state import DashboardEvent, DashboardState, TierState
 from scheduler.protocol.history import KEEP_MS, MAX_POINTS, STEP_MS, TURN_MS, HistoryStore
 from scheduler.redis_client.connections import command_client
@@ -46,7 +46,7 @@ async def test_one_gateway_has_the_turn(client: Redis) -> None:
 
 
 async def test_the_list_is_bounded_and_expires(client: Redis) -> None:
-    """The newest points, for a quarter of an hour after the newest one."""
+    """The newest points, for an hour after the newest one."""
     history = HistoryStore(client, KEYS, "g1")
     await client.rpush(KEYS.history, *[b"old"] * (MAX_POINTS + 50))
 
@@ -83,7 +83,8 @@ async def test_a_gateway_keeps_its_own_history(client: Redis, unreachable: Redis
     assert times(alone) == [0, STEP_MS]
     for step in range(2, MAX_POINTS + 10):
         alone._append(point(step * STEP_MS))
-    assert (len(alone.all), alone.all[0].at_ms) == (MAX_POINTS, 10 * STEP_MS)
+    assert len(alone.all) <= MAX_KEPT + COARSE_MS // STEP_MS
+    assert abs(alone.all[0].at_ms - 10 * STEP_MS) <= COARSE_MS
 
     restored = DashboardHistory(HistoryStore(client, KEYS, "g1"))
     for at_ms in (0, STEP_MS):

@@ -21,10 +21,14 @@ from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, brow
 from integration.dead_letter_fixtures import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
+from ledger.catalog.follower import Catalog
 from scheduler.payload import decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.protocol.limits import RejectionRecord
+from scheduler.protocol.pool_view import GatewayStats
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
+from scheduler.request_id import new_request_id
 from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -127,7 +131,7 @@ async def test_pages_contain_no_secret_and_load_only_their_assets(stack: Stack) 
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
         assert not re.search(r"<style|style=|<script>|\son\w+=|javascript:", text)
-        named = re.findall(r'(?:src|href)="([^"]+)"', text)
+        named = re.findall(r'<(?:script|link) [^>]*(?:src|href)="([^"]+)"', text)
         assert {name.rpartition("/")[0] for name in named} == {f"{BASE}/assets"}
         assert {name.rpartition("/")[2] for name in named} <= set(ASSETS)
         assert [secret for secret in secrets if secret in text] == []
@@ -162,7 +166,7 @@ async def test_the_stream_sends_history_and_then_the_state(stack: Stack) -> None
             state = await next_event(responses[0], "state")
             lost = {each["id"]: each for each in state["workers"] if not each["healthy"]}
         assert lost["worker-2"]["age_ms"] < 2000
-        assert any(text.startswith("worker-2 was lost") for _, _, text in state["events"])
+        assert any(text.startswith("worker-2 was lost") for _, _, text, *_ in state["events"])
         assert state["status"] == "degraded"
         for response in responses:
             response.close()
@@ -474,3 +478,51 @@ async def test_without_redis_purge_works_and_requeue_is_rejected(
 
     assert (status, document["purged"], bool(document["warning"])) == (200, 1, True)
     assert [new for _, _, _, new in await record(db, "dead_letters")] == [None]
+
+
+async def test_a_customer_and_its_requests_are_explained(
+    client: Redis, redis_url: str, database_url: str, db: Connection
+) -> None:
+    """By name or id: the share of GPU time, limits with what is left, failed requests, and rejections; all with the cookie."""
+    acme, other = await customer(db, "acme/1"), await customer(db, "other")
+    failed, ran = new_request_id(), new_request_id()
+    for request_id, owner, status, error_code in (
+        (failed, acme, "failed", "worker_lost"),
+        (ran, other, "completed", None),
+    ):
+        await db.execute(
+            "INSERT INTO requests (id, created_at, customer_id, model, status, error_code, completed_at, gpu_ms, batch_size) "
+            "VALUES ($1, now(), $2, 'tiny', $3, $4, now(), 100, 2)",
+            request_id, owner, status, error_code,
+        )  # fmt: skip
+    catalog: Any = Catalog(database_url)
+    await catalog.start()
+    try:
+        async with acting_stack(client, redis_url, database_url, catalog=catalog) as stack:
+            cookie = {"Cookie": f"{COOKIE}={issue(SERVICE_TOKEN, 4e9)}"}
+            status, _, text = await call(stack, "/customers/acme%2F1", **cookie)
+            found = json.loads(text)
+            assert (status, found["id"], found["not_read"]) == (200, acme, [])
+            assert (found["gpu"]["gpu_ms"], found["gpu"]["total_gpu_ms"], found["gpu"]["failed"]) == (50.0, 100.0, 1)
+            assert [(each["id"], each["error_code"]) for each in found["failed"]] == [(failed, "worker_lost")]
+            assert found["messages"]["worker_lost"]
+            rate = next(each for each in found["limits"] if each["limit"] == "burst")
+            assert 0 < rate["left"] <= rate["effective"] == rate["base"]
+            assert (
+                found["rejections"],
+                json.loads((await call(stack, f"/customers/{acme}", **cookie))[2])["name"],
+            ) == ([], "acme/1")
+            assert (await call(stack, "/customers/nobody", **cookie))[0] == 404
+            assert (await call(stack, "/customers/acme%2F1"))[0] == 401
+
+            rejected = new_request_id()
+            record = RejectionRecord(
+                id=rejected, customer_id=acme, key_id="k", tier="paid", code="queue_full", outcome="queue_full"
+            )
+            stats = GatewayStats("g2", 0.0, {})
+            await stack.worker.presence.gateway_beat(stats, [record])
+            _, _, text = await call(stack, f"/requests/{rejected}", **cookie)
+            assert (json.loads(text)["rejection"]["code"], json.loads(text)["customer"]) == ("queue_full", "acme/1")
+            assert (await call(stack, f"/requests/{new_request_id()}", **cookie))[0] == 404
+    finally:
+        await catalog.stop()

@@ -12,15 +12,30 @@ from gateway.operations.action_requests import CordonBody
 from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard import ASSETS, asset_pages
 from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
+from gateway.operations.snapshots import (
+    COARSE_MS,
+    MAX_KEPT,
+    HistoryPoint,
+    PoolHistoryPoint,
+    TierHistoryPoint,
+    downsampled,
+)
 from gateway.operations.state import (
+    DashboardEvent,
     DashboardState,
     GpuState,
+    HealthReason,
     TierState,
     WorkerState,
     capacity_by_worker,
     changes,
+    config_changes,
+    problems,
 )
+from integration.gateway_fixtures import model, tier
+from ledger.catalog.snapshot import Snapshot
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.history import KEEP_MS, STEP_MS
 from scheduler.protocol.pool_view import Observation, WorkerView
 
 TOKEN, NOW = "the-service-token", 1_000_000.0
@@ -177,6 +192,7 @@ def document(**changed: Any) -> DashboardState:
     ("before", "now", "events"),
     [
         ({}, {}, []),
+        ({}, {"workers": [ONE, replace(TWO, cordoned=True)]}, [("news", "gpu-2 was cordoned.")]),
         ({}, {"status": "degraded", "reasons": ["A reason."]}, [("bad", "Status is degraded: A reason.")]),
         ({"status": "down"}, {}, [("good", "Status is healthy.")]),
         ({}, {"workers": [ONE, replace(ILL, status="cordoned")]}, [("news", "gpu-2 is cordoned.")]),
@@ -226,6 +242,61 @@ def test_a_lost_worker_is_an_event_at_its_last_heartbeat(before: WorkerState) ->
 
     assert (event.at_ms, event.level) == (AT_MS - 1200, "bad")
     assert event.text.startswith("gpu-2 was lost")
+
+
+CHECK: Any = {
+    "output": "gpu-2 was lost.",
+    "status": "warn",
+    "code": "gpu_lost",
+    "action": "Restart it.",
+    "runbook": "/r",
+}
+
+
+def test_each_reason_has_the_action_of_its_check() -> None:
+    """In the order of the reasons; a reason that no check reports has none."""
+    health: Any = {"reasons": ["Pool big: gpu-2 was lost.", "Other."], "checks": {"gpu:gpu-2": [CHECK], "redis": [{}]}}
+
+    assert problems(health) == [
+        HealthReason("gpu:gpu-2", "Pool big: gpu-2 was lost.", "gpu_lost", "Restart it.", "/r"),
+        HealthReason("", "Other.", "", "", ""),
+    ]
+
+
+def test_configuration_changes_are_events() -> None:
+    """One for each tier or model."""
+    tiers = (tier("free", 1, 0.1), tier("paid", 2, 0.1))
+    before = Snapshot(1, tiers, {}, {}, {"tiny": model()}, ())
+    now = replace(before, tiers=(tier("free", 1, 0.2),), models={"tiny": model(), "big": model()})
+
+    assert [event.text for event in config_changes(before, now, AT_MS)] == [
+        "Configuration: tier free was changed.",
+        "Configuration: tier paid was deleted.",
+        "Configuration: model big was added.",
+    ]
+    assert list(config_changes(now, now, AT_MS)) == list(config_changes(None, now, AT_MS)) == []
+
+
+def row_of(at_ms: int, rate: float, depth: int, ratio: float = 1.0) -> HistoryPoint:
+    tiers = [TierHistoryPoint("free", depth, 0.0, rate, rate, 0.0, ratio, None, rate, None)]
+    events = [DashboardEvent(at_ms, "news", f"at {at_ms}")]
+    return HistoryPoint(at_ms, "healthy", rate, 50.0, tiers, events, [PoolHistoryPoint("big", rate, 9.0, tiers)])
+
+
+def test_old_points_are_merged_and_very_old_ones_dropped() -> None:
+    """Rates are means; depth, limits and response times are the worst; merging twice changes nothing."""
+    now_ms = KEEP_MS + COARSE_MS
+    points = [row_of(at_ms, at_ms / STEP_MS % 2, at_ms, 1 / (1 + at_ms)) for at_ms in range(0, now_ms, STEP_MS)]
+    kept = downsampled(points, now_ms)
+
+    assert len(kept) <= MAX_KEPT + COARSE_MS // STEP_MS
+    assert kept[-1] is points[-1]
+    assert kept[0].at_ms > now_ms - KEEP_MS
+    assert (kept[1].at_ms, kept[1].demand_rps) == (kept[0].at_ms + COARSE_MS, 0.5)
+    assert (kept[1].tiers[0].depth, kept[1].tiers[0].limit_ratio) == (kept[1].at_ms, 1 / (1 + kept[1].at_ms))
+    assert (kept[1].tiers[0].p95_ms, len(kept[1].events)) == (1.0, COARSE_MS // STEP_MS)
+    assert (kept[1].of_pool("big").capacity_rps, kept[1].of_pool("").capacity_rps) == (9.0, 50.0)
+    assert downsampled(kept, now_ms) == kept
 
 
 UPLOT = {

@@ -1,100 +1,182 @@
-// Draws the last quarter of an hour with uPlot. Where uPlot is not there, says so and leaves the figures to the tables.
+// Charts with uPlot: values at the cursor, which all charts share, thresholds, and a line for each event.
+// Without uPlot, a sentence says so; the tables have the figures.
 "use strict";
 
 const Charts = (() => {
-  const HEIGHT = 170;
-  const SPAN_S = 15 * 60;
+  const SYNC = "tierlane";
   const drawn = {};
+  let view = { rangeMs: 900000, log: false, events: [] };
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const tierColour = (at) => colour(`--tier-${Math.min(at, 4)}`);
-  const veiled = (hex) => `${hex}55`;
+  const line = (label, stroke, more = {}) => ({ label, stroke, width: 2, points: { show: false }, ...more });
+  const compact = (value) => (value >= 10000 ? `${Math.round(value / 1000)}k` : value >= 100 ? Math.round(value).toLocaleString("en") : String(Math.round(value * 100) / 100));
+  const valueText = (unit) => (plot, value) => (value === null || value === undefined ? "–" : `${compact(value)}${unit}`);
 
-  function options(width, series, unit, bands = []) {
+  // Lines of events behind the data, with a mark at the top, in the colour of their level.
+  function drawEvents(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    for (const [at, level] of view.events) {
+      const x = Math.round(plot.valToPos(at / 1000, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = ctx.fillStyle = colour(level === "bad" ? "--bad" : level === "good" ? "--good" : "--soft");
+      ctx.globalAlpha = 0.55;
+      ctx.setLineDash([3 * devicePixelRatio, 4 * devicePixelRatio]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.globalAlpha = 1;
+      ctx.fillRect(x - 3 * devicePixelRatio, bbox.top, 6 * devicePixelRatio, 5 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  function valueScale(unit, canLog) {
+    const logarithm = { distr: 100, fwd: (value) => Math.log10(1 + Math.max(0, value)), bwd: (value) => 10 ** value - 1 };
+    if (canLog && view.log) return { ...logarithm, range: (plot, low, high) => [0, Math.max(high * 1.3, 1)] };
+    return { range: (plot, low, high) => [0, unit === " %" ? 105 : Math.max(high * 1.1, 1)] };
+  }
+
+  // 0, 1, 2, 5, 10, 20 ... on the logarithmic axis, fewer where they would overlap.
+  function logTicks(plot, axis, low, high) {
+    const steps = high > 2000 ? [1] : high > 100 ? [1, 3] : [1, 2, 5];
+    const ticks = [0];
+    for (let decade = 1; decade <= high; decade *= 10) ticks.push(...steps.map((step) => step * decade).filter((tick) => tick <= high));
+    return ticks;
+  }
+
+  function options(place, series, unit, canLog) {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     return {
-      width,
-      height: HEIGHT,
-      series: [{ value: "{HH}:{mm}:{ss}" }, ...series],
-      bands,
-      axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 56 }],
-      scales: {
-        x: { range: (plot, low, high) => [high - SPAN_S, high] },
-        y: { range: (plot, low, high) => [0, unit === "%" ? 105 : Math.max(high * 1.1, 1)] },
-      },
-      cursor: { drag: { x: false, y: false } },
-      legend: { live: false },
+      width: place.clientWidth,
+      height: place.clientHeight,
+      series: [{ label: "time", value: "{HH}:{mm}:{ss}" }, ...series.map((each) => ({ value: valueText(unit), ...each }))],
+      axes: [{ ...axis, size: 32, values: "{HH}:{mm}" }, { ...axis, ...(canLog && view.log ? { splits: logTicks, filter: (plot, ticks) => ticks } : {}), size: 56, values: (plot, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))) }],
+      scales: { x: { range: (plot, low, high) => [high - view.rangeMs / 1000, high] }, y: valueScale(unit, canLog) },
+      cursor: { drag: { x: false, y: false }, sync: { key: SYNC, setSeries: false }, points: { size: 6 } },
+      legend: { live: true },
+      hooks: { drawClear: [drawEvents], setCursor: [showEventsAtCursor] },
     };
   }
 
-  // One chart: made again where its series or the colours changed, else given the new data.
-  function draw(id, shape, series, data, unit, bands) {
-    const place = document.getElementById(id);
-    const known = drawn[id];
-    if (known && known.shape === shape) {
-      known.plot.setData(data);
+  // The legend takes one line or more: the plot gets the rest of the place.
+  function fit(plot, place) {
+    const legend = plot.root.querySelector(".u-legend")?.offsetHeight;
+    const height = Math.max(80, place.clientHeight - legend);
+    if (legend && plot.height !== height) plot.setSize({ width: place.clientWidth, height });
+  }
+
+  // The events near the cursor, as text. The cursor of one chart moves those of all, so one line is enough.
+  function showEventsAtCursor(plot) {
+    const place = document.getElementById("cursor-events");
+    if (plot.cursor.left === undefined || plot.cursor.left < 0) {
+      place.replaceChildren();
       return;
     }
-    if (known) known.plot.destroy();
-    drawn[id] = { shape, plot: new uPlot(options(place.clientWidth, series, unit, bands), data, place) };
+    const at = plot.posToVal(plot.cursor.left, "x") * 1000;
+    const near = view.events.filter(([when]) => Math.abs(when - at) < view.rangeMs / 150).slice(-3);
+    place.replaceChildren(...near.map(Events.line));
+  }
+
+  // A chart is made again if its series, its axis or the colours changed, else it gets the new data.
+  function draw(id, shape, series, data, unit = "", canLog = true) {
+    const place = document.getElementById(id);
+    const known = drawn[id];
+    const key = `${shape}|${canLog && view.log}|${place.clientWidth}x${place.clientHeight}|${series.map((each) => each.label).join()}`;
+    if (!known || known.key !== key) {
+      if (known) known.plot.destroy();
+      drawn[id] = { key, plot: new uPlot(options(place, series, unit, canLog), data, place) };
+    } else {
+      known.plot.setData(data);
+    }
+    const { plot } = drawn[id];
+    if (plot.cursor.left === undefined || plot.cursor.left < 0) plot.setLegend({ idx: data[0].length - 1 });
+    requestAnimationFrame(() => fit(plot, place)); // uPlot lays its legend out in a microtask.
   }
 
   const times = (points) => points.map((point) => point.at / 1000);
+  const total = (points, field) => points.map((point) => Object.values(point.tiers).reduce((sum, tier) => sum + (tier[field] ?? 0), 0));
+  const constant = (points, value) => points.map(() => value);
   const ofTier = (points, name, field, scale = 1) =>
     points.map((point) => {
       const value = point.tiers[name]?.[field];
       return value === undefined || value === null ? null : value * scale;
     });
 
-  function stacked(points, names) {
-    const sums = points.map(() => 0);
-    const rows = names.map((name) => points.map((point, at) => (sums[at] += point.tiers[name]?.out ?? 0)));
-    const shed = points.map((point, at) => sums[at] + names.reduce((sum, name) => sum + (point.tiers[name]?.shed ?? 0), 0));
-    return { rows, shed };
+  function load(points, shape) {
+    const series = [
+      line("in", colour("--arriving")),
+      line("out", colour("--good")),
+      line("rejected", colour("--bad"), { width: 1.5 }),
+      line("demand", colour("--text"), { width: 1, dash: [5, 4] }),
+      line("capacity", colour("--text"), { width: 3 }),
+    ];
+    const data = [times(points), total(points, "in"), total(points, "out"), total(points, "shed"),
+      points.map((point) => point.demand), points.map((point) => point.capacity)];
+    draw("load", shape, series, data, "/s");
   }
 
-  // Each fills down to the one under it.
-  function flow(points, names, shape) {
-    const { rows, shed } = stacked(points, names);
-    const bad = colour("--bad");
-    const series = [{ label: "shed", stroke: bad, fill: veiled(bad), width: 1, points: { show: false } }];
-    const data = [times(points), shed];
-    for (let at = names.length - 1; at >= 0; at -= 1) {
-      series.push({ label: names[at], stroke: tierColour(at), fill: veiled(tierColour(at)), width: 1, points: { show: false } });
-      data.push(rows[at]);
-    }
-    series.push({ label: "demand", stroke: colour("--text"), width: 1, dash: [5, 4], points: { show: false } });
-    series.push({ label: "capacity", stroke: colour("--good"), width: 2, points: { show: false } });
-    data.push(points.map((point) => point.demand), points.map((point) => point.capacity));
-    const bands = names.map((name, at) => ({ series: [at + 1, at + 2] }));
-    draw("flow", shape, series, data, "", bands);
+  function byTier(id, points, tiers, shape, field, { scale = 1, unit = "", canLog = true } = {}) {
+    const series = tiers.map((tier, at) => line(tier.name, tierColour(at)));
+    draw(id, shape, series, [times(points), ...tiers.map((tier) => ofTier(points, tier.name, field, scale))], unit, canLog);
   }
 
-  function byTier(id, points, names, shape, field, scale, unit) {
-    const series = names.map((name, at) => ({ label: name, stroke: tierColour(at), width: 2, points: { show: false } }));
-    draw(id, shape, series, [times(points), ...names.map((name) => ofTier(points, name, field, scale))], unit);
+  // With the depth from which a tier is shed as a dotted line, once the queue comes near it.
+  function depth(points, tiers, shape) {
+    const shown = tiers.map((tier, at) => [tier, at]);
+    const near = shown.filter(([tier]) => tier.shed_depth && ofTier(points, tier.name, "depth").some((value) => value > tier.shed_depth / 4));
+    const series = [...shown.map(([tier, at]) => line(tier.name, tierColour(at))),
+      ...near.map(([tier, at]) => line(`${tier.name} shed from`, tierColour(at), { width: 1, dash: [2, 4] }))];
+    const data = [times(points), ...shown.map(([tier]) => ofTier(points, tier.name, "depth")),
+      ...near.map(([tier]) => constant(points, tier.shed_depth))];
+    draw("depth", shape, series, data);
   }
 
   function latency(points, tier, shape) {
-    const lines = [["p50", "--good"], ["p95", "--warn"], ["p99", "--bad"]];
-    const series = lines.map(([label, name]) => ({ label, stroke: colour(name), width: 2, points: { show: false } }));
-    draw("latency", `${shape}|${tier}`, series, [times(points), ...lines.map(([field]) => ofTier(points, tier, field))]);
+    const series = [line("p50", colour("--p50"), { dash: [2, 3] }), line("p95", colour("--p95")), line("p99", colour("--p99"), { dash: [8, 3] })];
+    const data = [times(points), ...["p50", "p95", "p99"].map((field) => ofTier(points, tier.name, field))];
+    if (tier.slo_ms) {
+      series.push(line("objective", colour("--bad"), { width: 1, dash: [2, 4] }));
+      data.push(constant(points, tier.slo_ms));
+    }
+    draw("latency", `${shape}|${tier.name}`, series, data, " ms");
   }
 
-  function show(points, names, latencyTier) {
+  const IDS = ["load", "answers", "depth", "latency", "limits", "rejected"];
+
+  // `tiers`: those of the state that is shown. `latencyTier`: the name of one of them.
+  function show(points, tiers, latencyTier, next) {
+    view = next;
     if (typeof uPlot === "undefined") {
-      for (const id of ["flow", "depth", "latency", "limits"]) {
-        document.getElementById(id).textContent = "Charts are not there: this gateway was built without uPlot.";
-      }
+      for (const id of IDS) document.getElementById(id).textContent = "No charts: this gateway was built without uPlot.";
       return;
     }
+    if (!points.length || !document.getElementById("load").clientWidth) return;
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const shape = `${dark}|${names.join()}|${document.getElementById("flow").clientWidth}`;
-    flow(points, names, shape);
-    byTier("depth", points, names, shape, "depth", 1);
-    latency(points, latencyTier, shape);
-    byTier("limits", points, names, shape, "ratio", 100, "%");
+    const shape = `${dark}|${view.rangeMs}`;
+    load(points, shape);
+    byTier("answers", points, tiers, shape, "out", { unit: "/s" });
+    depth(points, tiers, shape);
+    const tier = tiers.find((each) => each.name === latencyTier) ?? tiers[0];
+    if (tier) latency(points, tier, shape);
+    byTier("limits", points, tiers, shape, "ratio", { scale: 100, unit: " %", canLog: false });
+    byTier("rejected", points, tiers, shape, "shed", { unit: "/s" });
   }
+
+  // Moves the cursor of the focused chart, and with it those of all.
+  function step(event) {
+    const direction = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const plot = drawn[event.currentTarget.id]?.plot;
+    if (!direction || !plot) return;
+    event.preventDefault();
+    const width = plot.over.clientWidth;
+    const left = plot.cursor.left >= 0 ? plot.cursor.left : width;
+    plot.setCursor({ left: Math.min(width - 1, Math.max(0, left + direction * Math.max(4, width / 60))), top: plot.over.clientHeight / 2 }, true, true);
+  }
+
+  for (const id of IDS) document.getElementById(id).addEventListener("keydown", step);
 
   return { show };
 })();

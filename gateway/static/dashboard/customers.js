@@ -1,18 +1,18 @@
-// The few customers that ask most now, over all gateways.
+// The customers with the highest rates, over all gateways; each links to the view that explains it.
 "use strict";
 
 const Customers = (() => {
-  const { element, count } = Words;
+  const { element, count, viewLink, replace } = Format;
 
   function line(customer) {
     const shown = element("li");
-    shown.append(element("b", customer.name), element("span", ` ${customer.tier} · ${count(customer.rps)}/s`, "soft"));
+    const name = viewLink("customer", customer.name);
+    shown.append(name, element("span", ` ${customer.tier} · ${count(customer.rps)}/s`, "soft"));
     return shown;
   }
 
   function show(customers) {
-    const lines = customers.length ? customers.map(line) : [element("li", "Nobody asks.", "soft")];
-    document.getElementById("customers").replaceChildren(...lines);
+    replace(document.getElementById("customers"), customers.length ? customers.map(line) : [element("li", "No requests.", "soft")]);
   }
 
   return { show };

@@ -1,9 +1,9 @@
-// Changes the service token for a session cookie; the token is sent once, in a header, and kept nowhere.
+// Exchanges the service token for a session cookie; the token is sent once, in a header, and not stored.
 "use strict";
 
 (() => {
   const PAGE = "/internal/dashboard";
-  const TRIED = "tierlane-tried";
+  const RETRIED = "tierlane-tried";
   const form = document.getElementById("login");
   const field = document.getElementById("token");
   const fault = document.getElementById("fault");
@@ -15,26 +15,26 @@
       const headers = { Authorization: `Bearer ${field.value.trim()}` };
       const answer = await fetch(`${PAGE}/session`, { method: "POST", headers });
       if (answer.ok) {
-        sessionStorage.removeItem(TRIED);
+        sessionStorage.removeItem(RETRIED);
         location.reload();
         return;
       }
-      const said = await answer.json();
-      fault.textContent = answer.status === 401 ? "This is not the service token." : said.error.message;
+      const body = await answer.json();
+      fault.textContent = answer.status === 401 ? "This is not the service token." : body.error.message;
     } catch (error) {
-      fault.textContent = `The gateway does not answer: ${error.message}`;
+      fault.textContent = `The gateway is not responding: ${error.message}`;
     }
   }
 
-  // A link from another site brings no strict cookie along, though this browser may have one: look once more from here.
-  async function lookAgain() {
-    if (sessionStorage.getItem(TRIED)) return;
-    sessionStorage.setItem(TRIED, "yes");
+  // With a link from another site the browser sends no strict cookie, though it may have one: try once more from here.
+  async function retry() {
+    if (sessionStorage.getItem(RETRIED)) return;
+    sessionStorage.setItem(RETRIED, "yes");
     const answer = await fetch(PAGE, { headers: { Accept: "text/html" } });
     if (answer.ok) location.reload();
   }
 
   form.addEventListener("submit", logIn);
-  if (document.referrer === "" || !document.referrer.startsWith(location.origin)) lookAgain().catch(() => {});
+  if (document.referrer === "" || !document.referrer.startsWith(location.origin)) retry().catch(() => {});
   field.focus();
 })();

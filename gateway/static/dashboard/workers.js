@@ -1,9 +1,9 @@
-// A tile for each worker. What it says is written anew each second; its button stays, so that neither a click nor the focus is lost.
+// Worker tiles. The figures are rewritten each second; the button and the link stay, so that neither a click nor the focus is lost.
 "use strict";
 
 const Workers = (() => {
   const MOST = 200;
-  const { element, count, percent, time } = Words;
+  const { element, count, percent, time, viewLink } = Format;
   const tiles = new Map();
   let state = null;
 
@@ -24,38 +24,38 @@ const Workers = (() => {
     if (worker.healthy) {
       lines.push([`${left} of ${gpus(left + 1)} would remain in pool ${worker.pool}: capacity ${count(state.capacity_rps)}/s → ` +
         `${count(capacity)}/s under demand ${count(state.demand_rps)}/s.`, ""]);
-      if (!left) lines.push([`Nobody would serve pool ${worker.pool}.`, "bad"]);
+      if (!left) lines.push([`Pool ${worker.pool} would have no healthy GPU.`, "bad"]);
       else if (capacity < state.demand_rps) lines.push(["That is less than the demand: lower tiers are shed first.", "warn"]);
-      lines.push([`It finishes what it has (${worker.in_flight} in flight), and claims nothing more until it is uncordoned.`, "soft"]);
+      lines.push([`It finishes its batches (${worker.in_flight} in flight), and claims no more batches until it is uncordoned.`, "soft"]);
     } else {
-      lines.push([`It serves nothing now. ${gpus(left)} in pool ${worker.pool}; it gets no work when it is back, either.`, ""]);
+      lines.push([`It is not serving. ${gpus(left)} in pool ${worker.pool}; it stays without work after it returns.`, ""]);
     }
-    if (state.redis_problem !== null) lines.push(["Redis does not answer: these figures are old.", "bad"]);
+    if (state.redis_problem !== null) lines.push(["Redis is not responding: these figures are old.", "bad"]);
     return lines;
   }
 
-  function askToCordon(worker) {
+  function confirmCordon(worker) {
     const body = { worker: worker.id, healthy_left: others(worker) };
-    Ask.open({
+    Dialog.open({
       title: `Cordon ${worker.id}?`,
       lines: impact(worker),
       verb: `Cordon ${worker.id}`,
       reason: true,
       act: async (reason) => {
-        const said = await Ask.post("/workers/cordon", { ...body, reason });
-        return said.changed ? `${worker.id} is cordoned.` : `${worker.id} was cordoned already.`;
+        const result = await Dialog.post("/workers/cordon", { ...body, reason });
+        return result.changed ? `${worker.id} is cordoned.` : `${worker.id} was cordoned already.`;
       },
     });
   }
 
-  function askToUncordon(worker) {
-    Ask.open({
+  function confirmUncordon(worker) {
+    Dialog.open({
       title: `Uncordon ${worker.id}?`,
       lines: [[`It may claim work again. Pool ${worker.pool} has ${gpus(others(worker))} beside it.`, ""]],
       verb: `Uncordon ${worker.id}`,
       act: async () => {
-        const said = await Ask.post("/workers/uncordon", { worker: worker.id });
-        return said.changed ? `${worker.id} is uncordoned.` : `${worker.id} was not cordoned.`;
+        const result = await Dialog.post("/workers/uncordon", { worker: worker.id });
+        return result.changed ? `${worker.id} is uncordoned.` : `${worker.id} was not cordoned.`;
       },
     });
   }
@@ -70,9 +70,10 @@ const Workers = (() => {
   }
 
   function facts(worker) {
-    const lines = [element("b", worker.id), element("p", ...status(worker))];
+    const lines = [element("p", ...status(worker))];
     const busy = element("progress");
     busy.max = 1;
+    busy.setAttribute("aria-label", `${worker.id} busy`);
     busy.value = worker.healthy ? worker.utilization : 0;
     const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
     const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
@@ -90,24 +91,24 @@ const Workers = (() => {
 
   function made(worker) {
     const tile = element("div");
-    const said = element("div");
+    const body = element("div");
     const button = element("button");
     tile.dataset.worker = worker.id;
     button.type = "button";
     button.addEventListener("click", () => {
       const now = state.workers.find((each) => key(each) === key(worker));
-      if (now) (now.cordoned ? askToUncordon : askToCordon)(now);
+      if (now) (now.cordoned ? confirmUncordon : confirmCordon)(now);
     });
-    tile.append(said, button);
-    return { tile, said, button };
+    tile.append(viewLink("worker", worker.id, "name"), body, button);
+    return { tile, body, button };
   }
 
   function shown(worker) {
     if (!tiles.has(key(worker))) tiles.set(key(worker), made(worker));
-    const { tile, said, button } = tiles.get(key(worker));
-    const onPurpose = worker.cordoned || worker.status === "cordoned";
-    tile.className = worker.healthy ? "worker" : onPurpose ? "worker ill cordoned" : "worker ill";
-    said.replaceChildren(...facts(worker));
+    const { tile, body, button } = tiles.get(key(worker));
+    const intended = worker.cordoned || worker.status === "cordoned";
+    tile.className = worker.healthy ? "worker" : intended ? "worker ill cordoned" : "worker ill";
+    body.replaceChildren(...facts(worker));
     const verb = worker.cordoned ? "Uncordon" : "Cordon";
     if (button.textContent !== verb) {
       button.textContent = verb;
@@ -121,12 +122,13 @@ const Workers = (() => {
     for (const each of tiles.keys()) if (!known.has(each)) tiles.delete(each);
   }
 
-  function show(document_) {
+  // `pool`: "" shows all.
+  function show(document_, pool) {
     state = document_;
     forget();
-    const ordered = [...state.workers].sort((a, b) => a.healthy - b.healthy);
+    const ordered = state.workers.filter((each) => !pool || each.pool === pool).sort((a, b) => a.healthy - b.healthy);
     const nodes = ordered.slice(0, MOST).map(shown);
-    if (!nodes.length) nodes.push(element("p", "no data: no worker is known", "bad"));
+    if (!nodes.length) nodes.push(element("p", "No workers. Start one with `tierlane worker`, or check that workers reach Redis.", "bad"));
     if (ordered.length > MOST) nodes.push(element("p", `and ${ordered.length - MOST} more`));
     const now = [...place().children];
     if (now.length === nodes.length && now.every((node, at) => node === nodes[at])) return;
@@ -135,5 +137,5 @@ const Workers = (() => {
     if (held && held.isConnected) held.focus();
   }
 
-  return { show };
+  return { show, facts };
 })();

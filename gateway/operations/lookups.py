@@ -1,0 +1,266 @@
+"""Look-ups of the dashboard: what explains one customer, and one request.
+
+A customer has its limits with what is left, its share of the GPU time, its last failed requests and its last rejections.
+Nothing is counted for this while requests run: the catalog, Redis and the audit know it. A server that is unavailable is
+named in `not_read`, and the rest is shown.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+
+from gateway.catalog import CatalogView, CustomerRow, SnapshotView
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.operations.action_requests import AuditedTransaction, uncached
+from gateway.operations.endpoints import Internal, RequestTimeline
+from gateway.operations.session import SessionAuth
+from gateway.pools import Pools
+from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
+from ledger.catalog.snapshot import Identity
+from ratelimit.headers import quota_name
+from ratelimit.limits import (
+    BUCKETS,
+    MAX_CONCURRENCY,
+    EffectiveLimits,
+    LimitColumn,
+    RemainingLimits,
+    effective,
+    value_of,
+)
+from scheduler.errors import HTTP, ErrorCode, RedisUnavailable, RequestError
+from scheduler.protocol.limits import RejectionRecord
+
+WINDOW_S = 300
+MAX_ROWS = 20
+MAX_RUNNING = 4
+"""Look-ups of customers at a time: each reads Redis and the audit."""
+
+
+class LimitNow(msgspec.Struct, frozen=True):
+    """One limit: as agreed, in force now, and what is left of it. `own`: it is the customer's, not its tier's."""
+
+    limit: str
+    own: bool
+    base: float
+    effective: float
+    left: float | None
+
+
+class RecentRejection(msgspec.Struct, frozen=True):
+    """One of the last rejections. `limit`: what rejected it; `more`: like it in the same moment."""
+
+    request_id: str
+    at_ms: int
+    code: str
+    limit: str
+    factor: float
+    more: int
+
+
+class CustomerExplained(msgspec.Struct, frozen=True, kw_only=True):
+    """A customer. `gpu`: of the last `window_s` seconds; null, with a sentence in `not_read`, if it could not be read."""
+
+    id: str
+    name: str
+    tier: str
+    suspended: bool
+    factor: float
+    limits: list[LimitNow]
+    window_s: int
+    gpu: GpuShare | None
+    failed: list[FailedRequest] | None
+    rejections: list[RecentRejection] | None
+    messages: dict[str, str]
+    not_read: list[str]
+
+
+class RequestExplained(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: its history if it was accepted, else its rejection."""
+
+    id: str
+    request: RequestTimeline | None
+    rejection: RecentRejection | None
+    customer: str
+    tier: str
+    model: str
+    worker: str
+    messages: dict[str, str]
+
+
+ReadLimits = Callable[[str, EffectiveLimits], Awaitable[RemainingLimits]]
+ReadRejections = Callable[[str, int], Awaitable[list[RejectionRecord]]]
+FindRejection = Callable[[str], Awaitable[RejectionRecord | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupParts:
+    """The components that the look-ups use. The functions raise RedisUnavailable."""
+
+    session_auth: SessionAuth
+    catalog: CatalogView
+    pools: Pools
+    internal: Internal
+    transaction: AuditedTransaction
+    read_limits: ReadLimits
+    recent_rejections: ReadRejections
+    find_rejection: FindRejection
+
+
+class Lookups:
+    """The handlers."""
+
+    def __init__(self, parts: LookupParts) -> None:
+        self._parts = parts
+        self._running = asyncio.Semaphore(MAX_RUNNING)
+
+    async def customer(self, call: RoutedRequest) -> HttpResponse:
+        """A customer by name or id."""
+        self._parts.session_auth.check(call)
+        snapshot = self._parts.catalog.snapshot
+        if snapshot is None:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE)
+        row = find_customer(snapshot, unquote(call.tail))
+        if row is None:
+            raise RequestError(ErrorCode.NOT_FOUND, "There is no customer with this name or id.")
+        async with self._running:
+            return uncached(call, await self._explained(row, snapshot))
+
+    async def request(self, call: RoutedRequest) -> HttpResponse:
+        """A request by its id: from Redis, from the audit, or from the last rejections."""
+        self._parts.session_auth.check(call)
+        async with self._running:
+            return uncached(call, await self._request(unquote(call.tail)))
+
+    async def _explained(self, row: CustomerRow, snapshot: SnapshotView) -> CustomerExplained:
+        not_read: list[str] = []
+        factor = self._parts.pools.all[0].limits.factor(row.tier)
+        identity = Identity("", row.id, row.name, row.tier, row.limits, row.max_queue_ms, tuple(row.quotas))
+        now = effective(identity, factor)
+        left: RemainingLimits | None = None
+        rejections: list[RejectionRecord] | None = None
+        try:
+            left = await self._parts.read_limits(row.id, now)
+            rejections = await self._parts.recent_rejections(row.id, MAX_ROWS)
+        except RedisUnavailable as error:
+            not_read.append(f"Redis: what is left of the limits, and rejections ({str(error).rstrip('.')}).")
+        gpu, failed = await self._from_audit(row.id, not_read)
+        codes = {each.code for each in rejections or ()} | {each.error_code for each in failed or () if each.error_code}
+        return CustomerExplained(
+            id=row.id,
+            name=row.name,
+            tier=row.tier,
+            suspended=row.suspended,
+            factor=round(factor, 4),
+            limits=limits_now(row, snapshot, effective(identity), now, left),
+            window_s=WINDOW_S,
+            gpu=gpu,
+            failed=failed,
+            rejections=None if rejections is None else [_rejection(each) for each in rejections],
+            messages=messages(codes),
+            not_read=not_read,
+        )
+
+    async def _from_audit(
+        self, customer_id: str, not_read: list[str]
+    ) -> tuple[GpuShare | None, list[FailedRequest] | None]:
+        try:
+            async with self._parts.transaction.read() as connection:
+                failed = await find_failed(connection, customer_id, MAX_ROWS)
+                return await find_gpu_share(connection, customer_id, WINDOW_S), failed
+        except RequestError as error:
+            not_read.append(f"The audit: GPU time and failed requests ({str(error).rstrip('.')}).")
+        return None, None
+
+    async def _request(self, request_id: str) -> RequestExplained:
+        timeline, row = await self._parts.internal.find(request_id)
+        rejection: RejectionRecord | None = None
+        if timeline is None:
+            try:
+                rejection = await self._parts.find_rejection(request_id)
+            except RedisUnavailable as error:
+                message = f"Redis is not responding ({str(error).rstrip('.')}), so rejections cannot be read."
+                raise RequestError(ErrorCode.NO_CAPACITY, message) from error
+            if rejection is None:
+                raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
+        snapshot = self._parts.catalog.snapshot
+        customer_id = (row.customer_id if row else rejection.customer_id if rejection else "") or ""
+        known = snapshot.customers.get(customer_id) if snapshot else None
+        code = (timeline["error"] if timeline else rejection.code if rejection else None) or ""
+        return RequestExplained(
+            id=request_id,
+            request=timeline,
+            rejection=None if rejection is None else _rejection(rejection),
+            customer=known.name if known else customer_id,
+            tier=(row.tier if row else rejection.tier if rejection else "") or "",
+            model=(row.model if row else "") or "",
+            worker=(row.worker_id if row else "") or "",
+            messages=messages({code} - {""}),
+        )
+
+
+def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:
+    """A customer by id, else by name."""
+    return snapshot.customers.get(name) or next(
+        (each for each in snapshot.customers.values() if each.name == name), None
+    )
+
+
+def messages(codes: set[str]) -> dict[str, str]:
+    """The message of each error code that this version knows."""
+    known = {each.value: each for each in ErrorCode}
+    return {code: HTTP[known[code]].message for code in sorted(codes) if code in known}
+
+
+def limits_now(
+    row: CustomerRow,
+    snapshot: SnapshotView,
+    base: EffectiveLimits,
+    now: EffectiveLimits,
+    left: RemainingLimits | None,
+) -> list[LimitNow]:
+    """Every limit of a customer; those that it does not have are left out."""
+    tier = next((each for each in snapshot.tiers if each.name == row.tier), None)
+
+    def state(column: LimitColumn, agreed: float, in_force: float, rest: float | None) -> LimitNow:
+        own = tier is not None and value_of(tier.limits, column) != value_of(row.limits, column)
+        return LimitNow(
+            column.name, own, round(agreed, 3), round(in_force, 3), None if rest is None else round(rest, 1)
+        )
+
+    levels = {bucket.kind: level.left for bucket, level in zip(now.buckets, left.buckets, strict=False)} if left else {}
+    agreed = {bucket.kind: bucket for bucket in base.buckets}
+    states: list[LimitNow] = []
+    for bucket in now.buckets:
+        kind, before = bucket.kind, agreed.get(bucket.kind, bucket)
+        if kind in BUCKETS:
+            rest = levels.get(kind)
+            states.append(state(kind.rate, before.rate, bucket.rate, None if kind.size else rest))
+            if kind.size:
+                states.append(state(kind.size, before.size, bucket.size, rest))
+    if base.max_concurrency:
+        free = max(0.0, base.max_concurrency - left.in_use) if left else None
+        states.append(state(MAX_CONCURRENCY, base.max_concurrency, now.max_concurrency, free))
+    return states + _quota_states(row.quotas, left)
+
+
+def _quota_states(quotas: Sequence[tuple[str, int]], left: RemainingLimits | None) -> list[LimitNow]:
+    rests = [rest for rest, _ in left.quotas] if left and len(left.quotas) == len(quotas) else [None] * len(quotas)
+    return [
+        LimitNow(f"quota per {quota_name(period)}", own=True, base=amount, effective=amount, left=rest)
+        for (period, amount), rest in zip(quotas, rests, strict=True)
+    ]
+
+
+def _rejection(record: RejectionRecord) -> RecentRejection:
+    return RecentRejection(
+        record.id,
+        record.at_ms,
+        record.code,
+        record.limit or record.quota or record.outcome,
+        round(record.factor, 4),
+        record.more,
+    )

@@ -1,0 +1,42 @@
+// Figures as text, and elements that contain text only: the name of a worker or a customer never becomes markup.
+"use strict";
+
+const Format = (() => {
+  function element(name, text, className) {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    if (className) made.className = className;
+    return made;
+  }
+
+  // `kind` is customer, request, worker: a view of this page. The name is escaped.
+  function viewLink(kind, name, className) {
+    const made = element("a", name, className);
+    made.href = `#${kind}=${encodeURIComponent(name)}`;
+    return made;
+  }
+
+  function codeLink(code) {
+    const made = element("a", code);
+    made.href = `/docs#error-${encodeURIComponent(code)}`;
+    return made;
+  }
+
+  // Replaces the content of a place if it differs, and keeps the focus on the link with the same target.
+  function replace(place, nodes) {
+    const next = element("div");
+    next.append(...nodes);
+    if (next.childNodes.length === place.childNodes.length && [...next.childNodes].every((node, at) => node.isEqualNode(place.childNodes[at]))) return;
+    const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    place.replaceChildren(...next.childNodes);
+    if (focused) [...place.querySelectorAll("a")].find((each) => each.getAttribute("href") === focused)?.focus();
+  }
+
+  const count = (value) => (value >= 100 ? Math.round(value) : Math.round(value * 10) / 10).toLocaleString("en");
+  const percent = (value) => `${Math.round(value * 100)} %`;
+  const time = (ms) => (ms >= 10000 ? `${Math.round(ms / 1000)} s` : ms >= 1000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms)} ms`);
+  const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+  const shedShare = (tier) => (tier.shed_rps > 0 ? Math.min(1, tier.shed_rps / Math.max(tier.in_rps, tier.shed_rps)) : 0);
+
+  return { element, viewLink, codeLink, replace, count, percent, time, clock, shedShare };
+})();

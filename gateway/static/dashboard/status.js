@@ -1,0 +1,86 @@
+// The header with the status, the reasons with what to do, and the key figures.
+"use strict";
+
+const StatusPanel = (() => {
+  const SILENT_MS = 3000;
+  const MAX_AGE_S = 2;
+  const by = (id) => document.getElementById(id);
+  const { element, count, percent, time, replace } = Format;
+
+  function problemNode(problem) {
+    const node = element("li");
+    node.append(element("p", problem.reason));
+    if (problem.action) node.append(element("p", problem.action, "action"));
+    if (problem.runbook) node.append(runbook(problem.runbook));
+    return node;
+  }
+
+  // A link to the page of the runbook at this gateway; the text itself if it is not the path of a runbook.
+  function runbook(path) {
+    const [, name] = path.match(/^docs\/runbooks\/(\w+)\.md$/) ?? [];
+    const node = element(name ? "a" : "code", name ? `Runbook: ${name}` : path);
+    if (name) node.href = `/internal/runbooks/${name}`;
+    const line = element("p");
+    line.append(node);
+    return line;
+  }
+
+  function showStatus(state) {
+    if (by("level").textContent !== state.status) by("level").textContent = state.status;
+    by("status").className = state.status;
+    replace(by("reasons"), state.problems.length ? state.problems.map(problemNode) : [element("li", "All tiers at full limits; all GPUs healthy.")]);
+    document.title = `${state.status.toUpperCase()} · Tierlane`;
+  }
+
+  // `silentMs`: since the last state; null before the first.
+  function showAge(state, silentMs) {
+    const silent = silentMs === null || silentMs > SILENT_MS;
+    by("age").textContent = silentMs === null ? "no data" : silent ? `no data for ${time(silentMs)}` : "live";
+    by("age").className = silent ? "bad" : "good";
+    by("status").classList.toggle("stale", silent);
+    if (state) showOutage(state, silent ? silentMs : 0);
+  }
+
+  function showOutage(state, silentMs) {
+    const ageS = state.look_age_s === null ? null : state.look_age_s + silentMs / 1000;
+    const stale = state.redis_problem !== null || ageS === null || ageS > MAX_AGE_S;
+    const age = ageS === null ? "there are no figures yet" : `these figures are ${ageS.toFixed(1)} s old`;
+    by("outage").hidden = !stale;
+    document.querySelector("main").classList.toggle("old", stale);
+    by("outage").textContent = state.redis_problem === null ? `No new data: ${age}.` : `Redis is not responding: ${age}.`;
+  }
+
+  // No remark where the capacity is measured or fixed.
+  const evidence = (figures) => ({ probing: " (probing)", prior: " (estimate)" })[figures.capacity_evidence] ?? "";
+
+  const KPIS = [
+    ["in", "Valid requests, over all gateways", (s) => `${count(s.in_rps)}/s`],
+    ["out", "Responses with an output", (s) => `${count(s.out_rps)}/s`],
+    ["rejected", "Rejected for lack of capacity", (s) => `${count(s.shed_rps)}/s`, (s) => (s.shed_rps > 0.5 ? "warn" : "")],
+    ["demand", "What the base limits of the customers would accept", (s) => `${count(s.demand_rps)}/s`],
+    ["capacity", "Rate of the healthy GPUs, times target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
+      (s) => (s.capacity_rps < s.demand_rps && s.capacity_evidence !== "prior" ? "bad" : "")],
+    ["GPUs healthy", "Workers that make progress, of all known", (s) => (s.total_gpus ? `${s.healthy_gpus}/${s.total_gpus}` : null),
+      (s) => (s.healthy_gpus < s.total_gpus ? "bad" : "good")],
+    ["GPU busy", "Share of the last two seconds in which the models ran", (s) => (s.healthy_gpus ? percent(s.gpu_utilization) : null)],
+    ["batch fill", "Fill of the batches, of their maximum size", (s) => (s.batch_fill === null ? "–" : percent(s.batch_fill))],
+    ["waiting", "Requests in all tier queues", (s) => count(s.queue_depth)],
+    ["dead letters", "Requests whose retries are used up", (s) => count(s.dlq), (s) => (s.dlq ? "warn" : "")],
+  ];
+  const AUDIT = ["audit lag", "Age of the oldest record that PostgreSQL does not have", (s) => (s.audit_lag_ms === null ? null : time(s.audit_lag_ms)),
+    (s) => (s.audit_lag_ms > 10000 ? "bad" : "")];
+
+  function box([label, meaning, value, level], figures) {
+    const node = element("div");
+    const shown = value(figures);
+    node.title = meaning;
+    node.append(element("dt", label), element("dd", shown ?? "no data", shown === null ? "bad" : level ? level(figures) : ""));
+    return node;
+  }
+
+  function showFigures(state, figures) {
+    by("kpis").replaceChildren(...KPIS.map((each) => box(each, figures)), box(AUDIT, state));
+  }
+
+  return { showStatus, showAge, showFigures };
+})();

@@ -1,0 +1,193 @@
+"""The dashboard as a page: accessibility, size of the first view, charts, views that explain, wall mode."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from browser.test_dashboard import LEVEL, WORKERS, log_in
+from chromium import Tab, chromium
+from eventually import eventually
+from integration.dashboard_fixtures import acting_stack
+from integration.gateway_fixtures import LiteralCatalog, Stack, model
+from integration.ledger_fixtures import database_url, db, postgres_server
+from ledger.catalog.snapshot import Customer
+
+__all__ = ["database_url", "db", "postgres_server"]
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+AXE = (Path(__file__).parent / "axe.min.js").read_text("utf-8")
+BUDGET_BYTES = 300_000
+HOSTILE = "<img src=x onerror=alert(1)>"
+TRANSFERRED = (
+    "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
+    ".reduce((sum, each) => sum + each.transferSize, 0)"
+)
+
+
+def named(catalog: LiteralCatalog, name: str) -> None:
+    """Add a customer of tier free with this name."""
+    snapshot = catalog.snapshot
+    assert snapshot is not None
+    free = snapshot.tier("free")
+    rows = {
+        "customer-free": Customer("customer-free", name, "free", suspended=False, limits=free.limits, max_queue_ms=1)
+    }
+    catalog.set(key={"customer_name": name})
+    catalog.snapshot = type(snapshot)(2, snapshot.tiers, rows, catalog.snapshot.keys, snapshot.models, ())
+
+
+async def violations(tab: Tab) -> list[str]:
+    """The rules of axe-core that the page violates, with the first place of each."""
+    await tab.value(f"window.axe ? true : (0, eval)({json.dumps(AXE)}), true")
+    found = await tab.value("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+    assert found is not None, tab.faults
+    return [f"{each['id']}: {each['nodes'][0]['html'][:150]}" for each in found]
+
+
+async def resize(tab: Tab, width: int, height: int, *, dark: bool = False) -> None:
+    size: dict[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    await tab.call("Emulation.setDeviceMetricsOverride", **size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    await tab.call("Emulation.setEmulatedMedia", features=[scheme])
+
+
+async def opened(tab: Tab) -> None:
+    await log_in(tab)
+    await tab.until(f"({LEVEL} === 'healthy' || {LEVEL} === 'degraded') && {WORKERS} > 0", "the first state")
+
+
+async def served(stack: Stack, tab: Tab) -> None:
+    """Send requests until the page shows the customer."""
+
+    async def shown() -> Any:
+        await stack.infer()
+        return await tab.value("document.querySelector('#customers a')?.textContent")
+
+    assert await eventually(shown, "the customer") == HOSTILE
+
+
+async def test_no_state_violates_a_rule_of_axe(
+    client: Redis, redis_url: str, database_url: str, tmp_path: Path
+) -> None:
+    """Login, healthy, phone, dark, wall, degraded, and a customer whose name is hostile; no page is wider than its screen."""
+    catalog = LiteralCatalog()
+    named(catalog, HOSTILE)
+    async with (
+        acting_stack(client, redis_url, database_url, catalog=catalog) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
+    ):
+        await resize(tab, 1400, 900)
+        await tab.until("!!document.getElementById('token')", "the login form")
+        found = {"login": await violations(tab)}
+        await opened(tab)
+        await served(stack, tab)
+        for name, (width, height, dark) in {
+            "healthy": (1400, 900, False),
+            "dark": (1400, 900, True),
+            "phone": (390, 844, False),
+        }.items():
+            await resize(tab, width, height, dark=dark)
+            found[name] = await violations(tab)
+            assert await tab.value("document.documentElement.scrollWidth <= innerWidth"), name
+        await resize(tab, 1400, 900)
+        await tab.value("document.querySelector('#customers a').click(); true")
+        text = await tab.until(
+            "document.querySelector('#details-body h3') && document.getElementById('details').textContent",
+            "the customer",
+        )
+        assert HOSTILE in text
+        assert "requests_per_second" in text
+        assert "Share of GPU time" in text
+        found["customer"] = await violations(tab)
+        await tab.value("location.hash = 'worker=worker-1'; true")
+        await tab.until(
+            "document.getElementById('details').textContent.includes('Events of the last hour')", "the worker"
+        )
+        found["worker"] = await violations(tab)
+        await stack.worker.heartbeat("worker-2")
+        await tab.value("location.hash = ''; true")
+        await tab.until(f"{LEVEL} === 'degraded'", "a lost worker", 5.0)
+        found["degraded"] = await violations(tab)
+        await resize(tab, 1920, 1080)
+        await tab.call("Page.navigate", url=f"{stack.url}/internal/dashboard?wall")
+        await tab.until(f"document.body?.className === 'wall' && {WORKERS} > 0", "wall mode")
+        found["wall"] = await violations(tab)
+        assert await tab.value("document.documentElement.scrollHeight <= innerHeight && scrollX + scrollY === 0")
+
+        assert {name: rules for name, rules in found.items() if rules} == {}
+        assert tab.faults == []
+
+
+async def test_the_first_view_is_small(client: Redis, redis_url: str, database_url: str, tmp_path: Path) -> None:
+    """All files and the first data, with an hour of history of three tiers, are under the budget."""
+    async with (
+        acting_stack(client, redis_url, database_url) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
+    ):
+        await opened(tab)
+        history = stack.gateway.snapshots.history
+        (last,) = [(await stack.gateway.snapshots.current()).state]
+        for step in range(1800, 0, -1):
+            history._append(
+                type(last)(
+                    **{name: getattr(last, name) for name in last.__struct_fields__}
+                    | {"at_ms": last.at_ms - step * 2000}
+                )
+            )
+        data = len(stack.gateway.snapshots.opening())
+        await tab.call("Network.enable")
+        await tab.call("Network.setCacheDisabled", cacheDisabled=True)
+        began = time.monotonic()
+        await tab.value("window.before = true; location.reload(); true")
+        await tab.until(
+            f"!window.before && {WORKERS} > 0 && document.querySelectorAll('canvas').length === 6", "the view"
+        )
+        took_ms = (time.monotonic() - began) * 1000
+        files = await tab.value(TRANSFERRED)
+
+        assert 50_000 < files + data < BUDGET_BYTES
+        print(f"first view: {files} bytes of files, {data} bytes of data, {took_ms:.0f} ms")
+
+
+async def test_charts_share_the_cursor_the_range_and_the_axis(
+    client: Redis, redis_url: str, database_url: str, tmp_path: Path
+) -> None:
+    """Arrow keys move the cursor of all charts; range, axis and pool are kept in the address. A pool has its own workers."""
+    catalog = LiteralCatalog()
+    catalog.set(models=(model(), model("big", pool="big")))
+    async with (
+        acting_stack(client, redis_url, database_url, catalog=catalog) as stack,
+        chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab,
+    ):
+        await resize(tab, 1400, 900)
+        await opened(tab)
+        legend = (
+            "[...document.querySelectorAll('.chart .u-legend tr:first-child .u-value')].map(each => each.textContent)"
+        )
+        await tab.until(
+            f"{legend}.length === 6 && {legend}.every(each => each.includes(':'))", "the latest values", 10.0
+        )
+        await tab.value("document.getElementById('load').focus(); true")
+        key = {"key": "ArrowLeft", "code": "ArrowLeft", "windowsVirtualKeyCode": 37}
+        await tab.call("Input.dispatchKeyEvent", type="keyDown", **key)
+        cursors = "[...document.querySelectorAll('.u-cursor-x')].map(each => each.style.transform)"
+        await tab.until(f"new Set({cursors}).size === 1 && {cursors}[0] !== 'translate(-10px, 0px)'", "one cursor")
+
+        await tab.value("document.querySelector('[data-range=\"60\"]').click(); true")
+        await tab.value("document.querySelector('[data-axis=log]').click(); true")
+        assert await tab.value("location.search") == "?range=60&axis=log"
+        pressed = "[...document.querySelectorAll('#toolbar [aria-pressed=true]')].map(each => each.textContent)"
+        assert await tab.value(pressed) == ["60 min", "Log"]
+        choose = (
+            "const pool = document.getElementById('pool'); pool.value = 'big'; pool.dispatchEvent(new Event('change'))"
+        )
+        await tab.until("document.getElementById('pool').options.length === 3", "all pools and two pools")
+        await tab.value(f"{choose}; true")
+        await tab.until(f"{WORKERS} === 0", "no worker of that pool")
+        assert await tab.value("location.search") == "?range=60&axis=log&pool=big"
+        assert tab.faults == []
