@@ -141,3 +141,20 @@ def test_the_number_of_customers_is_bounded() -> None:
 
     assert len(known) == 2
     assert [known.left(identity(customer_id=name), 0.0).buckets[0].left for name in "ca"] == [0.0, 2.5]
+
+
+def test_a_request_that_only_a_reduced_limit_rejects_is_demand() -> None:
+    """Up to what the base limit accepts; an accepted request is one as well, and stands for two without the reduction."""
+    meter, customer = DemandMeter("g1", 0.0), identity()
+    limits = CustomerLimits(LiveLimits("default"), meter, lambda: 0.0)
+    for outcome in [Admission.ACCEPTED] + [Admission.CUSTOMER_LIMIT] * 20:
+        meter.arrived(customer.tier, "acme")
+        sent = submission(rate=1.0, burst=5.0)
+        limits.judged(customer, sent, Verdict(outcome, remaining(0.0)))
+
+    stats = meter.heartbeat([customer.tier], 1.0).tiers[customer.tier]
+    assert (stats.arrived_rps, stats.demand_rps, stats.unreduced_rps) == (
+        21.0,
+        effective(customer).buckets[0].size,
+        2.0,
+    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit.shares import TierShare, allocate, ceilings, factor
+from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("paid", 2, 0.25), TierShare("free", 3, 0.10))
 INF = math.inf
@@ -101,6 +101,21 @@ def test_a_satisfied_demand_is_exact() -> None:
 def test_factor(allocated: float, demand: float, kept: float) -> None:
     """A tier whose demand is satisfied has full limits."""
     assert factor(allocated, demand) == kept
+
+
+@pytest.mark.parametrize(
+    ("before", "demand", "kept", "elapsed_s", "expected"),
+    [
+        (400.0, 80.0, 1.0, 1.0, 80.0),  # Nothing is reduced, so the demand is known.
+        (400.0, 80.0, 0.1, 0.0, 400.0),
+        (400.0, 80.0, 0.1, 60.0, 147.152),
+        (400.0, 80.0, 0.1, 3600.0, 80.0),
+        (400.0, 500.0, 0.1, 1.0, 500.0),
+    ],
+)
+def test_remembered_demand(before: float, demand: float, kept: float, elapsed_s: float, expected: float) -> None:
+    """Under a reduced limit clients may wait, so the demand before it is used, which decays to the present one."""
+    assert remembered(before, demand, kept, elapsed_s) == pytest.approx(expected, abs=0.001)
 
 
 CAPACITY = st.floats(0, 1e6)
