@@ -221,7 +221,7 @@ class OptionReader:
             value = math.nan
         if not least <= value <= most or (positive and value == 0):
             zero = "above 0" if positive else "of 0 or more"
-            allowed = f"from {least:g} to {most:g}" if least else f"{zero}, at most {most:g}"
+            allowed = f"from {least:,.10g} to {most:,.10g}" if least else f"{zero}, at most {most:,.10g}"
             raise self.fault(option, f"must be a number {allowed}, got {text!r}.")
         return value
 

@@ -140,7 +140,7 @@ async def test_config_changes_show_who_changed_what(admin: Admin, db: Connection
     async def things(*arguments: str) -> list[str]:
         return [change["table_name"] for change in await admin.json("config-changes", *arguments)]
 
-    text = await admin.done("config-changes", "--table", "tiers", "--limit", "1")
+    text = (await admin.run("config-changes", "--table", "tiers", "--limit", "1")).stdout
     assert text.splitlines()[1].split("UTC")[1].split() == ["ann", "tier", "free", "burst", "200", "->", "300"]
     assert await things("--by", "bob") == ["customers", "api_keys", "quotas"]
     assert await things("--by", "bob", "--since", "1d") == ["customers", "api_keys"]

@@ -1,6 +1,6 @@
 """The verb `tierlane config-changes`: who changed which row of the configuration from what to what."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ledger.admin.changes import Row
@@ -43,7 +43,9 @@ def name_of(row: Row) -> str:
     name = values.get("quota") if row["table_name"] == "quotas" else values.get("name")
     if row["table_name"] == "api_keys" or name is None:
         name = row["row_key"]
-    owner = row["customer"] if row["table_name"] in ("api_keys", "quotas") else None
+    owner = None
+    if row["table_name"] in ("api_keys", "quotas"):  # A deleted customer has no name any more.
+        owner = row["customer"] or values.get("customer_id")
     if row["table_name"] == "quotas" and owner is None:
         owner = f"tier {values.get('tier')}"
     thing = THINGS.get(row["table_name"], "dead letters")
@@ -53,8 +55,18 @@ def name_of(row: Row) -> str:
 def words_of(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
     """`created` with its values, `deleted`, or each changed column with its value before and after."""
     if old is None:
-        values = [f"{k} {readable(v)}" for k, v in (new or {}).items() if v is not None and k not in _NOT_SHOWN]
+        values = [
+            f"{k} {readable(v)}" for k, v in _with_times(new or {}).items() if v is not None and k not in _NOT_SHOWN
+        ]
         return f"created: {', '.join(values)}" if values else "created"
     if new is None:
         return "deleted"
-    return ", ".join(f"{column} {step}" for column, step in steps_of(old, new))
+    return ", ".join(f"{column} {step}" for column, step in steps_of(_with_times(old), _with_times(new)))
+
+
+def _with_times(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with times instead of their JSON texts."""
+    return {
+        name: datetime.fromisoformat(value) if name.endswith("_at") and isinstance(value, str) else value
+        for name, value in values.items()
+    }

@@ -37,6 +37,12 @@ REQUIRED = "required"
 """The default of a field that a new row must have."""
 
 
+def without_sql(comment: str) -> str:
+    """The comment of a column with the values of the command line instead of those of SQL."""
+    text = comment.replace("null = none", "none = no limit").replace("null", "none")
+    return text.replace("True:", "on:").replace("False:", "off:")
+
+
 @dataclass(frozen=True)
 class Field:
     """A column: kind of value, comment in the database, whether `none` is allowed, and the default of a new row."""
@@ -54,9 +60,7 @@ class Field:
 
     @property
     def help(self) -> str:
-        """The comment with the values of the command line instead of those of SQL."""
-        text = self.says.replace("null = none", "none = no limit").replace("null", "none")
-        return text.replace("True:", "on:").replace("False:", "off:")
+        return without_sql(self.says)
 
 
 def _may_be_none(name: str, kind: Literal["whole", "decimal"], says: str) -> Field:

@@ -123,7 +123,7 @@ def lines_of(done: ChangeResult, *, dry_run: bool) -> list[str]:
         lines += [done.key.text, ""] if not dry_run else [""]
     if dry_run:
         return [*lines, "Dry run: nothing was changed."]
-    applied = "Gateways apply this within one second."
+    applied = "This takes effect within one second."
     return [*lines, applied] if any(change.old != change.new for change in done.changes) else lines
 
 
@@ -141,13 +141,15 @@ def _lines_of(change: Change, would: str) -> list[str]:
 
 
 def steps_of(old: Row, new: Row) -> list[tuple[str, str]]:
-    """Each changed column with its value before and after, unrounded if they look equal when rounded."""
+    """Each changed column with its value before and after."""
+    return [
+        (name, f"{_exact(old.get(name))} -> {_exact(value)}") for name, value in new.items() if value != old.get(name)
+    ]
 
-    def step(before: Any, after: Any) -> str:
-        texts = readable(before), readable(after)
-        return " -> ".join(texts if texts[0] != texts[1] else (str(before), str(after)))
 
-    return [(name, step(old.get(name), value)) for name, value in new.items() if value != old.get(name)]
+def _exact(value: Any) -> str:
+    """As in tables, but a float has its digits: two values that differ look different."""
+    return f"{value:,}" if isinstance(value, float) and not value.is_integer() else readable(value)
 
 
 def one_of(first_name: str, first: str | None, second_name: str, second: str | None) -> str | None:

@@ -7,7 +7,7 @@ from ledger.admin.changes import Change, Row, add, alter, find, missing, remove
 from ledger.admin.rows import delete_tier, list_models, list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
-from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.options import VerbCall, Work, without_sql
 from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
 from tierlane.output import Column, print_json, print_rows, readable
 
@@ -43,7 +43,7 @@ class NamedRows(NamedTuple):
                     {
                         "field": field,
                         "value": readable(value),
-                        "meaning": self.table.c[field].comment if field in self.table.c else "",
+                        "meaning": without_sql(self.table.c[field].comment or "") if field in self.table.c else "",
                     }
                     for field, value in rows[0].items()
                 ]

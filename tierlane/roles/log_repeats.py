@@ -70,7 +70,9 @@ class RepeatFilter:
                     del self._events[key]
                     continue
                 logger, method, line = repeats.last
-                getattr(logger, method)(self._render(logger, method, {**line, "repeated": repeats.count}))
+                if repeats.count > 1:
+                    line["repeated"] = repeats.count
+                getattr(logger, method)(self._render(logger, method, line))
                 self._events[key] = _Repeats(now + EVERY_S)  # The next lines are counted at once.
 
     def close(self) -> None:
