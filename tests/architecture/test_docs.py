@@ -133,7 +133,9 @@ def test_named_settings_commands_and_addresses_exist(path: Path) -> None:
     text = text_of(path)
     settings = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text)) - {variable(name) for name in SETTINGS}
     commands = text + "".join(
-        f"`{line}" for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+        f"`{line}"
+        for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
     )
     targets = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", commands, re.MULTILINE))
     named_verbs = set(re.findall(r"(?:^ {4}|`)(?:\.venv/bin/)?tierlane ([a-z-]+)", commands, re.MULTILINE))
