@@ -257,5 +257,10 @@ def _quota_states(quotas: Sequence[tuple[str, int]], left: RemainingLimits | Non
 
 def _rejection(record: RejectionRecord) -> RecentRejection:
     return RecentRejection(
-        record.id, record.at_ms, record.code, record.limit or record.quota or record.outcome, round(record.factor, 4), record.more
+        record.id,
+        record.at_ms,
+        record.code,
+        record.limit or record.quota or record.outcome,
+        round(record.factor, 4),
+        record.more,
     )
