@@ -7,7 +7,7 @@
   const by = (id) => document.getElementById(id);
   const { element, clock } = Format;
   const query = new URLSearchParams(location.search);
-  const wall = query.has("wall");
+  const wall = query.has("wall") || query.get("tv") === "1"; // tv: the name in earlier versions.
   let source = null;
   let state = null;
   let receivedAt = null;
