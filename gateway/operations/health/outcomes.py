@@ -7,8 +7,9 @@ does not alternate between two samples. All but the memory of that are pure func
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.limits.capacity import is_slow
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import LEVELS, HealthFinding, Status, is_slow, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
 
 MIN_REQUESTS = 3
@@ -122,8 +123,8 @@ def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     levels: dict[str, Status] = {name: outcome_level(each.outcomes) for name, each in results.items()}
     levels[ALL] = outcome_level(total([each.outcomes for each in results.values()]))
     for name, each in results.items():
-        if each.objective.ms is not None and each.p95_ms / BUCKET > each.objective.ms:
-            levels[f"p95:{name}"] = "degraded"
+        if each.objective.ms is not None and each.outcomes.completed_10s >= MIN_REQUESTS:
+            levels[f"p95:{name}"] = "degraded" if each.p95_ms / BUCKET > each.objective.ms else "healthy"
         for kind, threshold in (("fast", FAST_BURN), ("burn", BURN)):
             if burns(each, threshold):
                 levels[f"{kind}:{name}"] = "degraded"
