@@ -1,8 +1,8 @@
-"""Look-ups of the dashboard: what explains one customer, and one request.
+"""Look-ups of the dashboard: explanations of one customer, and of one request.
 
 A customer has its limits with what is left, its share of the GPU time, its last failed requests and its last rejections.
-Nothing is counted for this while requests run: the catalog, Redis and the audit know it. A server that is unavailable is
-named in `not_read`, and the rest is shown.
+Nothing is counted for this while requests run: all of it is in the catalog, in Redis or in the audit. A server that is
+unavailable is named in `not_read`, and the rest is shown.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class LimitNow(msgspec.Struct, frozen=True):
 
 
 class RecentRejection(msgspec.Struct, frozen=True):
-    """One of the last rejections. `limit`: what rejected it; `more`: like it in the same moment."""
+    """One of the last rejections. `limit`: the limit that rejected it; `more`: equal rejections at the same time."""
 
     request_id: str
     at_ms: int
@@ -218,7 +218,7 @@ def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:
 
 
 def messages(codes: set[str]) -> dict[str, str]:
-    """The message of each error code that this version knows."""
+    """The message of each error code of this version."""
     known = {each.value: each for each in ErrorCode}
     return {code: HTTP[known[code]].message for code in sorted(codes) if code in known}
 
