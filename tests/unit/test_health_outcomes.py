@@ -55,6 +55,8 @@ def counts(completed_10s: int, failed_10s: int, completed_60s: int = 0, failed_6
         (counts(0, 3, 600, 3), "down"),  # It began in the last ten seconds.
         (counts(30, 0, 100, 50), "healthy"),  # It has ended.
         (counts(0, 1, 0, 3), "down"),  # A request every twenty seconds.
+        (counts(0, 0, 0, 3), "degraded"),  # The same, between two requests.
+        (counts(0, 0, 3, 3), "healthy"),
         (counts(9, 1, 54, 6), "degraded"),  # A few failures all the time.
         (counts(9, 1, 59, 1), "healthy"),
     ],
