@@ -16,6 +16,7 @@ import importlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell, by_task
@@ -83,7 +84,9 @@ def find_target(spec: str) -> Any:
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise StartError(f"Backend {spec!r}: the module {error.name!r} is not found.") from None
+        own = f"{module_name}.".startswith(f"{error.name}.")
+        todo = f"put it in {Path.cwd()}, or name its folder in PYTHONPATH" if own else "install it in this environment"
+        raise StartError(f"Backend {spec!r}: the module {error.name!r} is not found; {todo}.") from None
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
         raise StartError(f"Backend {spec!r}: importing {module_name!r} fails with {fault}.") from error

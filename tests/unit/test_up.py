@@ -51,6 +51,7 @@ def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], dela
         ("pkg.module:function", None, "function", 32, 20.0),
         ("hf:/models/my model/", None, "my-model", 32, 20.0),
         ("openai:http://host/v1", None, "openai", 32, 20.0),
+        ("openai:http://host/v1#org/m-7b", None, "m-7b", 32, 20.0),
     ],
 )
 def test_a_backend_gives_a_model_row(backend: str, given: int | None, name: str, size: int, rate: float) -> None:

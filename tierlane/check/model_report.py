@@ -16,6 +16,9 @@ ENOUGH = 0.9
 LONGEST_RUN_MS = 1000.0
 """A batch that runs for longer leaves no time for another try before a request's 4 s are over."""
 
+LONGEST_RATIO = 1.5
+"""A model that takes longer than that for one input runs with larger time limits; its batches may take half as long again."""
+
 LONGEST_WAIT_MS = 40.0  # The default of max_wait_ms.
 
 
@@ -54,7 +57,8 @@ def suggest(timed: Sequence[Timed]) -> Suggestion | None:
 
 
 def _knee(timed: Sequence[Timed]) -> Timed:
-    short = [one for one in timed if one.ms <= LONGEST_RUN_MS] or [min(timed)]
+    longest_ms = max(LONGEST_RUN_MS, LONGEST_RATIO * min(timed).ms)
+    short = [one for one in timed if one.ms <= longest_ms]
     best = max(one.items_per_s for one in short)
     return min(one for one in short if one.items_per_s >= ENOUGH * best)
 
