@@ -6,7 +6,6 @@ from typing import Any
 from tierlane.settings.declaration import (
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
-    MAX_MILLISECONDS,
     Setting,
     settings_of,
     variable,
@@ -20,9 +19,9 @@ HEAD = f"""# Configuration
 
 Precedence: flag > environment > file > default. `TIERLANE_LEASE_MS` is `--lease-ms` on the command line and `lease_ms`
 in the file: TOML, of `--config FILE` or `{CONFIG_VARIABLE}`, else `./{DEFAULT_CONFIG_FILE}` if it exists. An invalid or unknown
-setting stops the process with exit code 2 and one line that names it. Settings with "no flag" are secrets. Times are 1
-to {MAX_MILLISECONDS} milliseconds unless noted. Settings and defaults are declared in `tierlane/settings/gateway_sections.py` and
-`tierlane/settings/role_sections.py`, the rules between them in `tierlane/settings/sections.py`.
+setting stops the process with exit code 2 and one line that names it and its range. Parentheses have the choices and the
+default; "no flag" marks secrets. Settings and defaults are declared in `tierlane/settings/gateway_sections.py` and
+`tierlane/settings/role_sections.py`, rules between them in `tierlane/settings/sections.py`.
 
 ```toml
 # {DEFAULT_CONFIG_FILE}
@@ -46,23 +45,20 @@ def configuration_page() -> str:
         parts.append(f"\n## {title}\n\n")
         parts.extend(_row(name, setting, schema[name]) for name, setting in settings_of(section).items())
     parts.append(RULES_HEAD + "\n")
-    parts.extend(f"* `{variable(low)}` is less than `{variable(high)}`, {why}.\n" for low, high, why in ORDERED)
+    parts.extend(f"* `{variable(low)}` < `{variable(high)}`, {why}.\n" for low, high, why in ORDERED)
     return "".join(parts)
 
 
 def _row(name: str, setting: Setting, schema: dict[str, Any]) -> str:
-    facts = [_values(schema), f"default `{setting.default}`" if setting.default else "", "no flag" * setting.secret]
+    choices = _choices(schema)
+    default = f"{'default ' * bool(choices)}`{setting.default}`" if setting.default else ""
+    facts = [choices, default, "no flag" * setting.secret]
     shown = "; ".join(filter(None, facts))
     return f"* `{variable(name)}`{f' ({shown})' * bool(shown)}: {setting.description}\n"
 
 
-def _values(schema: dict[str, Any]) -> str:
-    schema = schema.get("anyOf", [schema])[0]
-    if "enum" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema["enum"])
-    if schema["type"] != "integer" or (schema["minimum"], schema["maximum"]) == (1, MAX_MILLISECONDS):
-        return ""
-    return f"{schema['minimum']} to {schema['maximum']}"
+def _choices(schema: dict[str, Any]) -> str:
+    return ", ".join(f"`{choice}`" for choice in schema.get("anyOf", [schema])[0].get("enum", ()))
 
 
 if __name__ == "__main__":
