@@ -13,6 +13,7 @@ DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
 _COMMENT = re.compile(r"^COMMENT ON (VIEW|FUNCTION) (.+?) IS\s+'((?:[^']|'')*)';", re.MULTILINE)
 _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
+_INTERNAL = {"catalog_version"}
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
 
 
@@ -25,7 +26,8 @@ def pages() -> Pages:
 
 
 def _table(table: Table) -> str:
-    return f"\n### {table.name}\n\n{table.comment}\n\n" + "".join(map(_column, table.c))
+    columns = "" if table.name in _INTERNAL else "\n" + "".join(map(_column, table.c))
+    return f"\n### {table.name}\n\n{table.comment}\n{columns}"
 
 
 def _column(column: Column[object]) -> str:

@@ -13,7 +13,7 @@ def pages() -> Pages:
         f"\n### {code}\n\n{row.status}{_RETRY[row.retry]}. {row.cause}\n\nWhat to do: {row.action}\n"
         for code, row in HTTP.items()
     )
-    keys = (f"* `{key.name}` ({key.type}; by {key.owner}; TTL {key.ttl or 'none'}): {key.content}\n" for key in KEYS)
+    keys = (f"* `{key.name}` ({'; '.join(filter(None, key[1:2] + key[3:]))}): {key.content}\n" for key in KEYS)
     return {
         "errors.md": {"error codes": "".join(codes)},
         "redis-keys.md": {"keys": "".join(keys)},
