@@ -56,7 +56,7 @@ def test_each_column_has_an_option_with_its_type_and_comment(table: str) -> None
 
 NEW_LIMIT = """
 from ratelimit import limits
-new = limits.LimitColumn("bytes_per_hour", "bigint", "Default; null = none.", "Own; null = the tier's.", required=False)
+new = limits.LimitColumn("bytes_per_hour", "bigint", "Default; null: none.", "Own; null: the tier's.", required=False)
 limits.LIMIT_COLUMNS = (*limits.LIMIT_COLUMNS, new)
 from tierlane.cli import app
 from tierlane.admin.customers import CUSTOMER_COLUMNS, INHERITED

@@ -39,7 +39,7 @@ REQUIRED = "required"
 
 def without_sql(comment: str) -> str:
     """The comment of a column with the values of the command line instead of those of SQL."""
-    text = comment.replace("null = none", "none = no limit").replace("null", "none")
+    text = comment.replace("null: none", "none: no limit").replace("null", "none")
     return text.replace("True:", "on:").replace("False:", "off:")
 
 
