@@ -39,10 +39,12 @@ HEAD = """# Benchmarks
 Written by `make bench` (`bench/suite.py`) from docs/benchmarks.json: each case on a new stack, on one machine with the load
 generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
 roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). Targets are in parentheses; **bold**: missed.
-Counts of 0 (errors, lost responses, wrong or missing audit rows, refused or failed enterprise requests: the target of
-each) are not listed.
+Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed.
 
 """
+NOTHING = ("0", "0.00 %")
+LEFT_OUT = {"Idle p50", "Processes", "Keys, tiers, audit"}
+"""Columns of the peers; docs/performance.md says what only Tierlane does."""
 HARDWARE = ("processor", "memory", "system")
 PLOT = "enterprise-p99.png"
 CAPACITY_PLOT = "capacity.png"
@@ -121,9 +123,9 @@ def _described(about: Mapping[str, str]) -> str:
 
 
 def _varying(table: str) -> str:
-    """A Markdown table without the columns that have the same value in each of several rows."""
+    """A Markdown table without `LEFT_OUT` and the columns that have the same value in each row."""
     columns = list(zip(*(line.strip("| ").split(" | ") for line in table.splitlines()), strict=True))
-    kept = [column for column in columns if len(set(column[2:])) != 1]
+    kept = [column for column in columns if column[0] not in LEFT_OUT and len(set(column[2:])) != 1]
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*kept, strict=True))
 
 
@@ -131,7 +133,7 @@ def _figures(checks: Sequence[Sequence[Any]]) -> list[list[str]]:
     """A list; checks named `SUBJECT: FIGURE` share a table with a column for each subject, where several have the figure."""
     cells: dict[str, dict[str, tuple[str, str]]] = {}  # By figure and subject: target, measured.
     for name, target, measured, holds in checks:
-        if measured != "0":
+        if measured not in NOTHING:
             subject, _, figure = name.rpartition(": ")
             cells.setdefault(figure, {})[subject] = (target, f"**{measured}**" if holds is False else measured)
     tables: dict[tuple[str, ...], list[str]] = {}  # By subjects: rows.

@@ -75,7 +75,7 @@ def test_a_new_limit_needs_no_change_in_the_admin_verbs() -> None:
     help_text = " ".join(" ".join(lines).split())
 
     assert columns == "True BYTES/H BYTES/H"
-    assert help_text.count("--bytes-per-hour N|none Default; none = no limit.") == 2
+    assert help_text.count("--bytes-per-hour N|none Default; none: no limit.") == 2
     assert help_text.count("--bytes-per-hour N|none Own; none = the tier's.") == 2
 
 
