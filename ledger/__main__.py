@@ -13,6 +13,8 @@ DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
 _COMMENT = re.compile(r"^COMMENT ON (VIEW|FUNCTION) (.+?) IS\s+'((?:[^']|'')*)';", re.MULTILINE)
 _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
+_NAMES = ("_at", "customer_id")
+"""Endings of names of columns whose type the head of the page says."""
 _INTERNAL = {"catalog_version"}
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
 
@@ -32,7 +34,8 @@ def _table(table: Table) -> str:
 
 def _column(column: Column[object]) -> str:
     type_ = column.type.compile(dialect=DIALECT)
-    words = f"`{column.name}` {_TYPES.get(type_, type_.lower())}".rstrip()
+    shown = "" if column.name.endswith(_NAMES) else _TYPES.get(type_, type_.lower())
+    words = f"`{column.name}` {shown}".rstrip()
     return f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
 
 

@@ -39,7 +39,8 @@ HEAD = """# Benchmarks
 Written by `make bench` (`bench/suite.py`) from docs/benchmarks.json: each case on a new stack, on one machine with the load
 generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
 roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). Targets are in parentheses; **bold**: missed.
-Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed.
+Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed. Secondary figures are
+only in docs/benchmarks.json.
 
 """
 NOTHING = ("0", "0.00 %")
@@ -138,18 +139,21 @@ def _figures(checks: Sequence[Sequence[Any]]) -> list[list[str]]:
             cells.setdefault(figure, {})[subject] = (target, f"**{measured}**" if holds is False else measured)
     tables: dict[tuple[str, ...], list[str]] = {}  # By subjects: rows.
     single: list[str] = []
+    plain: list[str] = []
     for figure, by_subject in cells.items():
         targets = {target for target, _ in by_subject.values()}
         if len(by_subject) == 1:
             ((subject, (target, measured)),) = by_subject.items()
-            single.append(f"* {': '.join([*filter(None, [subject]), figure])}: {measured}{_target(target)}")
+            line = f"* {': '.join([*filter(None, [subject]), figure])}: {measured}{_target(target)}"
+            (single if target else plain).append(line)
         elif len(targets) == 1:
             row = [figure + _target(*targets), *(measured for _, measured in by_subject.values())]
             tables.setdefault(tuple(by_subject), []).append(f"| {' | '.join(row)} |")
         else:
             row = [figure, *(measured + _target(target) for target, measured in by_subject.values())]
             tables.setdefault(tuple(by_subject), []).append(f"| {' | '.join(row)} |")
-    return [*(_table(heads, rows) for heads, rows in tables.items()), *([single] if single else [])]
+    lines = single or ([] if tables else plain)  # Where others have a target, those without are left to the JSON file.
+    return [*(_table(heads, rows) for heads, rows in tables.items()), *([lines] if lines else [])]
 
 
 def _target(target: str) -> str:

@@ -76,7 +76,7 @@ def test_a_new_limit_needs_no_change_in_the_admin_verbs() -> None:
 
     assert columns == "True BYTES/H BYTES/H"
     assert help_text.count("--bytes-per-hour N|none Default; none: no limit.") == 2
-    assert help_text.count("--bytes-per-hour N|none Own; none = the tier's.") == 2
+    assert help_text.count("--bytes-per-hour N|none Own; none: the tier's.") == 2
 
 
 @pytest.mark.parametrize(("table", "rule"), RULES)

@@ -45,7 +45,7 @@ def configuration_page() -> str:
         parts.append(f"\n## {title}\n\n")
         parts.extend(_row(name, setting, schema[name]) for name, setting in settings_of(section).items())
     parts.append(RULES_HEAD + "\n")
-    parts.extend(f"* `{variable(low)}` < `{variable(high)}`, {why}.\n" for low, high, why in ORDERED)
+    parts.extend(f"* `{variable(low)}` < `{variable(high)}`\n" for low, high, _ in ORDERED)
     return "".join(parts)
 
 
