@@ -28,8 +28,18 @@ def pages() -> Pages:
 
 
 def _table(table: Table) -> str:
-    columns = "" if table.name in _INTERNAL else "\n" + "".join(map(_column, table.c))
+    if table.name in _INTERNAL:
+        return f"\n### {table.name}\n\n{table.comment}\n"
+    known = {(column.name, column.comment) for other in _tables_before(table) for column in other.c}
+    columns = "\n" + "".join(_column(column) for column in table.c if (column.name, column.comment) not in known)
+    if same := ", ".join(f"`{column.name}`" for column in table.c if (column.name, column.comment) in known):
+        columns += f"* {same}: as in a table above.\n"
     return f"\n### {table.name}\n\n{table.comment}\n{columns}"
+
+
+def _tables_before(table: Table) -> list[Table]:
+    tables = list(metadata.tables.values())
+    return tables[: tables.index(table)]
 
 
 def _column(column: Column[object]) -> str:
