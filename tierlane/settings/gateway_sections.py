@@ -60,7 +60,7 @@ class GatewaySettings:
     total_request_ms: int = milliseconds(4000, "Milliseconds from acceptance to response, retries included.")
     notice_ms: int = milliseconds(
         2000,
-        "Milliseconds that a stopping gateway accepts requests while /readyz fails, so that load balancers notice.",
+        "Milliseconds that a stopping gateway still serves while /readyz fails.",
         minimum=0,
         maximum=600_000,
     )
@@ -68,7 +68,7 @@ class GatewaySettings:
     default_model: str | None = setting(None, "Model of requests that name none. Unset: the only enabled model.")
     direct_mode: Literal["on", "off"] = setting(
         "on",
-        "Without Redis, on: call workers directly, within this gateway's share of the limits; off: reject (503).",
+        "Without Redis, on: call workers directly, within a share of the limits; off: reject (503).",
     )
     spool_max_bytes: int = number(
         64 << 20,
@@ -90,7 +90,7 @@ class GatewaySettings:
     )
     idempotency_max_answers: int = number(
         10_000,
-        "Stored responses of one customer and pool; the oldest are evicted.",
+        "Stored responses of one customer and pool.",
         minimum=1,
         maximum=1_000_000,
     )

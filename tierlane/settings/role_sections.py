@@ -48,11 +48,11 @@ class SharedSettings:
     )
     serve_pools: Literal["all", "own"] = setting(
         "all",
-        "Gateways and schedulers serve all pools that models name, or only their own.",
+        "Serve all pools that models name, or only the own.",
     )
     process_name: str | None = setting(
         None,
-        "Name of this gateway or scheduler in health, logs and the audit. Unset: from host and process.",
+        "Name in health, logs and the audit. Unset: from host and process.",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
     data_dir: Path = setting(
@@ -74,7 +74,7 @@ class PoolTimeSettings:
         600, "Lease of a batch, milliseconds. Shorter detects a dead worker sooner, at more load."
     )
     gone_ms: int = milliseconds(
-        1000, "Milliseconds without a heartbeat until a worker counts as lost. Shorter risks false alarms."
+        1000, "Milliseconds without a heartbeat until a worker is lost. Shorter risks false alarms."
     )
 
 
@@ -84,13 +84,13 @@ class SchedulerSettings:
     reap_ms: int = milliseconds(100, "Milliseconds between checks for expired leases.")
     batch_lookahead_workers: int = number(
         4,
-        "Workers for which one batch is kept ready. Smaller: GPUs wait less; larger: more exact order.",
+        "Workers for which one batch is kept ready. Larger: more exact order, but GPUs wait.",
         minimum=1,
         maximum=1_000_000,
     )
     batch_headroom: float = setting(
         0.05,
-        "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more and equal runs; fewer: in proportion.",
+        "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion.",
         "SHARE",
         minimum=0,
         maximum=0.5,
@@ -192,7 +192,7 @@ class EndpointSettings:
     )
     endpoint_max_batches: int = number(
         8,
-        "Concurrent batches of one worker: it starts with one and adds more while latency stays the same.",
+        "Most concurrent batches of one worker; more are added while latency stays the same.",
         minimum=1,
         maximum=64,
     )
@@ -221,13 +221,13 @@ class StackSettings:
 
     gateways: int | None = number(
         None,
-        "Gateways, on one port. Unset: 2, or 1 on a single core. A single one interrupts service when it restarts.",
+        "Gateways, on one port. Unset: 2, or 1 on a single core.",
         minimum=1,
         maximum=64,
     )
     schedulers: int = number(
         2,
-        "Schedulers. With one, requests wait while it restarts; with none, gateways form batches.",
+        "Schedulers; with none, gateways form batches.",
         minimum=0,
         maximum=64,
     )
