@@ -15,7 +15,8 @@ _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
 _NAMES = ("_at", "customer_id")
 """Endings of names of columns whose type the head of the page says."""
-_INTERNAL = {"catalog_version"}
+_INTERNAL = {"catalog_version", "idempotency", "fingerprint", "audited", "xact"}
+"""Names of a table and of columns that only Tierlane reads."""
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
 
 
@@ -31,8 +32,9 @@ def _table(table: Table) -> str:
     if table.name in _INTERNAL:
         return f"\n### {table.name}\n\n{table.comment}\n"
     known = {(column.name, column.comment) for other in _tables_before(table) for column in other.c}
-    columns = "\n" + "".join(_column(column) for column in table.c if (column.name, column.comment) not in known)
-    if same := ", ".join(f"`{column.name}`" for column in table.c if (column.name, column.comment) in known):
+    shown = [column for column in table.c if column.name not in _INTERNAL]
+    columns = "\n" + "".join(_column(column) for column in shown if (column.name, column.comment) not in known)
+    if same := ", ".join(f"`{column.name}`" for column in shown if (column.name, column.comment) in known):
         columns += f"* {same}: as in a table above.\n"
     return f"\n### {table.name}\n\n{table.comment}\n{columns}"
 

@@ -78,7 +78,7 @@ class GatewaySettings:
     )
     cors_origins: str = setting(
         "",
-        "Origins whose pages may call the API (CORS), separated by commas; *: all. Unset: none.",
+        "Origins whose pages may call the API (CORS), separated by commas; *: all. A key in a page is public.",
         "LIST",
         check=checks.origins,
     )
