@@ -49,7 +49,7 @@ class GatewaySettings:
         16 << 20, "The same for one API key.", minimum=MIN_BODY_MEMORY, maximum=MAX_BODY_MEMORY
     )
     header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
-    body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body. Shorter cuts off slow links.")
+    body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
     idle_timeout_ms: int = milliseconds(75_000, "Milliseconds until an idle connection is closed.")
     max_connections: int = number(
         20_000,
@@ -171,11 +171,11 @@ class AutoscaleSettings:
     )
     autoscale_wait_ms: int = milliseconds(
         500,
-        "Milliseconds in which the queue should empty. Shorter recommends more workers.",
+        "Milliseconds in which the queue should empty.",
     )
     autoscale_need_ms: int = milliseconds(
         10_000,
-        "Milliseconds that a need must last. Shorter follows bursts.",
+        "Milliseconds that a need must last.",
     )
     autoscale_deep_ms: int = milliseconds(30_000, "Milliseconds with 500 or more waiting until 3 more are recommended.")
     autoscale_long_ms: int = milliseconds(60_000, "Milliseconds with 100 or more waiting until 1 more is recommended.")
@@ -184,7 +184,7 @@ class AutoscaleSettings:
         900_000,
         "Milliseconds under 40 % utilization until fewer are recommended.",
     )
-    autoscale_cooldown_ms: int = milliseconds(60_000, "Milliseconds between steps; longer than a model takes to load.")
+    autoscale_cooldown_ms: int = milliseconds(60_000, "Milliseconds between steps; longer than a model loads.")
 
 
 class MetricsSettings:
