@@ -43,7 +43,7 @@ class JobRow(msgspec.Struct, frozen=True):
     output: bytes | None
     error_code: str | None
     pool: str = "default"
-    tokens_used: int | None = None  # None where nobody counted.
+    tokens_used: int | None = None  # None: not counted.
     latency_ms: float | None = None
     model: str = ""
     tier: str = ""

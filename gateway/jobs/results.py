@@ -69,7 +69,7 @@ def job_result(row: JobRow) -> JobResult:
     if not row.ended:
         return JobResult("PENDING")
     text = (row.output or b"").decode(errors="replace")
-    metadata = JobMetadata(row.tokens_used or 0, round(row.latency_ms or 0.0, 2), row.model, row.tier)
+    metadata = JobMetadata(row.tokens_used or 0, round(max(0.0, row.latency_ms or 0.0), 2), row.model, row.tier)
     if row.status == "completed":
         return JobResult("SUCCESS", output=text, metadata=metadata)
     try:

@@ -253,10 +253,15 @@ class LiveLimits:
         )
 
 
+def is_slow(worker: WorkerView) -> bool:
+    """Whether the worker sends heartbeats, but its model is slower than its time limit."""
+    return worker.status == "slow" and worker.age_ms < SLOW_SEEN_MS
+
+
 def is_too_slow(workers: Sequence[WorkerView]) -> bool:
     """Whether at least one worker has a model that is too slow, and no other worker can serve now or soon."""
     serving = any(worker.healthy or worker.pausing for worker in workers)
-    return not serving and any(worker.status == "slow" and worker.age_ms < SLOW_SEEN_MS for worker in workers)
+    return not serving and any(is_slow(worker) for worker in workers)
 
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:

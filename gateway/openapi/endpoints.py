@@ -219,14 +219,14 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         "The live state of the dashboard",
         {200: ("The current state, or the stream.", {JSON: DashboardState, EVENTS: DashboardState})},
         description=(
-            "With `Accept: text/event-stream`: first the event `history` with the last 60 minutes, of one pool with `?pool=`, then `state` every "
-            "second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
+            "With `Accept: text/event-stream`: first the event `history` with the last 60 minutes, of one pool with "
+            "`?pool=`, then `state` every second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
             "token."
         ),
     ),
     operator_endpoint(
         "/internal/dashboard/customers/{id}",
-        "What explains a customer: limits, GPU time, failed requests, rejections",
+        "An explanation of a customer: limits, GPU time, failed requests, rejections",
         {200: ("Found.", CustomerExplained)},
         ErrorCode.NOT_FOUND,
         ErrorCode.CATALOG_UNAVAILABLE,
@@ -234,7 +234,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
     ),
     operator_endpoint(
         "/internal/dashboard/requests/{id}",
-        "What explains a request: its history, or why it was rejected",
+        "An explanation of a request: its history, or the reason of its rejection",
         {200: ("Found.", RequestExplained)},
         ErrorCode.NOT_FOUND,
         ErrorCode.CATALOG_UNAVAILABLE,

@@ -1,8 +1,8 @@
-"""Look-ups of the dashboard: what explains one customer, and one request.
+"""Look-ups of the dashboard: explanations of one customer, and of one request.
 
 A customer has its limits with what is left, its share of the GPU time, its last failed requests and its last rejections.
-Nothing is counted for this while requests run: the catalog, Redis and the audit know it. A server that is unavailable is
-named in `not_read`, and the rest is shown.
+Nothing is counted for this while requests run: all of it is in the catalog, in Redis or in the audit. A server that is
+unavailable is named in `not_read`, and the rest is shown.
 """
 
 import asyncio
@@ -33,7 +33,9 @@ from ratelimit.limits import (
 )
 from scheduler.errors import HTTP, ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.limits import RejectionRecord
+from scheduler.request_id import created_ms
 
+NO_REQUEST = "There is no request with this id."
 WINDOW_S = 300
 MAX_ROWS = 20
 MAX_RUNNING = 4
@@ -51,7 +53,7 @@ class LimitNow(msgspec.Struct, frozen=True):
 
 
 class RecentRejection(msgspec.Struct, frozen=True):
-    """One of the last rejections. `limit`: what rejected it; `more`: like it in the same moment."""
+    """One of the last rejections. `limit`: the limit that rejected it; `more`: equal rejections at the same time."""
 
     request_id: str
     at_ms: int
@@ -167,15 +169,21 @@ class Lookups:
     async def _from_audit(
         self, customer_id: str, not_read: list[str]
     ) -> tuple[GpuShare | None, list[FailedRequest] | None]:
+        failed: list[FailedRequest] | None = None
         try:
             async with self._parts.transaction.read() as connection:
                 failed = await find_failed(connection, customer_id, MAX_ROWS)
                 return await find_gpu_share(connection, customer_id, WINDOW_S), failed
         except RequestError as error:
-            not_read.append(f"The audit: GPU time and failed requests ({str(error).rstrip('.')}).")
-        return None, None
+            missing = "GPU time and failed requests" if failed is None else "GPU time"
+            not_read.append(f"The audit: {missing} ({str(error).rstrip('.')}).")
+        return None, failed  # The query of the GPU time reads more rows, and may reach its time limit alone.
 
     async def _request(self, request_id: str) -> RequestExplained:
+        try:
+            created_ms(request_id)
+        except ValueError:  # All stored rejections would be searched for it.
+            raise RequestError(ErrorCode.NOT_FOUND, NO_REQUEST) from None
         timeline, row = await self._parts.internal.find(request_id)
         rejection: RejectionRecord | None = None
         if timeline is None:
@@ -185,7 +193,7 @@ class Lookups:
                 message = f"Redis is not responding ({str(error).rstrip('.')}), so rejections cannot be read."
                 raise RequestError(ErrorCode.NO_CAPACITY, message) from error
             if rejection is None:
-                raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
+                raise RequestError(ErrorCode.NOT_FOUND, NO_REQUEST)
         snapshot = self._parts.catalog.snapshot
         customer_id = (row.customer_id if row else rejection.customer_id if rejection else "") or ""
         known = snapshot.customers.get(customer_id) if snapshot else None
@@ -210,7 +218,7 @@ def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:
 
 
 def messages(codes: set[str]) -> dict[str, str]:
-    """The message of each error code that this version knows."""
+    """The message of each error code of this version."""
     known = {each.value: each for each in ErrorCode}
     return {code: HTTP[known[code]].message for code in sorted(codes) if code in known}
 

@@ -121,6 +121,8 @@ COARSE_EVENTS = 10
 def merged(points: Sequence[HistoryPoint]) -> HistoryPoint:
     """One point for several, at the time of the last: mean rates, and the worst of depth, limit and response times."""
     last = points[-1]
+    if len(points) == 1 and len(last.events) <= COARSE_EVENTS:  # Most are merged already.
+        return last
     pools = [
         PoolHistoryPoint(pool.name, *_mean_load(same), _merged_tiers([each.tiers for each in same]))
         for pool in last.pools

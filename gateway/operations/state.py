@@ -4,14 +4,13 @@ All functions are pure. Rates are requests/s over all gateways, times are millis
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import cast
 
 import msgspec
 
 from gateway.catalog import SnapshotView, TierRow
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.health.model import Check, Health, Status
+from gateway.operations.health.model import Health, Status
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -203,16 +202,11 @@ def problems(whole: Health) -> list[HealthReason]:
     """The reasons in their order, each with the action and the runbook of the check that reports it."""
     found: dict[str, HealthReason] = {}
     for name, checks in whole["checks"].items():
-        for check in map(_fields, checks):
+        for check in checks:
             if reason := check.get("output"):
                 details = (check.get("code", ""), check.get("action", ""), check.get("runbook", ""))
                 found.setdefault(reason, HealthReason(name, reason, *details))
     return [_problem_of(reason, found) for reason in whole["reasons"]]
-
-
-def _fields(check: Check) -> Mapping[str, str]:
-    """A check as a mapping, because only checks that are not healthy have a code, an action and a runbook."""
-    return cast("Mapping[str, str]", check)
 
 
 def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
@@ -284,7 +278,7 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
         failed_rps=_total(each.failed_rps for each in stats),
         shed_depth=row.shed_depth,
         max_queue_depth=row.max_queue_depth,
-        slo_ms=cast("Mapping[str, float | None]", health).get("slo_ms"),
+        slo_ms=health["slo_ms"],
     )
 
 

@@ -82,7 +82,7 @@ class Maintenance:
             await self.write_uses(connection)
 
     async def write_uses(self, connection: Connection) -> None:
-        """Write the last use of keys now: the auditor stops, and the next one does not know these uses."""
+        """Write the last use of keys now: the auditor stops, and the next one does not have these uses."""
         await self._run(connection, "write the last use of keys", self._touch_keys)
 
     async def _run(self, connection: Connection, name: str, task: Callable[[Connection], Awaitable[None]]) -> bool:

@@ -119,7 +119,7 @@ api_keys = Table(
     column("created_at", DateTime(timezone=True), "Time of creation.", server_default=now),
     column("expires_at", DateTime(timezone=True), "From when on the key is refused; null = never.", null=True),
     column("revoked_at", DateTime(timezone=True), "Set: the key is refused, from now on; null = valid.", null=True),
-    column("last_used_at", DateTime(timezone=True), "Last use, written within seconds.", null=True),
+    column("last_used_at", DateTime(timezone=True), "Last use, written within five seconds.", null=True),
     column(
         "requests_per_second",
         Double,

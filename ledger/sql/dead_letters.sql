@@ -55,8 +55,8 @@ UPDATE dead_letters SET requeued_as = $3, requeued_at = $4 WHERE request_id = $1
 
 -- name: dead_letter_groups
 -- $1: group limit. $2: pools. Groups by tier, model and error code ('' where unknown), the largest first: the count, how
--- many can be run again, the oldest, and the newest request. Each row also has the newest id, the total count, and how many of all can be run
--- again.
+-- many can be run again, the oldest, and the newest request. Each row also has the newest id, the total count, and
+-- how many of all can be run again.
 SELECT coalesce(l.tier, ''), coalesce(l.model, ''), l.error_code, count(*), count(*) FILTER (WHERE r.possible), min(l.dead_at),
        max(l.request_id),
        max(max(l.id)) OVER (), (sum(count(*)) OVER ())::bigint, (sum(count(*) FILTER (WHERE r.possible)) OVER ())::bigint

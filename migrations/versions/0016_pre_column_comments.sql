@@ -64,7 +64,7 @@ COMMENT ON TABLE api_keys IS
 COMMENT ON COLUMN api_keys.customer_id IS 'Customer.';
 COMMENT ON COLUMN api_keys.created_at IS 'Time of creation.';
 COMMENT ON COLUMN api_keys.secret_hash IS 'SHA-256 of the secret part; the secret is not stored.';
-COMMENT ON COLUMN api_keys.last_used_at IS 'Last use, written within seconds.';
+COMMENT ON COLUMN api_keys.last_used_at IS 'Last use, written within five seconds.';
 COMMENT ON TABLE quotas IS
     'Requests per period, for a customer or for each customer of a tier. All applicable quotas are enforced.';
 COMMENT ON TABLE models IS 'Models, and how their batches are formed.';

@@ -4,6 +4,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -18,6 +19,7 @@ from gateway.operations.snapshots import (
     HistoryPoint,
     PoolHistoryPoint,
     TierHistoryPoint,
+    _read,
     downsampled,
 )
 from gateway.operations.state import (
@@ -296,7 +298,23 @@ def test_old_points_are_merged_and_very_old_ones_dropped() -> None:
     assert (kept[1].tiers[0].depth, kept[1].tiers[0].limit_ratio) == (kept[1].at_ms, 1 / (1 + kept[1].at_ms))
     assert (kept[1].tiers[0].p95_ms, len(kept[1].events)) == (1.0, COARSE_MS // STEP_MS)
     assert (kept[1].of_pool("big").capacity_rps, kept[1].of_pool("").capacity_rps) == (9.0, 50.0)
-    assert downsampled(kept, now_ms) == kept
+    assert all(one is other for one, other in zip(downsampled(kept, now_ms), kept, strict=True))
+
+
+def test_points_of_older_versions_are_read() -> None:
+    """They have no failure rates and no pools, and their events no kind and no pool."""
+    tiers = [["free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None]]
+    stored = msgspec.msgpack.encode([AT_MS, "healthy", 1.0, 2.0, tiers, [[AT_MS, "news", "g1 joined."]]])
+
+    assert _read(stored) == HistoryPoint(
+        AT_MS,
+        "healthy",
+        1.0,
+        2.0,
+        [TierHistoryPoint("free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None)],
+        [DashboardEvent(AT_MS, "news", "g1 joined.")],
+    )
+    assert _read(b"\x00") is None
 
 
 UPLOT = {

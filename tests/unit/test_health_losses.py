@@ -89,6 +89,14 @@ def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
         assert ([each.id for each in seen.workers], [each.worker for each in losses.all]) == (shown, lost)
 
 
+def test_a_replacement_may_start_when_no_worker_is_listed() -> None:
+    """The last worker was lost, and Redis does not list it any more when another one starts."""
+    losses = Losses()
+    for now_ms, workers, lost in ((10_000, [ONE], []), (11_000, [], ["gpu-1"]), (12_000, [TWO], [])):
+        losses.update(workers, now_ms)
+        assert [each.worker for each in losses.all] == lost
+
+
 def test_a_new_model_process_is_reported_for_three_seconds() -> None:
     """Whether or not the worker was observed without a process; not if the worker itself was away."""
     restarts = Restarts()

@@ -1,9 +1,13 @@
 """Health by outcome: windows of counts, levels of failing traffic and of objectives, and how long a level is held."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from gateway.limits.outcomes import OutcomeMeter
+from gateway.operations.health.collector import HealthCollector
 from gateway.operations.health.outcomes import (
     HOLD_MS,
     HeldLevels,
@@ -51,6 +55,8 @@ def counts(completed_10s: int, failed_10s: int, completed_60s: int = 0, failed_6
         (counts(0, 3, 600, 3), "down"),  # It began in the last ten seconds.
         (counts(30, 0, 100, 50), "healthy"),  # It has ended.
         (counts(0, 1, 0, 3), "down"),  # A request every twenty seconds.
+        (counts(0, 0, 0, 3), "degraded"),  # The same, between two requests.
+        (counts(0, 0, 3, 3), "healthy"),
         (counts(9, 1, 54, 6), "degraded"),  # A few failures all the time.
         (counts(9, 1, 59, 1), "healthy"),
     ],
@@ -79,6 +85,23 @@ def observed(*several: TierOutcomes, p95_ms: float = 100.0) -> Observation:
     return Observation(0, {}, [], gateways, 0, 0, 0, 0)
 
 
+def test_a_level_is_not_held_while_redis_is_not_available() -> None:
+    """Outcomes from before an outage of Redis do not keep a gateway `down` that serves without Redis."""
+    unused: Any = None
+    catalog: Any = SimpleNamespace(
+        snapshot=SimpleNamespace(tiers=[SimpleNamespace(name="free", slo_ms=None, slo_success=None)])
+    )
+    heartbeat = SimpleNamespace(observation=observed(counts(0, 9)), redis_problem=None, age_s=lambda: 0.0)
+    parts: Any = SimpleNamespace(config=SimpleNamespace(pool="default"), heartbeat=heartbeat)
+    collector = HealthCollector(catalog, unused, unused, unused)
+
+    assert collector._updated_memory(parts).held.levels["free"] == "down"
+    heartbeat.redis_problem, heartbeat.age_s = "refused", lambda: HOLD_MS / 1000 - 0.1
+    assert collector._updated_memory(parts).held.levels["free"] == "down"
+    heartbeat.age_s = lambda: HOLD_MS / 1000
+    assert collector._updated_memory(parts).held.levels == {}
+
+
 def test_results_are_sums_over_gateways() -> None:
     """A gateway that reports no outcomes, such as an older one, is not counted."""
     one = TierOutcomes(5, 3, 20, {"gpu_timeout": 4}, (100, 1), (1000, 2))
@@ -97,6 +120,7 @@ def test_results_are_sums_over_gateways() -> None:
     ("objective", "changes", "levels"),
     [
         (TierObjective(), {}, set()),
+        (TierObjective(89), {"completed_10s": 2}, set()),  # too few
         (TierObjective(100), {}, set()),  # p95 is rounded up by at most 12 %.
         (TierObjective(89), {}, {"p95:free"}),
         (TierObjective(None, 0.99), {}, {"burn:free"}),
@@ -106,9 +130,9 @@ def test_results_are_sums_over_gateways() -> None:
         (TierObjective(None, 0.995), {"budget_1h": (90, 9)}, set()),  # too few
     ],
 )
-def test_missed_objectives(objective: TierObjective, changes: dict[str, tuple[int, int]], levels: set[str]) -> None:
+def test_missed_objectives(objective: TierObjective, changes: dict[str, Any], levels: set[str]) -> None:
     """p95 over `slo_ms`, and the error budget of `slo_success` used 6 or 14.4 times too fast over both windows."""
-    outcomes = replace(TierOutcomes(budget_5m=(100, 8), budget_1h=(1000, 80)), **changes)
+    outcomes = replace(TierOutcomes(completed_10s=3, budget_5m=(100, 8), budget_1h=(1000, 80)), **changes)
 
     now = levels_now({"free": TierResult(outcomes, 100.0, objective)})
 

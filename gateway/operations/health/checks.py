@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.circuit_breaker import BreakerState
 from gateway.direct.mode import DirectView
-from gateway.limits.capacity import MEMORY_EASED
+from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.operations.health.advice import problem, with_impact
 from gateway.operations.health.losses import (
     ACTIVE_STATUSES,
@@ -22,7 +22,7 @@ from gateway.operations.health.losses import (
     restarted,
     scheduling,
 )
-from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, is_slow, shortened
+from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
     CauseInputs,
     TierObjective,

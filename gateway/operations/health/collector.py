@@ -109,6 +109,8 @@ class HealthCollector:
             memory.restarts.update(seen.workers, seen.now_ms)
             names = [tier.name for tier in self._catalog.snapshot.tiers] if self._catalog.snapshot else []
             memory.held.update(levels_now(tier_results(names, self._objectives(), seen)), seen.now_ms)
+        elif seen is not None:  # Old outcomes say nothing about requests that are served without Redis.
+            memory.held.update({}, seen.now_ms + round(1000 * (parts.heartbeat.age_s() or 0.0)))
         return memory
 
     def _objectives(self) -> dict[str, TierObjective]:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gateway.heartbeat import BEAT_S
+from gateway.limits.capacity import is_slow
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import HealthFinding, Status, is_slow, process_name, shortened, time_of_day
+from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -37,7 +38,7 @@ class Losses:
     def __init__(self) -> None:
         self._serving: frozenset[str] = frozenset()
         self._lost: dict[str, Loss] = {}
-        self._first_seen: dict[str, int] = {}
+        self._first_seen: dict[str, int] | None = None  # None before the first observation.
         self._replaced: dict[str, str] = {}  # Lost worker -> the worker that serves in its place.
 
     def update(self, workers: Sequence[WorkerView], now_ms: int) -> None:
@@ -62,11 +63,8 @@ class Losses:
     def _update_replaced(self, workers: Sequence[WorkerView], unhealthy: Collection[str], now_ms: int) -> None:
         """Assign to each lost worker, the longest lost first, one that was first observed later and serves."""
         # Workers of the first observation are not replacements: when they started is not known.
-        self._first_seen = (
-            {each.id: self._first_seen.get(each.id, now_ms) for each in workers}
-            if self._first_seen
-            else {each.id: 0 for each in workers}
-        )
+        known = {each.id: 0 for each in workers} if self._first_seen is None else self._first_seen
+        self._first_seen = first_seen = {each.id: known.get(each.id, now_ms) for each in workers}
         self._replaced = {
             lost: other
             for lost, other in self._replaced.items()
@@ -74,8 +72,8 @@ class Losses:
         }
         for loss in reversed(self.all):
             taken = self._replaced.values()
-            started = (each for each in self._serving if self._first_seen[each] >= loss.at_ms and each not in taken)
-            other = min(started, key=lambda each: (self._first_seen[each], each), default=None)
+            started = (each for each in self._serving if first_seen[each] >= loss.at_ms and each not in taken)
+            other = min(started, key=lambda each: (first_seen[each], each), default=None)
             if other is not None:
                 self._replaced[loss.worker] = other
         for worker in self._replaced.keys() - unhealthy:

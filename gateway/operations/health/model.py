@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Literal, NotRequired, TypedDict
 
 from ratelimit.capacity import CapacityEvidence
-from scheduler.protocol.pool_view import WorkerView
 
 Status = Literal["healthy", "degraded", "down"]
 
@@ -71,14 +70,6 @@ def shortened(names: Sequence[str], most: int) -> str:
     """The first `most` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost.
-
-
-def is_slow(worker: WorkerView) -> bool:
-    """Whether the worker is there, but its model is slower than its time limit."""
-    return worker.status == "slow" and worker.age_ms < SLOW_SEEN_MS
 
 
 _ID_SUFFIX = re.compile(r"-[0-9a-f]{32}$")

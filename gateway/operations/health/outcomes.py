@@ -7,8 +7,9 @@ does not alternate between two samples. All but the memory of that are pure func
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.limits.capacity import is_slow
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import LEVELS, HealthFinding, Status, is_slow, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
 
 MIN_REQUESTS = 3
@@ -100,15 +101,19 @@ def total(parts: Sequence[TierOutcomes]) -> TierOutcomes:
 
 def outcome_level(each: TierOutcomes) -> Status:
     """The level of these outcomes: `down` if nearly all requests fail. With few requests, those of 60 s count."""
-    if not each.failed_10s:
-        return "healthy"
     ended_10s, ended_60s = each.completed_10s + each.failed_10s, each.completed_60s + each.failed_60s
-    failed, ended = (each.failed_10s, ended_10s) if ended_10s >= MIN_REQUESTS else (each.failed_60s, ended_60s)
-    if failed >= MIN_REQUESTS and failed >= DOWN_RATIO * ended:
+    if not each.failed_10s:
+        # No request ended in 10 s, so nothing shows that the fault is over; at low rates the level would alternate.
+        return "degraded" if not ended_10s and _nearly_all(each.failed_60s, ended_60s) else "healthy"
+    if _nearly_all(*((each.failed_10s, ended_10s) if ended_10s >= MIN_REQUESTS else (each.failed_60s, ended_60s))):
         return "down"
     windows = ((each.failed_10s, ended_10s), (each.failed_60s, ended_60s))
     some = any(failed >= MIN_REQUESTS and failed >= DEGRADED_RATIO * ended for failed, ended in windows)
     return "degraded" if some else "healthy"
+
+
+def _nearly_all(failed: int, ended: int) -> bool:
+    return failed >= MIN_REQUESTS and failed >= DOWN_RATIO * ended
 
 
 def burns(result: TierResult, threshold: float) -> bool:
@@ -122,8 +127,8 @@ def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     levels: dict[str, Status] = {name: outcome_level(each.outcomes) for name, each in results.items()}
     levels[ALL] = outcome_level(total([each.outcomes for each in results.values()]))
     for name, each in results.items():
-        if each.objective.ms is not None and each.p95_ms / BUCKET > each.objective.ms:
-            levels[f"p95:{name}"] = "degraded"
+        if each.objective.ms is not None and each.outcomes.completed_10s >= MIN_REQUESTS:
+            levels[f"p95:{name}"] = "degraded" if each.p95_ms / BUCKET > each.objective.ms else "healthy"
         for kind, threshold in (("fast", FAST_BURN), ("burn", BURN)):
             if burns(each, threshold):
                 levels[f"{kind}:{name}"] = "degraded"

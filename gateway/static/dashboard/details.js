@@ -7,6 +7,7 @@ const Details = (() => {
   const TITLES = { customer: "Customer", request: "Request", worker: "Worker" };
   let state = null;
   let current = null;
+  let loading = 0;
 
   function parse(hash) {
     const [, kind, name] = hash.match(/^#(customer|request|worker)=(.+)$/) ?? [];
@@ -142,10 +143,13 @@ const Details = (() => {
     const shown = current;
     if (!shown) return;
     let nodes;
+    loading += 1;
     try {
       nodes = await load(shown);
     } catch (error) {
       nodes = [element("p", error.message, "bad")];
+    } finally {
+      loading -= 1;
     }
     if (shown === current) replace(by("details-body"), nodes);
   }
@@ -177,7 +181,7 @@ const Details = (() => {
 
   addEventListener("hashchange", open);
   by("look-up").addEventListener("submit", lookUp);
-  setInterval(refresh, 5000);
+  setInterval(() => document.hidden || loading || refresh(), 5000); // Each refresh reads the audit.
 
   return { open, show };
 })();
