@@ -129,7 +129,10 @@ class Trials:
     def became_slow(self, body: bytes) -> None:
         """The model counts as slow; `body` is a request that reached the cap."""
         self._body = trial_body(body)
-        self._warn()
+        if self._model.confirmed:
+            self._warn()
+        else:
+            log.warning("batches reached the cap; a trial batch measures the model", timeout_ms=self._model.timeout_ms)
         self._update()
 
     async def run(self) -> None:
