@@ -24,7 +24,7 @@ DOCS_READY := $(VENV)/.docs-ready
 .PHONY: help install up test lint types bench browser floor chaos lock docs docs-site clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  ARGS='...' is handed on, for example: make up ARGS='--backend simulated:50 --workers 4'"
 

@@ -13,6 +13,10 @@ DIALECT = make_url("postgresql+asyncpg://").get_dialect()()
 _COMMENT = re.compile(r"^COMMENT ON (VIEW|FUNCTION) (.+?) IS\s+'((?:[^']|'')*)';", re.MULTILINE)
 _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
+_NAMES = ("_at", "customer_id")
+"""Endings of names of columns whose type the head of the page says."""
+_INTERNAL = {"catalog_version", "idempotency", "fingerprint", "audited", "xact"}
+"""Names of a table and of columns that only Tierlane reads."""
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
 
 
@@ -25,12 +29,25 @@ def pages() -> Pages:
 
 
 def _table(table: Table) -> str:
-    return f"\n### {table.name}\n\n{table.comment}\n\n" + "".join(map(_column, table.c))
+    if table.name in _INTERNAL:
+        return f"\n### {table.name}\n\n{table.comment}\n"
+    known = {(column.name, column.comment) for other in _tables_before(table) for column in other.c}
+    shown = [column for column in table.c if column.name not in _INTERNAL]
+    columns = "\n" + "".join(_column(column) for column in shown if (column.name, column.comment) not in known)
+    if same := ", ".join(f"`{column.name}`" for column in shown if (column.name, column.comment) in known):
+        columns += f"* {same}: as in a table above.\n"
+    return f"\n### {table.name}\n\n{table.comment}\n{columns}"
+
+
+def _tables_before(table: Table) -> list[Table]:
+    tables = list(metadata.tables.values())
+    return tables[: tables.index(table)]
 
 
 def _column(column: Column[object]) -> str:
     type_ = column.type.compile(dialect=DIALECT)
-    words = f"`{column.name}` {_TYPES.get(type_, type_.lower())}".rstrip()
+    shown = "" if column.name.endswith(_NAMES) else _TYPES.get(type_, type_.lower())
+    words = f"`{column.name}` {shown}".rstrip()
     return f"* {words}: {(column.comment or '').replace('<', '&lt;')}\n"
 
 

@@ -1,9 +1,9 @@
-"""`python -m ratelimit`: generate the table of limits in docs/limits.md from the list of limits.
+"""`python -m ratelimit`: generate the list of limits in docs/limits.md from the list of limits.
 
-The other packages generate their parts of docs/ with `table` and `update` of this module, which all of them may import.
+The other packages generate their parts of docs/ with `update` of this module, which all of them may import.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ratelimit.limits import BUCKETS, MAX_CONCURRENCY
@@ -13,12 +13,6 @@ END = "<!-- End of the generated part. -->\n"
 
 Pages = Mapping[str, Mapping[str, str]]
 """Page of docs/ -> name of a generated part -> its text."""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(row)} |\n" for row in (head, *rows)]
-    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
 def with_parts(text: str, parts: Mapping[str, str]) -> str:
@@ -47,8 +41,8 @@ def pages() -> Pages:
         rows.append((kind.meaning, ", ".join(columns), own))
     rows.append(("concurrent requests", f"`{MAX_CONCURRENCY.name}`", own))
     rows.append(("requests per day, month or other period", "rows of `quotas`", "429 `quota_exceeded`"))
-    numbered = [(str(number), *row) for number, row in enumerate(rows, 1)]
-    return {"limits.md": {"limits of a customer": table(("#", "Limit", "Set by", "Rejection"), numbered)}}
+    items = (f"{number}. {limit} ({by}): {error}\n" for number, (limit, by, error) in enumerate(rows, 1))
+    return {"limits.md": {"limits of a customer": "".join(items)}}
 
 
 if __name__ == "__main__":

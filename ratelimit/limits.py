@@ -87,15 +87,15 @@ BUCKETS = (
         rate=LimitColumn(
             "requests_per_second",
             "double",
-            "Default rate limit of each customer, requests per second.",
-            "Own rate limit, requests per second; null = the tier's.",
+            "Rate limit of each customer.",
+            "Rate limit; null: the tier's.",
             most=MOST_RATE,
         ),
         size=LimitColumn(
             "burst",
             "double",
-            "Default bucket size of each customer, requests.",
-            "Own bucket size, requests; null = the tier's.",
+            "Bucket size of each customer, requests.",
+            "Bucket size; null: the tier's.",
             least=1,
             most=MOST_COUNT,
         ),
@@ -110,8 +110,8 @@ BUCKETS = (
         rate=LimitColumn(
             "tokens_per_minute",
             "bigint",
-            "Default token limit of each customer per minute; null = none.",
-            "Own token limit per minute; null = the tier's.",
+            "Token limit of each customer; null: none.",
+            "Token limit; null: the tier's.",
             required=False,
         ),
         fields=("budget", "pace"),
@@ -126,8 +126,8 @@ BUCKETS = (
 MAX_CONCURRENCY = LimitColumn(
     "max_concurrency",
     "integer",
-    "Default limit of each customer's requests under way at a time.",
-    "Own limit of requests under way; null = the tier's.",
+    "Concurrent requests of each customer.",
+    "Concurrent requests; null: the tier's.",
     least=1,
     most=MOST_COUNT,
 )

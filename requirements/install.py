@@ -21,22 +21,27 @@ UV_OF_PIP = {
     "find-links": "UV_FIND_LINKS",
     "constraint": "UV_CONSTRAINT",
     "cert": "SSL_CERT_FILE",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
 }
 """Options of pip, and the environment variables with which uv takes the same values."""
+
+SECTIONS = ("global", "install", ":env:")
+"""The sections of pip's configuration that `pip install` reads; a later one overrides."""
 
 
 def uv_settings(pip_config: str) -> dict[str, str]:
     """The environment of uv for the output of `pip config list`, in which the environment overrides the files."""
-    settings: dict[str, str] = {}
+    found: dict[str, tuple[int, str]] = {}
     for line in pip_config.splitlines():
         key, _, value = line.partition("=")
         section, _, option = key.rpartition(".")
         name = UV_OF_PIP.get(option)
-        if name is None or (name in settings and section != ":env:"):
+        if name is None or section not in SECTIONS or (name in found and found[name][0] > SECTIONS.index(section)):
             continue
         values = value.strip("'\"").replace("\\n", " ").split()
-        settings[name] = ("," if name == "UV_FIND_LINKS" else " ").join(values)
-    return settings
+        found[name] = SECTIONS.index(section), ("," if name == "UV_FIND_LINKS" else " ").join(values)
+    return {name: value for name, (_, value) in found.items()}
 
 
 def uv_environment() -> dict[str, str]:
@@ -66,7 +71,7 @@ def torch_source(index: str, environment: dict[str, str]) -> tuple[list[str], st
     """The options of uv that choose a build of torch, and a description of it."""
     if index:
         return ["--default-index", index], "from the index in TORCH_INDEX_URL"
-    automatic = ["--torch-backend", "auto"]
+    automatic = ["--torch-backend", environment.get("UV_TORCH_BACKEND") or "auto"]
     # Resolves only, so that a network without torch's own index costs seconds and no attempt to install.
     probe = environment | {"UV_HTTP_TIMEOUT": "5", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_RETRIES": "0"}
     if uv(["--quiet", *automatic, "--dry-run", "-r", str(HERE / "torch.txt")], probe, stderr=subprocess.DEVNULL) == 0:

@@ -10,10 +10,9 @@ _RETRY = {None: "", True: " (`x-should-retry: true`)", False: " (`x-should-retry
 def pages() -> Pages:
     """Error codes, each with a heading to link to, and Redis keys."""
     codes = (
-        f"\n### {code}\n\n{row.status}{_RETRY[row.retry]}. {row.cause}\n\nWhat to do: {row.action}\n"
-        for code, row in HTTP.items()
+        f"\n### {code}\n\n{row.status}{_RETRY[row.retry]}. {row.cause}\n\n{row.action}\n" for code, row in HTTP.items()
     )
-    keys = (f"* `{key.name}` ({key.type}; by {key.owner}; TTL {key.ttl or 'none'}): {key.content}\n" for key in KEYS)
+    keys = (f"* `{key.name}` ({'; '.join(filter(None, key[1:2] + key[3:]))}): {key.content}\n" for key in KEYS)
     return {
         "errors.md": {"error codes": "".join(codes)},
         "redis-keys.md": {"keys": "".join(keys)},

@@ -38,9 +38,14 @@ HEAD = """# Benchmarks
 
 Written by `make bench` (`bench/suite.py`) from docs/benchmarks.json: each case on a new stack, on one machine with the load
 generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
-roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). **Bold**: a missed target.
+roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). Targets are in parentheses; **bold**: missed.
+Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed. Secondary figures are
+only in docs/benchmarks.json.
 
 """
+NOTHING = ("0", "0.00 %")
+LEFT_OUT = {"Idle p50", "Processes", "Keys, tiers, audit"}
+"""Columns of the peers; docs/performance.md says what only Tierlane does."""
 HARDWARE = ("processor", "memory", "system")
 PLOT = "enterprise-p99.png"
 CAPACITY_PLOT = "capacity.png"
@@ -81,7 +86,8 @@ def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
     for name, plot, draw in (("overload", PLOT, draw_overload), ("capacity", CAPACITY_PLOT, draw_capacity)):
         if data := cases.get(name, {}).get("data"):
             draw(images / plot, data)
-    known = [name for name in TITLES if name in cases]
+    # Batching is simulated; docs/performance.md has its result.
+    known = [name for name in TITLES if name in cases and (name != "batching" or cases[name]["error"])]
     counted = Counter(_when(cases[name]) for name in known)
     usual = counted.most_common(1)[0][0] if counted else ""
     head = f"{HEAD}Measured, unless noted: {usual}.\n\n"
@@ -100,9 +106,9 @@ def _section(name: str, case: Mapping[str, Any], usual: str) -> str:
     if case["error"]:
         return "\n".join([*lines, f"It could not be measured: {case['error']}", ""])
     table = case["data"].get("table")
-    if table and name != "batching":  # Simulated; docs/performance.md has its result.
-        lines += [re.sub(r"^```$", "```text", table, count=1, flags=re.MULTILINE), ""]
-    for rows in _tables(case["checks"] if name != "peers" else []):  # The table above has these figures.
+    if table:
+        lines += [_varying(table), ""]
+    for rows in _figures(case["checks"] if name != "peers" else []):  # The table above has these figures.
         lines += [*rows, ""]
     if name == "overload":
         lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
@@ -117,23 +123,49 @@ def _described(about: Mapping[str, str]) -> str:
     return ", ".join([*hardware, *software])
 
 
-def _tables(checks: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Checks named `SUBJECT: FIGURE` share a table with a column for each subject, where several subjects have the figure."""
+def _varying(table: str) -> str:
+    """A Markdown table without `LEFT_OUT` and the columns that have the same value in each row."""
+    columns = list(zip(*(line.strip("| ").split(" | ") for line in table.splitlines()), strict=True))
+    kept = [column for column in columns if column[0] not in LEFT_OUT and len(set(column[2:])) != 1]
+    return "\n".join(f"| {' | '.join(row)} |" for row in zip(*kept, strict=True))
+
+
+def _figures(checks: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """A list; checks named `SUBJECT: FIGURE` share a table with a column for each subject, where several have the figure."""
     cells: dict[str, dict[str, tuple[str, str]]] = {}  # By figure and subject: target, measured.
     for name, target, measured, holds in checks:
-        subject, _, figure = name.rpartition(": ")
-        cells.setdefault(figure, {})[subject] = (target, f"**{measured}**" if holds is False else measured)
+        if measured not in NOTHING:
+            subject, _, figure = name.rpartition(": ")
+            cells.setdefault(figure, {})[subject] = (target, f"**{measured}**" if holds is False else measured)
     tables: dict[tuple[str, ...], list[str]] = {}  # By subjects: rows.
+    single: list[str] = []
+    plain: list[str] = []
     for figure, by_subject in cells.items():
-        alone = len(by_subject) == 1
-        name = ": ".join([*filter(None, by_subject), figure]) if alone else figure
-        target = next(iter(by_subject.values()))[0]
-        row = [name, target, *(measured for _, measured in by_subject.values())]
-        tables.setdefault(("measured",) if alone else tuple(by_subject), []).append(f"| {' | '.join(row)} |")
-    return [
-        [f"| figure | target | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|", *rows]
-        for heads, rows in tables.items()
-    ]
+        targets = {target for target, _ in by_subject.values()}
+        if len(by_subject) == 1:
+            ((subject, (target, measured)),) = by_subject.items()
+            line = f"* {': '.join([*filter(None, [subject]), figure])}: {measured}{_target(target)}"
+            (single if target else plain).append(line)
+        elif len(targets) == 1:
+            row = [figure + _target(*targets), *(measured for _, measured in by_subject.values())]
+            tables.setdefault(tuple(by_subject), []).append(f"| {' | '.join(row)} |")
+        else:
+            row = [figure, *(measured + _target(target) for target, measured in by_subject.values())]
+            tables.setdefault(tuple(by_subject), []).append(f"| {' | '.join(row)} |")
+    lines = single or ([] if tables else plain)  # Where others have a target, those without are left to the JSON file.
+    return [*(_table(heads, rows) for heads, rows in tables.items()), *([lines] if lines else [])]
+
+
+def _target(target: str) -> str:
+    return f" ({target})" if target else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> list[str]:
+    """The part after a comma that all heads share is written once."""
+    shared = {head.partition(", ")[2] for head in heads}
+    common = shared.pop() if len(shared) == 1 else ""
+    heads = [common or "figure", *(head.removesuffix(f", {common}") for head in heads)]
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows]
 
 
 def draw_overload(path: Path, overload: Mapping[str, Any]) -> None:

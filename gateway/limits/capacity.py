@@ -36,6 +36,7 @@ UNBOUNDED_RPS = 1e9  # Allocated while the capacity is only a guess: more than a
 BACKLOG_RUNS = 2.0  # A wait longer than this many runs is a backlog; without one a request leaves with the next batch.
 BACKLOG_LEAST_MS = 100.0  # Shorter waits come from batch windows and timers.
 SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost, not slow.
+_SOON = frozenset({"starting", "down"})  # While a model process is replaced; a lost GPU is down, too, for longer.
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
@@ -83,7 +84,8 @@ class LiveLimits:
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
         self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
-        self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers)
+        unhealthy_s = now - self._no_gpu_since if self._no_gpu_since is not None else 0.0
+        self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
         self._note_demand(observation.gateways, elapsed_s)
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -258,10 +260,17 @@ def is_slow(worker: WorkerView) -> bool:
     return worker.status == "slow" and worker.age_ms < SLOW_SEEN_MS
 
 
-def is_too_slow(workers: Sequence[WorkerView]) -> bool:
-    """Whether at least one worker has a model that is too slow, and no other worker can serve now or soon."""
-    serving = any(worker.healthy or worker.pausing for worker in workers)
-    return not serving and any(is_slow(worker) for worker in workers)
+def is_too_slow(workers: Sequence[WorkerView], unhealthy_s: float) -> bool:
+    """Whether at least one worker has a model that is too slow, and no other worker can serve now or soon.
+
+    `unhealthy_s`: for how long no worker has been healthy. A lost model process of another worker is usually replaced sooner
+    than WAITING_ROOM_S.
+    """
+    others = [worker for worker in workers if not is_slow(worker)]
+    if len(others) == len(workers) or any(worker.healthy or worker.pausing for worker in others):
+        return False
+    soon = any(worker.status in _SOON and worker.age_ms < SLOW_SEEN_MS for worker in others)
+    return not soon or unhealthy_s > WAITING_ROOM_S
 
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:

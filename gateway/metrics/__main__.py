@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
+from gateway.metrics.definitions import COUNTED, OBSERVED, UNITS, Metric
 from ratelimit.__main__ import Pages, update
 
 
@@ -17,7 +17,8 @@ def _list(metrics: Iterable[Metric]) -> str:
 
 def _item(metric: Metric) -> str:
     labels = f" by {', '.join(f'`{label}`' for label in metric.labels)}" if metric.labels else ""
-    return f"* `{metric.name}` ({metric.kind}{labels}; {metric.unit}): {metric.description}\n"
+    unit = "" if metric.unit == "requests" or metric.unit in UNITS.values() else f"; {metric.unit}"
+    return f"* `{metric.name}` ({metric.kind}{labels}{unit}): {metric.description}\n"
 
 
 if __name__ == "__main__":

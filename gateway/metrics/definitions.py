@@ -40,14 +40,13 @@ COUNTED = (
         "tierlane_requests_total",
         "counter",
         ("tier", "endpoint", "outcome"),
-        "HTTP requests by outcome: completed, accepted (a job), cancelled, or an error code. A list of inputs is one request. "
-        "Without a valid key the tier is unknown.",
+        "HTTP requests by outcome: completed, accepted (a job), cancelled, or an error code. A list of inputs is one request.",
     ),
     Metric(
         "tierlane_request_duration_seconds",
         "histogram",
         TIER,
-        "Time from arrival to complete response, of completed requests.",
+        "Arrival to complete response, of completed requests.",
     ),
     Metric("tierlane_queue_wait_seconds", "histogram", TIER, "Time in the tier queue, of completed requests."),
     Metric(
@@ -60,13 +59,13 @@ COUNTED = (
         "tierlane_batch_size",
         "histogram",
         POOL_MODEL,
-        "Batch sizes, from responses: each completed request of a batch of n counts as 1/n batch.",
+        "Batch sizes: each completed request of a batch of n counts as 1/n.",
     ),
     Metric(
         "tierlane_batch_fill_ratio",
         "histogram",
         POOL_MODEL,
-        "Batch size divided by the model's max_batch_size, counted like tierlane_batch_size.",
+        "Batch size / max_batch_size, counted likewise.",
     ),
     Metric(
         "tierlane_shed_total", "counter", ("tier", "reason"), "Requests rejected for lack of capacity, by error code."
@@ -87,7 +86,7 @@ COUNTED = (
         "tierlane_retries_total",
         "counter",
         ("layer",),
-        "Repeated runs of requests (batch), from responses, and requests resubmitted after a loss of Redis data (redis).",
+        "Repeated runs (batch), from responses, and requests resubmitted after a loss of Redis data (redis).",
         "retries",
     ),
     Metric("tierlane_client_retry_requests_total", "counter", TIER, "Requests that the client marked as a retry."),
@@ -124,7 +123,7 @@ OBSERVED = (
         "tierlane_audit_pending_records",
         "gauge",
         POOL,
-        "Entries in the audit outbox. One entry has the records of one admission call or batch.",
+        "Entries in the audit outbox, each of an admission call or batch.",
         "entries",
     ),
     Metric("tierlane_audit_lag_seconds", "gauge", POOL, "Age of the oldest audit entry that is not in PostgreSQL."),
@@ -133,7 +132,7 @@ OBSERVED = (
         "tierlane_look_age_seconds",
         "gauge",
         POOL,
-        "Age of this gateway's last observation of the pool. Over 10 s, observed metrics are omitted.",
+        "Age of this gateway's last observation of the pool.",
     ),
     Metric(
         "tierlane_circuit_state",
@@ -146,7 +145,7 @@ OBSERVED = (
         "tierlane_metrics_directory_usable",
         "gauge",
         (),
-        "0: the shared directory is not usable, so the counters are those of this gateway only.",
+        "0: the counters are those of this gateway only.",
         "0 or 1",
     ),
     Metric("tierlane_metrics_processes", "gauge", (), "Gateways of this host whose counters are summed.", "gateways"),

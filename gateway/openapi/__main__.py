@@ -1,9 +1,9 @@
-"""`python -m gateway.openapi`: generate the table of endpoints in docs/http.md from the OpenAPI document."""
+"""`python -m gateway.openapi`: generate the list of endpoints in docs/http.md from the OpenAPI document."""
 
 from gateway.metrics.endpoint import installed_version
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import ENDPOINTS
-from ratelimit.__main__ import Pages, table, update
+from ratelimit.__main__ import Pages, update
 
 
 def pages() -> Pages:
@@ -12,8 +12,9 @@ def pages() -> Pages:
     for path, methods in openapi(ENDPOINTS, installed_version())["paths"].items():
         operation = next(iter(methods.values()))
         tokens = ", ".join(name for each in operation["security"] for name in each)
-        rows.append((", ".join(method.upper() for method in methods), f"`{path}`", tokens, operation["summary"]))
-    return {"http.md": {"endpoints": table(("Method", "Path", "Token", "Summary"), rows)}}
+        names = ", ".join(method.upper() for method in methods)
+        rows.append(f"* {names} `{path}`{f' ({tokens})' * bool(tokens)}: {operation['summary']}\n")
+    return {"http.md": {"endpoints": "".join(rows)}}
 
 
 if __name__ == "__main__":

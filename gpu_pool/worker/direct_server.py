@@ -68,7 +68,7 @@ class DirectBatches:
     async def run(self, items: Sequence[DirectItem]) -> list[Outcome]:
         """One outcome for each item, at the latest when the last item's time is over. Raises BatchRejected."""
         requests = [ClaimedRequest(item.id, item.ms_left, 1, item.body) for item in items]
-        if self._execution.slow_model.slow:  # Even while its process is being replaced.
+        if self._execution.slow_model.confirmed:  # Even while its process is being replaced.
             return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         self._check()
         read_at = time.monotonic()
@@ -120,8 +120,11 @@ class DirectBatches:
 
         The caller has counted them in `_waiting`.
         """
-        if self._execution.slow_model.slow:
+        model = self._execution.slow_model
+        if model.slow:
             self._waiting -= 1
+            if not model.confirmed and losses == 0:
+                raise BatchRejected("The model of this worker is being measured.")
             return _ended(requests, ErrorCode.MODEL_TOO_SLOW)
         try:
             return await self._run(requests, read_at)

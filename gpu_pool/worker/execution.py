@@ -95,7 +95,7 @@ log = structlog.get_logger()
 
 
 _NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
-_NEARLY = 0.9  # A batch that ends by itself after this share of the cap, with nothing but late items, has reached it.
+_NEARLY = 0.9  # A batch without an item in time has reached the cap after this share of it.
 
 
 class NotStarted(ModelLost):
@@ -159,6 +159,8 @@ class Execution:
         runs and there are no outcomes. Requests of `streams` that were cancelled before get no outcome either. `over`
         is called when the model has answered. Raises ModelLost (NotStarted if nothing ran), ModelHung, and RunRefused.
         """
+        if self.slow_model.slow:  # Not after a wait for a trial batch.
+            raise NotStarted("The model is too slow.")
         async with self._limit:
             if not wanted():
                 return []
@@ -168,7 +170,7 @@ class Execution:
             first = all(request.attempt == 1 for request in requests)
             done = await self._run_model(plan, streams, first=first) if plan.bodies else None
             if done is not None:
-                self._record(plan.bodies, done, first=first)
+                self._record(plan.bodies, done)
         over()
         await asyncio.sleep(0)  # The next batch gets the model before the outcomes are built.
         return self._outcomes(requests, plan, done)
@@ -261,6 +263,9 @@ class Execution:
                 self.busy.stop(time.monotonic())
 
     def _reached_cap(self, bodies: Sequence[bytes], ms: float, *, first: bool) -> None:
+        """Not for a batch that was killed earlier because such batches were fast before: the whole cap decides."""
+        if ms < _NEARLY * self._config.gpu_timeout_ms:
+            return
         if self.slow_model.reached_cap(ms, alone=first and len(bodies) == 1):
             self.slowed(bodies[0])
 
@@ -285,9 +290,9 @@ class Execution:
             self._limit.resize(width.now)
             self.resized(width.now)
 
-    def _record(self, bodies: Sequence[bytes], done: Done, *, first: bool) -> None:
+    def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)
-        self._note_time(bodies, done, first=first)
+        self._note_time(bodies, done)
         self.served.ended(time.monotonic(), size, self._limit.width)
         if done.largest != self._largest:
             # Larger batches run in several parts from now on, or whole again: their measurements are void.
@@ -301,13 +306,14 @@ class Execution:
         self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
         self._supervisor.batch_ended(BatchVerdict.GOOD)
 
-    def _note_time(self, bodies: Sequence[bytes], done: Done, *, first: bool) -> None:
+    def _note_time(self, bodies: Sequence[bytes], done: Done) -> None:
         """A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
 
-        An endpoint does so too, but decides about its availability itself.
+        Nothing is loaded again for such a batch, so a single one is never sufficient. An endpoint ends items so too, but
+        decides about its availability itself.
         """
         late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
         if not late:
             self.slow_model.ended_in_time()
-        elif late == len(bodies) and done.gpu_ms >= _NEARLY * self._config.gpu_timeout_ms and self._width is None:
-            self._reached_cap(bodies, done.gpu_ms, first=first)
+        elif late == len(bodies) and self._width is None:
+            self._reached_cap(bodies, done.gpu_ms, first=False)

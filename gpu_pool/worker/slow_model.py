@@ -6,8 +6,9 @@ nothing and runs trial batches, each with one short text and a limit of ten caps
 trial that ends within the cap makes the worker ready again.
 
 The first trial runs at once, so a batch of one decides: an input that hangs, or batches that are slow only because they
-are large, do not make a model slow. If requests reach the cap again before any batch has ended in time, one of them is
-sufficient, and the trials wait for 10 s, doubling to 60 s.
+are large or long, do not make a model slow. Until this trial reaches the cap, the worker is not reported as slow, so that
+the requests of others wait for the trial and do not fail. If requests reach the cap again before any batch has ended in
+time, one of them is sufficient, and the trials wait for 10 s, doubling to 60 s.
 """
 
 import asyncio
@@ -33,6 +34,9 @@ class SlowModel:
     def __init__(self, timeout_ms: float) -> None:
         self.timeout_ms = timeout_ms
         self.slow = False
+        """The worker claims nothing."""
+        self.confirmed = False
+        """A trial has reached the cap too, or no trial is typical: the worker reports that its model is slow."""
         self.model_ms = 0.0
         """Time of the last batch that reached the cap, or of the last trial; 0: not measured."""
         self.pause_s = 0.0
@@ -56,13 +60,14 @@ class SlowModel:
         again = self._passed and alone
         if self._in_a_row < IN_A_ROW and not again:
             return False
-        self.slow = True
+        self.slow, self.confirmed = True, again
         self.pause_s = self._pause() if again else 0.0
         return True
 
     def trial_over_cap(self) -> None:
         """The running trial has reached the cap; it continues, so that its time is measured."""
-        self.slow, self.model_ms = True, self.timeout_ms
+        self.slow = self.confirmed = True
+        self.model_ms = self.timeout_ms
 
     def trial_ended(self, ms: float | None) -> None:
         """A trial took `ms`; None: the model process was lost, so nothing is known."""
@@ -70,9 +75,10 @@ class SlowModel:
             self.model_ms = ms
         if ms is not None and ms <= self.timeout_ms:
             self._passed = self._passed or self.slow
-            self.slow, self._in_a_row = False, 0
+            self.slow, self.confirmed, self._in_a_row = False, False, 0
         elif ms is not None or self.slow:
-            self.slow, self.pause_s = True, self._pause()
+            self.slow, self.confirmed = True, self.confirmed or ms is not None
+            self.pause_s = self._pause()
 
     def _pause(self) -> float:
         pause_s, self._next_s = self._next_s, min(LONGEST_PAUSE_S, 2 * self._next_s)
@@ -80,13 +86,16 @@ class SlowModel:
 
 
 def trial_body(body: bytes) -> bytes:
-    """A request with a short text, and task and parameters of a request that reached the cap (b"": none)."""
+    """A request with a short text, and the task of a request that reached the cap (b"": none).
+
+    Its parameters are not taken over: a `max_tokens` that never fits within the cap would make the model slow for all.
+    """
     try:
         known = decode_payload(body)
     except ValueError:
         known = Payload("trial", "", {})
     text = encode_messages([PromptMessage("user", TRIAL_TEXT)]) if known.task is Task.CHAT else TRIAL_TEXT
-    return encode_payload(Payload(known.model, text, known.parameters, known.task))
+    return encode_payload(Payload(known.model, text, {}, known.task))
 
 
 class Trials:
@@ -120,7 +129,10 @@ class Trials:
     def became_slow(self, body: bytes) -> None:
         """The model counts as slow; `body` is a request that reached the cap."""
         self._body = trial_body(body)
-        self._warn()
+        if self._model.confirmed:
+            self._warn()
+        else:
+            log.warning("batches reached the cap; a trial batch measures the model", timeout_ms=self._model.timeout_ms)
         self._update()
 
     async def run(self) -> None:

@@ -336,6 +336,6 @@ class Worker:
 
     def _model_status(self) -> str:
         status = self._supervisor.status
-        if self._execution.slow_model.slow and status in SLOW_OVER:
+        if self._execution.slow_model.confirmed and status in SLOW_OVER:
             return "slow"
         return "starting" if status == "ready" and not self._trials.usable.is_set() else status

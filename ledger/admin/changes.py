@@ -98,7 +98,8 @@ async def remove(connection: Connection, table: Table, old: Row, name: str | Non
 def missing(table: Table, key: object) -> ChangeRejected:
     """The error for a row that does not exist."""
     named = " named" if "name" in table.c and table.name != "api_keys" else ""
-    return ChangeRejected(f"There is no {THINGS[table.name]}{named} {key}.")
+    ids = " `tierlane key list` shows the IDs." if table.name == "api_keys" else ""
+    return ChangeRejected(f"There is no {THINGS[table.name]}{named} {key}.{ids}")
 
 
 def seen(table: Table) -> list[Any]:

@@ -28,7 +28,7 @@ KEYS = (
     RedisKey(
         "queue:<tier>",
         "list",
-        "ids of queued requests, oldest on the right; ids of ended requests stay until skipped",
+        "queued requests, oldest on the right; ended ones stay until skipped",
         "admit",
     ),
     RedisKey(
@@ -36,17 +36,17 @@ KEYS = (
         "list",
         "ids of one batch and tier",
         "form_batch",
-        "60 s after the latest deadline or lease",
+        "60 s after the last deadline or lease",
     ),
     RedisKey("batch_queue", "list", "ids of ready batches, next on the left", "form_batch"),
-    RedisKey("batch:<batch>", "hash", "one batch", "form_batch", "60 s after the latest deadline or lease"),
+    RedisKey("batch:<batch>", "hash", "one batch", "form_batch", "60 s after the last deadline or lease"),
     RedisKey("leases", "sorted set", "batch id, by the end of its lease", "form_batch"),
     RedisKey(
         "request:<request>",
         "hash",
         "one request",
         "admit",
-        "total time + 30 s; with `Idempotency-Key` 24 h; a job until its result expires",
+        "total time + 30 s; with `Idempotency-Key` 24 h; job: until its result expires",
     ),
     RedisKey("idem:<value>", "hash", "request of an `Idempotency-Key`", "admit", "as its request"),
     RedisKey(
@@ -66,13 +66,11 @@ KEYS = (
     RedisKey(
         "same_kept",
         "sorted set",
-        "values with a cached result, by expiry; at most 10,000 of 16 KiB",
+        "cached results by expiry; at most 10,000 of 16 KiB",
         "finish",
         "the longest result",
     ),
-    RedisKey(
-        "riders:<request>", "list", "followers that wait for the run of this request", "admit", "as its followers"
-    ),
+    RedisKey("riders:<request>", "list", "followers of this request", "admit", "as its followers"),
     RedisKey(
         "sharing",
         "sorted set",
@@ -81,13 +79,11 @@ KEYS = (
         "60 s from the last one",
     ),
     RedisKey("outbox", "list", "audit entries, newest on the left", "admit, finish"),
-    RedisKey(
-        "outbox:<auditor>", "list", "entries that an auditor took and has not committed, at most 64 MB", "audit_take"
-    ),
+    RedisKey("outbox:<auditor>", "list", "entries not committed by this auditor, at most 64 MB", "audit_take"),
     RedisKey(
         "audit_held:<auditor>",
         "string",
-        "number of its oldest entries that wait for the end of requests",
+        "number of its oldest entries that wait for ends",
         "audit_take",
         "10 s",
     ),
@@ -104,7 +100,7 @@ KEYS = (
     RedisKey(
         "epoch",
         "string",
-        "microseconds of the first use of this data; a change means that data was lost",
+        "microseconds of the first use of this data; a change: data was lost",
         "gateway_beat",
     ),
     RedisKey("epoch_run", "string", "`run_id` of the server of the epoch", "gateway_beat"),
@@ -112,8 +108,8 @@ KEYS = (
     RedisKey("cordoned", "set", "cordoned workers, from the table `cordons`", "cordon"),
     RedisKey("gpu:<worker>", "hash", "one worker", "worker_beat", "5 min from the last heartbeat"),
     RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census", "3 s"),
-    RedisKey("notices", "sorted set", "problems that schedulers report for health", "census", "5 s after the last"),
-    RedisKey("bad:<key>:<ms>", "any", "an index with a wrong type, set aside at that time", "repair", "7 days"),
+    RedisKey("notices", "sorted set", "problems reported for health", "census", "5 s after the last"),
+    RedisKey("bad:<key>:<ms>", "any", "an index that had a wrong type", "repair", "7 days"),
     RedisKey("repairs", "set", "indexes that are not rebuilt yet", "repair", "24 h"),
     RedisKey("gateways", "sorted set", "gateway ids, by last heartbeat", "gateway_beat"),
     RedisKey(
@@ -141,7 +137,7 @@ KEYS = (
     RedisKey(
         "rl:leases:<customer>",
         "sorted set",
-        "unfinished requests of a customer, by the end of their concurrency lease",
+        "open requests of a customer, by the end of their lease",
         "admit",
         "10 min after the last",
     ),

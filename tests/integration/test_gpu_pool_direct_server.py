@@ -137,6 +137,28 @@ async def test_a_model_that_became_slow(
     assert (worker._supervisor.pid, worker._beat().model_ms < 300) == (pid, True)
 
 
+async def test_inputs_that_hang_make_no_model_slow(start_here: StartHere, faulty_models: Path) -> None:
+    """The trial after two of them ends in time: the worker is never reported as slow, which would fail the others."""
+    delay, statuses = faulty_models / "delay", set[str]()
+    delay.write_text("0.6")
+    worker = await start_here("faulty_models:waits", gpu_timeout_ms=300)
+    client = await DirectClient.connected(worker)
+
+    def is_ready() -> bool:
+        statuses.add(worker._beat().status)
+        return worker._beat().status == "ready"
+
+    for text in ("a", "b"):
+        await worker._supervisor.ready.wait()
+        assert await client.outputs(item(text)) == {text: "gpu_timeout"}
+    delay.write_text("0")
+    await eventually(is_ready, "the worker is ready again")
+
+    assert statuses <= {"down", "starting", "ready"}
+    assert 0 < worker._beat().model_ms < 300
+    assert await client.outputs(item("de")) == {"de": "ed"}
+
+
 async def test_killed_model_process(start_here: StartHere) -> None:
     """The running batch runs again in the next process; waiting and new batches are rejected at once."""
     worker = await start_here("simulated:400")

@@ -1,5 +1,6 @@
 """A worker in the test's process: prefetch, faulty models and devices, and faults of Redis."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -143,13 +144,19 @@ async def test_measurements_follow_the_model(start_here: StartHere, faulty_model
 
 
 async def test_killed_model_process_gets_no_other_batch() -> None:
-    """Regression: a batch sent to a process that was just killed cost its requests an attempt."""
+    """Regression: a batch sent to a process that was just killed cost its requests an attempt.
+
+    Killed for its usual duration, before the whole cap, it does not show that the model is slow. If the model is slow, a
+    batch is handed back at once, also while a trial batch has the model.
+    """
     body = encode_payload(Payload("simulated", "abc", {}))
     requests = [ClaimedRequest("r", 4000, 1, body)]
     model_supervisor = ModelSupervisor(ModelLaunch("simulated:10"), 10.0, lambda: None)
     model_supervisor.start()
     await eventually(model_supervisor.ready.is_set, "the model is ready")
-    execution = Execution(WorkerConfig("unix://none", "w1", gpu_timeout_ms=300), model_supervisor)
+    execution = Execution(WorkerConfig("unix://none", "w1", gpu_timeout_ms=3000), model_supervisor)
+    for _ in range(20):
+        execution.service.record(1, 10.0)
     assert model_supervisor.model is not None
     os.kill(model_supervisor.model.pid, signal.SIGSTOP)
 
@@ -159,7 +166,13 @@ async def test_killed_model_process_gets_no_other_batch() -> None:
     with pytest.raises(NotStarted):
         await execution.run(requests, time.monotonic(), lambda: True)
 
+    assert execution.slow_model.model_ms == 0
+
     await eventually(model_supervisor.ready.is_set, "another one is ready")
+    execution.slow_model.slow = True
+    async with asyncio.timeout(5), execution._limit:
+        with pytest.raises(NotStarted):
+            await execution.run(requests, time.monotonic(), lambda: True)
     await model_supervisor.close()
 
 

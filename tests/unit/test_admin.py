@@ -56,7 +56,7 @@ def test_each_column_has_an_option_with_its_type_and_comment(table: str) -> None
 
 NEW_LIMIT = """
 from ratelimit import limits
-new = limits.LimitColumn("bytes_per_hour", "bigint", "Default; null = none.", "Own; null = the tier's.", required=False)
+new = limits.LimitColumn("bytes_per_hour", "bigint", "Default; null: none.", "Own; null: the tier's.", required=False)
 limits.LIMIT_COLUMNS = (*limits.LIMIT_COLUMNS, new)
 from tierlane.cli import app
 from tierlane.admin.customers import CUSTOMER_COLUMNS, INHERITED
@@ -75,8 +75,8 @@ def test_a_new_limit_needs_no_change_in_the_admin_verbs() -> None:
     help_text = " ".join(" ".join(lines).split())
 
     assert columns == "True BYTES/H BYTES/H"
-    assert help_text.count("--bytes-per-hour N|none Default; none = no limit.") == 2
-    assert help_text.count("--bytes-per-hour N|none Own; none = the tier's.") == 2
+    assert help_text.count("--bytes-per-hour N|none Default; none: no limit.") == 2
+    assert help_text.count("--bytes-per-hour N|none Own; none: the tier's.") == 2
 
 
 @pytest.mark.parametrize(("table", "rule"), RULES)

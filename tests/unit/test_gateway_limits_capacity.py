@@ -194,7 +194,8 @@ SLOW = msgspec.structs.replace(SICK, status="slow")
 @pytest.mark.parametrize(
     ("workers", "too_slow"),
     [
-        ((SLOW, SICK), True),
+        ((SLOW, msgspec.structs.replace(SICK, status="failed")), True),
+        ((SLOW, msgspec.structs.replace(SICK, status="down")), False),  # Its model process is being replaced.
         ((SLOW, worker()), False),
         ((SLOW, msgspec.structs.replace(SICK, status="paused", pausing=True)), False),
         ((msgspec.structs.replace(SLOW, age_ms=60_000.0),), False),  # It is lost.
@@ -206,6 +207,9 @@ def test_the_model_is_too_slow_only_while_no_worker_can_serve(workers: tuple[Wor
     """Requests of a slow worker go to the others; while Redis has only some of the workers, the state is kept."""
     limits = observed(look(*workers))
     assert limits.model_too_slow is too_slow
+
+    down = look(SLOW, msgspec.structs.replace(SICK, status="down"))
+    assert observed(down, down, every_s=2 * WAITING_ROOM_S).model_too_slow
 
     serving = observed(look(worker()))
     serving.emptied(1.0)

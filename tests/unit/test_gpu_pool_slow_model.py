@@ -65,12 +65,21 @@ def test_the_time_that_is_reported(events: str, ms: float) -> None:
     assert played(events)[0].model_ms == ms
 
 
-def test_a_trial_has_the_parameters_of_a_request_and_not_its_text() -> None:
-    """Task and parameters decide about the time; the text of a customer is not run again."""
+@pytest.mark.parametrize(
+    ("events", "confirmed"),
+    [("AA", False), ("AAF", True), ("AAl", False), ("AAFl", True), ("AAFp", False), ("AApA", True)],
+)
+def test_slow_is_reported_when_a_trial_has_reached_the_cap(events: str, confirmed: bool) -> None:
+    """Until then the requests of others wait: an input that hangs fails no other request."""
+    assert played(events)[0].confirmed == confirmed
+
+
+def test_a_trial_has_the_task_of_a_request_and_nothing_else_of_it() -> None:
+    """Neither a text nor a `max_tokens` of one customer decides whether all others are served."""
     chat = decode_payload(trial_body(encode_payload(Payload("m", "[]", {"max_tokens": 9}, Task.CHAT))))
     nothing_known = decode_payload(trial_body(b""))
 
-    assert (chat.model, chat.parameters, chat.task) == ("m", {"max_tokens": 9}, Task.CHAT)
+    assert (chat.model, chat.parameters, chat.task) == ("m", {}, Task.CHAT)
     assert [message.content for message in decode_messages(chat.input)] == [TRIAL_TEXT]
     assert (nothing_known.input, nothing_known.parameters, nothing_known.task) == (TRIAL_TEXT, {}, Task.COMPLETE)
 

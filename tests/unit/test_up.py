@@ -1,6 +1,7 @@
 """`tierlane up` without processes: restart delays, environments of roles, autoscaling, pools, and prefixes of lines."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from gpu_pool.model_process.handle import ModelLaunch
 from scheduler.protocol.direct import direct_token
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.redis_client.keys import pools_of, pools_to_serve
-from tierlane.settings.model import Settings
+from tierlane.settings.model import Settings, load_settings
 from tierlane.settings.pools import OtherPool, PoolsError, default_torch_threads, parse_pools
 from tierlane.up.autoscale import PoolAdvice, change, free_names
 from tierlane.up.data_dir import LogLines
@@ -83,6 +84,21 @@ def test_a_worker_gets_no_secret_beyond_direct_calls(monkeypatch: pytest.MonkeyP
 
     assert env["TIERLANE_DIRECT_TOKEN"] == direct_token(service)
     assert not [name for name, text in env.items() if service in text or "secret@host" in text or callback in text]
+
+
+def test_a_worker_starts_where_callbacks_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hosts may be set in the environment or in the settings file of the stack; a worker gets no secret for them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tierlane.toml").write_text('callback_hosts = "hooks.example"\npools = "other=tiny"\n')
+    monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", "whsec_" + "A" * 32)
+    monkeypatch.setenv("TIERLANE_CALLBACK_HOSTS", "hooks.example")
+    env = RoleEnvironment(load_settings()).for_role("worker", "worker-1", {"backend": "tiny", "pool": "other"})
+
+    for name in os.environ.keys() - env.keys():
+        monkeypatch.delenv(name)
+    for name, text in env.items():
+        monkeypatch.setenv(name, text)
+    assert load_settings().pool == "other"
 
 
 def test_a_model_process_gets_no_secret_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

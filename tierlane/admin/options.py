@@ -39,7 +39,7 @@ REQUIRED = "required"
 
 def without_sql(comment: str) -> str:
     """The comment of a column with the values of the command line instead of those of SQL."""
-    text = comment.replace("null = none", "none = no limit").replace("null", "none")
+    text = comment.replace("null: none", "none: no limit").replace("null", "none")
     return text.replace("True:", "on:").replace("False:", "off:")
 
 
@@ -73,39 +73,37 @@ def _limit(limit: LimitColumn, says: str, *, required: bool) -> Field:
 
 
 TIER = (
-    Field("priority", "whole", "Order of service, 1 first; no two tiers share one."),
-    Field("guaranteed_share", "decimal", "Fraction of the capacity that is this tier's under contention, 0..1."),
+    Field("priority", "whole", "Order of service, 1 first; unique."),
+    Field("guaranteed_share", "decimal", "Part of the capacity under contention, 0..1."),
     *(_limit(limit, limit.tier_text, required=limit.required) for limit in LIMIT_COLUMNS),
-    Field("max_queue_depth", "whole", "Requests that may wait in the tier's queue before it is full."),
-    Field("max_queue_ms", "whole", "Longest wait in the tier's queue, milliseconds."),
-    _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null = never."),
-    _may_be_none("shed_wait_ms", "whole", "Predicted wait that sheds this tier, milliseconds; null = never."),
+    Field("max_queue_depth", "whole", "Most requests in its queue."),
+    Field("max_queue_ms", "whole", "Longest wait in its queue."),
+    _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null: never."),
+    _may_be_none("shed_wait_ms", "whole", "Predicted wait that sheds it; null: never."),
     Field(
         "shadow",
         "switch",
-        "True: its limits and its shedding are judged and counted, but not enforced.",
+        "True: limits and shedding are counted, not enforced.",
         default="off",
     ),
     Field(
         "paused",
         "switch",
-        "True: what waits in its queue stays there until it is resumed or its time is up.",
+        "True: requests wait until it is resumed or their time is up.",
         default="off",
     ),
-    _may_be_none("slo_ms", "whole", "Objective of the p95 of the response time, milliseconds; null = none."),
-    _may_be_none(
-        "slo_success", "decimal", "Objective of the share of successful requests, such as 0.999; null = none."
-    ),
+    _may_be_none("slo_ms", "whole", "Objective of the response time's p95."),
+    _may_be_none("slo_success", "decimal", "Objective of the share of successful requests, such as 0.999."),
 )
 
 CUSTOMER = (
-    Field("tier", "text", "The tier that all of the customer's keys get."),
+    Field("tier", "text", "Tier of all its keys."),
     *(_limit(limit, limit.customer_text, required=False) for limit in LIMIT_COLUMNS),
-    _may_be_none("max_queue_ms", "whole", "Own longest wait in the queue, milliseconds; null = the tier's."),
+    _may_be_none("max_queue_ms", "whole", "Longest wait in the queue; null: the tier's."),
     Field(
         "callback_hosts",
         "text",
-        "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
+        "Hosts of its callbacks, separated by commas, empty: none; null: the deployment's list.",
         none=True,
         default="none",
     ),
@@ -115,33 +113,33 @@ KEY = (
     _may_be_none(
         "requests_per_second",
         "decimal",
-        "The key's own rate limit beside its customer's, requests per second; null = none.",
+        "Rate limit beside its customer's; null: none.",
     ),
-    _may_be_none("burst", "decimal", "The key's own bucket size, requests; null where it has no limit of its own."),
+    _may_be_none("burst", "decimal", "Bucket size, requests; null: no limit of its own."),
 )
 
 MODEL = (
-    Field("pool", "text", "The worker pool that runs it.", default="default"),
-    Field("max_batch_size", "whole", "Most requests in one batch.", default="32"),
-    _may_be_none("max_batch_tokens", "whole", "Most input tokens in one batch; null = no such limit."),
-    Field("max_wait_ms", "whole", "Longest wait for a batch to fill, milliseconds.", default="40"),
-    Field("gpu_timeout_ms", "whole", "Hard cap of one batch's run, milliseconds.", default="3000"),
-    Field("rps_per_gpu", "decimal", "Requests per second of one GPU: a guess until measured.", default="100"),
+    Field("pool", "text", "GPU pool.", default="default"),
+    Field("max_batch_size", "whole", "Most requests in a batch.", default="32"),
+    _may_be_none("max_batch_tokens", "whole", "Most input tokens in a batch; null: no limit."),
+    Field("max_wait_ms", "whole", "Longest wait for a batch to fill.", default="40"),
+    Field("gpu_timeout_ms", "whole", "Cap of a batch's run.", default="3000"),
+    Field("rps_per_gpu", "decimal", "Requests per second of a GPU: a guess until measured.", default="100"),
     Field(
         "rps_per_gpu_fixed",
         "switch",
-        "True: capacity is rps_per_gpu of each healthy GPU, whatever is measured.",
+        "True: rps_per_gpu counts, whatever is measured.",
         default="off",
     ),
-    Field("target_utilization", "decimal", "Fraction of the measured capacity to sell, 0..1.", default="0.8"),
-    Field("cache_ttl_s", "whole", "How long equal requests share a result, seconds; 0 = never.", default="0"),
+    Field("target_utilization", "decimal", "Part of the measured capacity to use, 0..1.", default="0.8"),
+    Field("cache_ttl_s", "whole", "Seconds that equal requests share a result; 0: never.", default="0"),
     Field(
         "cache_scope",
         "text",
-        "Among whom equal requests share: customer (each for itself) or global.",
+        "Equal requests share within a customer, or global.",
         default="customer",
     ),
-    Field("enabled", "switch", "False: requests for it answer 404.", default="on"),
+    Field("enabled", "switch", "False: requests get 404.", default="on"),
 )
 
 OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL}

@@ -20,22 +20,22 @@ MAX_BODY_MEMORY = 1 << 40
 class GatewaySettings:
     """Settings of a gateway."""
 
-    host: str = setting("127.0.0.1", "Listening address. 0.0.0.0 opens the gateway to the network.", not_empty=True)
+    host: str = setting("127.0.0.1", "Listening address; 0.0.0.0: the network.", not_empty=True)
     port: int = number(
         8080,
-        "TCP port, shared by the gateways of one host; 0: chosen by the system.",
+        "TCP port, shared by a host's gateways; 0: chosen by the system.",
         minimum=0,
         maximum=65535,
     )
     max_body_bytes: int = number(
         262_144,
-        "Largest request body. Larger costs memory for each open connection.",
+        "Largest request body.",
         minimum=1024,
         maximum=64 << 20,
     )
     body_memory_bytes: int = number(
         128 << 20,
-        "Maximum of request bodies being received; more get 503. Keep it under a quarter of the memory limit.",
+        "Request bodies being received; more get 503. At most a quarter of the memory limit.",
         minimum=MIN_BODY_MEMORY,
         maximum=MAX_BODY_MEMORY,
     )
@@ -48,43 +48,37 @@ class GatewaySettings:
     key_body_memory_bytes: int = number(
         16 << 20, "The same for one API key.", minimum=MIN_BODY_MEMORY, maximum=MAX_BODY_MEMORY
     )
-    header_timeout_ms: int = milliseconds(
-        5000, "Milliseconds for a request's headers. Longer lets slow clients hold connections."
-    )
-    body_timeout_ms: int = milliseconds(
-        10_000, "Milliseconds for a request's body. Shorter cuts off clients on slow links."
-    )
-    idle_timeout_ms: int = milliseconds(
-        75_000, "Milliseconds until an idle connection is closed. Longer saves handshakes."
-    )
+    header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
+    body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
+    idle_timeout_ms: int = milliseconds(75_000, "Milliseconds until an idle connection is closed.")
     max_connections: int = number(
         20_000,
-        "Open connections; more are closed. Each costs a file descriptor.",
+        "Open connections, each with a file descriptor; more are closed.",
         minimum=1,
         maximum=1_000_000,
     )
     total_request_ms: int = milliseconds(4000, "Milliseconds from acceptance to response, retries included.")
     notice_ms: int = milliseconds(
         2000,
-        "Milliseconds that a stopping gateway still accepts requests while /readyz fails. Too short: load balancers still send.",
+        "Milliseconds that a stopping gateway still serves while /readyz fails.",
         minimum=0,
         maximum=600_000,
     )
-    drain_ms: int = milliseconds(4000, "Milliseconds for open requests at shutdown. Longer makes a rollout slower.")
+    drain_ms: int = milliseconds(4000, "Milliseconds for open requests at shutdown.")
     default_model: str | None = setting(None, "Model of requests that name none. Unset: the only enabled model.")
     direct_mode: Literal["on", "off"] = setting(
         "on",
-        "on: call workers directly while Redis is not available, within this gateway's share of the limits. off: reject (503).",
+        "Without Redis, on: call workers directly, within a share of the limits; off: reject (503).",
     )
     spool_max_bytes: int = number(
         64 << 20,
-        "Maximum of audit records on disk while Redis is not available, about 400 bytes each. Full: 503.",
+        "Audit records on disk without Redis, about 400 bytes each. Full: 503.",
         minimum=1 << 20,
         maximum=16 << 30,
     )
     cors_origins: str = setting(
         "",
-        "Origins whose pages may call the API (CORS), separated by commas; *: all. Unset: none. A key in a page is public.",
+        "Origins whose pages may call the API (CORS), separated by commas; *: all. A key in a page is public.",
         "LIST",
         check=checks.origins,
     )
@@ -96,25 +90,25 @@ class GatewaySettings:
     )
     idempotency_max_answers: int = number(
         10_000,
-        "Stored responses of one customer and pool; the oldest are evicted first.",
+        "Stored responses of one customer and pool.",
         minimum=1,
         maximum=1_000_000,
     )
     idempotency_max_bytes: int = number(
         16 << 20,
-        "Their Redis memory in bytes; maxmemory must have room for all customers that send keys.",
+        "Their Redis memory; maxmemory must suffice for all customers that send keys.",
         minimum=64 << 10,
         maximum=16 << 30,
     )
     auth_failures: str = setting(
         "30/minute",
-        "Failed authentications of one address (IPv6: /64) before more get 429; off: never. Valid keys always pass.",
+        "Failed authentications of an address (IPv6: /64) before more get 429; off: never.",
         "QUOTA",
         not_empty=True,
     )
     jwt_jwks: str | None = setting(
         None,
-        "File or https:// URL of the JWKS of accepted JWTs. Unset: no JWTs. http:// allows forged tokens.",
+        "File or https:// URL of the JWKS. Unset: no JWTs. http:// allows forged tokens.",
         "PLACE",
     )
     jwt_issuer: str | None = setting(
@@ -123,16 +117,16 @@ class GatewaySettings:
     )
     jwt_audience: str | None = setting(
         None,
-        "Required aud. JWTs need this or the issuer; this is safer.",
+        "Required aud. JWTs need this (safer) or the issuer.",
     )
     jwt_algorithms: str = setting(
         "RS256,ES256,EdDSA",
-        "Accepted signature algorithms, separated by commas; HS256 and none are rejected.",
+        "Accepted algorithms, separated by commas; HS256 and none are rejected.",
         not_empty=True,
     )
     jwt_customer_claim: str = setting(
         "sub",
-        "Claim with the customer's name or id. Users must not be able to choose it.",
+        "Claim with the customer's name or id; users must not choose it.",
         not_empty=True,
     )
 
@@ -142,29 +136,27 @@ class JobSettings:
 
     job_deadline_ms: int = milliseconds(
         600_000,
-        "Milliseconds from acceptance of a job to its end. Use the same value for the auditor.",
+        "Milliseconds from acceptance to end; the same for the auditor.",
     )
-    job_result_ms: int = milliseconds(
-        600_000, "Milliseconds that the result of a job can be read. Longer needs disk space."
-    )
+    job_result_ms: int = milliseconds(600_000, "Milliseconds that a result can be read.")
     callback_hosts: str = setting(
         "",
-        "Hosts of callbacks, separated by commas: name, *.name, or name:port. Unset: callbacks are rejected.",
+        "Hosts of callbacks, separated by commas: name, *.name, or name:port. Unset: none.",
         "HOSTS",
         check=checks.callback_hosts,
         needs="callback_secret",
     )
     callback_secret: "SecretStr" = setting(
         "",
-        "Secret from which each customer's webhook secret is derived: whsec_ and 24 to 64 bytes in base64. `tierlane customer show NAME --webhook-secret` shows it.",
+        "whsec_ and 24 to 64 bytes in base64. Each customer's webhook secret is derived: `tierlane customer show NAME --webhook-secret`.",
         secret=True,
         check=checks.callback_secret,
     )
     callback_private_addresses: bool = boolean(
-        "Allow callbacks to private addresses. True exposes your network to every customer."
+        "Allow callbacks to private addresses: exposes your network to every customer."
     )
     callback_shared_signature: bool = boolean(
-        "Also sign with TIERLANE_CALLBACK_SECRET itself, for receivers without their own secret. True lets each of them sign for all others.",
+        "Also sign with TIERLANE_CALLBACK_SECRET itself. Each receiver can then sign for all others.",
     )
 
 
@@ -173,34 +165,26 @@ class AutoscaleSettings:
 
     autoscale: str = setting(
         "",
-        "Minimum and maximum of recommended workers. With it `tierlane up` starts and drains workers. Unset: 1:256, advice only.",
+        "Minimum and maximum of workers; `tierlane up` then starts and drains them. Unset: 1:256, advice only.",
         "MIN:MAX",
         check=checks.worker_bounds,
     )
     autoscale_wait_ms: int = milliseconds(
         500,
-        "Milliseconds in which the queue should be empty. Shorter recommends more workers.",
+        "Milliseconds in which the queue should empty.",
     )
     autoscale_need_ms: int = milliseconds(
         10_000,
-        "Milliseconds that a need must last before it is recommended. Shorter follows bursts.",
+        "Milliseconds that a need must last.",
     )
-    autoscale_deep_ms: int = milliseconds(
-        30_000, "Milliseconds with 500 or more waiting after which 3 more are recommended."
-    )
-    autoscale_long_ms: int = milliseconds(
-        60_000, "Milliseconds with 100 or more waiting after which 1 more is recommended."
-    )
-    autoscale_busy_ms: int = milliseconds(
-        300_000, "Milliseconds with over 85 % utilization after which 1 more is recommended."
-    )
+    autoscale_deep_ms: int = milliseconds(30_000, "Milliseconds with 500 or more waiting until 3 more are recommended.")
+    autoscale_long_ms: int = milliseconds(60_000, "Milliseconds with 100 or more waiting until 1 more is recommended.")
+    autoscale_busy_ms: int = milliseconds(300_000, "Milliseconds over 85 % utilization until 1 more is recommended.")
     autoscale_calm_ms: int = milliseconds(
         900_000,
-        "Milliseconds with under 40 % utilization after which fewer are recommended. Shorter saves workers but reacts late to returning load.",
+        "Milliseconds under 40 % utilization until fewer are recommended.",
     )
-    autoscale_cooldown_ms: int = milliseconds(
-        60_000, "Milliseconds between two steps; longer than a model takes to load."
-    )
+    autoscale_cooldown_ms: int = milliseconds(60_000, "Milliseconds between steps; longer than a model loads.")
 
 
 class MetricsSettings:
@@ -208,10 +192,10 @@ class MetricsSettings:
 
     metrics_dir: Path | None = setting(
         None,
-        "Shared directory for the counters of the gateways of one host. Unset: `metrics` in the data directory.",
+        "Shared directory for the counters of a host's gateways. Unset: `metrics` in the data directory.",
     )
     request_log: Literal["on", "off"] = setting(
-        "off", "on: one log line per customer request, without input, output or key."
+        "off", "on: a log line per customer request, without input, output or key."
     )
 
 
@@ -220,19 +204,19 @@ class TraceSettings:
 
     traces_endpoint: str = setting(
         "",
-        "Collector for OTLP over HTTP, such as http://collector:4318. Needs the extra `tracing`. Unset: no traces.",
+        "Collector for OTLP over HTTP, such as http://collector:4318; needs the extra `tracing`. Unset: no traces.",
         "URL",
         hidden=True,  # Somebody may try to put a password into it.
         check=checks.traces_endpoint,
     )
     traces_sample: float = setting(
         0.01,
-        "Share of calls that are traced, 0 to 1. Tracing all of them costs noticeable CPU.",
+        "Share of calls that are traced, 0 to 1.",
         "SHARE",
         minimum=0,
         maximum=1,
     )
     traces_trust_callers: Literal["on", "off"] = setting(
         "off",
-        "on: a caller's traceparent decides about sampling; only for trusted callers.",
+        "on: a caller's traceparent decides about sampling.",
     )

@@ -20,25 +20,25 @@ class SharedSettings:
 
     redis_url: str = setting(
         "",
-        "Redis or Valkey: redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service (docs/deploy.md). Unset: `tierlane up` starts one.",
+        "redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service (docs/deploy.md). Unset: `tierlane up` starts one.",
         secret=True,
         check=checks.redis_url,
     )
     database_url: str = setting(
         "",
-        "PostgreSQL, as postgresql+asyncpg:// (docs/deploy.md). Unset: `tierlane up` starts one.",
+        "postgresql+asyncpg:// (docs/deploy.md). Unset: `tierlane up` starts one.",
         secret=True,
         check=checks.database_url,
     )
     service_token: "SecretStr" = setting(
         "",
-        "Secret of at least 16 characters for /internal/*. Unset: `tierlane up` generates one.",
+        "At least 16 characters, for /internal/*. Unset: `tierlane up` generates one.",
         secret=True,
         check=checks.token,
     )
     direct_token: "SecretStr" = setting(
         "",
-        "Secret of workers' direct endpoints, the only one that a worker needs. Unset: derived from TIERLANE_SERVICE_TOKEN (docs/deploy.md); without both there is no endpoint.",
+        "Token of direct endpoints, the only one that a worker needs. Unset: derived from TIERLANE_SERVICE_TOKEN (docs/deploy.md); without both: no endpoint.",
         secret=True,
         check=checks.token,
     )
@@ -48,60 +48,56 @@ class SharedSettings:
     )
     serve_pools: Literal["all", "own"] = setting(
         "all",
-        "Whether gateways and schedulers serve all pools that models name, or only their own.",
+        "Serve all pools that models name, or only the own.",
     )
     process_name: str | None = setting(
         None,
-        "Name of this gateway or scheduler in health, logs and the audit. Unset: generated from host and process.",
+        "Name in health, logs and the audit. Unset: from host and process.",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
     data_dir: Path = setting(
         Path(".tierlane"),
-        "Directory for local state: audit spool, metrics, and everything that `tierlane up` keeps.",
+        "Local state: audit spool, metrics, data of `tierlane up`.",
     )
     log_format: Literal["auto", "console", "json"] = setting(
         "auto",
-        "console: coloured text; json: one object a line; auto: console on a terminal, else json.",
+        "console: coloured text; json: an object a line; auto: console on a terminal, else json.",
         check=checks.log_format,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Least severe level that is logged. debug costs speed."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
 
 
 class PoolTimeSettings:
     """Times that every role of a pool must share: otherwise a role takes live work of another for lost."""
 
     lease_ms: int = milliseconds(
-        600, "Lease of a batch, in milliseconds. Shorter detects a dead worker sooner, at more load."
+        600, "Lease of a batch, milliseconds. Shorter detects a dead worker sooner, at more load."
     )
     gone_ms: int = milliseconds(
-        1000, "Milliseconds without a heartbeat after which a worker counts as lost. Shorter risks false alarms."
+        1000, "Milliseconds without a heartbeat until a worker is lost. Shorter risks false alarms."
     )
 
 
 class SchedulerSettings:
     """Settings of a scheduler."""
 
-    reap_ms: int = milliseconds(
-        100, "Milliseconds between checks for expired leases. Shorter retries sooner, at more load."
-    )
+    reap_ms: int = milliseconds(100, "Milliseconds between checks for expired leases.")
     batch_lookahead_workers: int = number(
         4,
-        "One batch is kept ready for this many workers. Smaller keeps GPUs fed, larger keeps the order exact.",
+        "Workers for which one batch is kept ready. Larger: more exact order, but GPUs wait.",
         minimum=1,
         maximum=1_000_000,
     )
     batch_headroom: float = setting(
         0.05,
-        "Share of a saturated pool's time kept free for higher-priority requests, for 8 workers or more with equal runs; fewer in proportion.",
+        "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion.",
         "SHARE",
         minimum=0,
         maximum=0.5,
     )
     ageing_ms: int = milliseconds(
         1000,
-        "Milliseconds of waiting after which a low tier gets a minimum share. Smaller shortens waits of low tiers and lengthens those of high tiers.",
+        "Milliseconds of waiting until a low tier gets a minimum share, at the expense of higher tiers.",
     )
 
 
@@ -123,16 +119,16 @@ class WorkerSettings:
     )
     device: str = setting(
         "auto",
-        "Device of the model: auto (CUDA if available), cpu, cuda or cuda:N.",
+        "auto (CUDA if available), cpu, cuda or cuda:N.",
         pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "Number format of an hf: model; auto: that of the weights on CUDA, float32 on CPU. Only float32 gives the same text in every batch.",
+        "Number format of an hf: model; auto: the weights' on CUDA, float32 on CPU. Only float32 gives the same text in every batch.",
     )
     torch_threads: int | None = number(
         None,
-        "CPU threads of the model. Unset: 1 for tiny, else all, too many for a shared host.",
+        "CPU threads of the model. Unset: 1 for tiny, else all.",
         minimum=1,
         maximum=1024,
     )
@@ -142,12 +138,8 @@ class WorkerSettings:
         minimum=1,
         maximum=4096,
     )
-    heartbeat_ms: int = milliseconds(
-        250, "Milliseconds between heartbeats of a worker. Shorter detects a loss sooner, at more load."
-    )
-    renew_ms: int = milliseconds(
-        150, "Milliseconds between renewals of a running batch's lease; several must fit into the lease."
-    )
+    heartbeat_ms: int = milliseconds(250, "Milliseconds between heartbeats.")
+    renew_ms: int = milliseconds(150, "Milliseconds between renewals of a lease; several must fit into it.")
     gpu_timeout_ms: int = milliseconds(
         3000,
         "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models: while a model takes "
@@ -155,13 +147,13 @@ class WorkerSettings:
     )
     direct_host: str = setting(
         "127.0.0.1",
-        "Listening address for gateways while Redis is not available; keep it unreachable for customers. off: no endpoint.",
+        "Listening address for direct calls; keep it unreachable for customers. off: no endpoint.",
         check=checks.direct_host,
     )
     direct_port: int = number(0, "TCP port for direct calls; 0: chosen by the system.", minimum=0, maximum=65535)
     direct_advertise: str = setting(
         "",
-        "Host name or address announced for direct calls. Unset: TIERLANE_DIRECT_HOST, or for 0.0.0.0 and :: the address used towards Redis.",
+        "Address announced for direct calls. Unset: TIERLANE_DIRECT_HOST, or for 0.0.0.0 and :: the address used towards Redis.",
     )
 
 
@@ -176,31 +168,31 @@ class EndpointSettings:
     )
     endpoint_ca_file: Path | None = setting(
         None,
-        "PEM file of accepted certificate authorities. Unset: those of the system.",
+        "PEM file of accepted authorities. Unset: the system's.",
         "FILE",
     )
-    endpoint_cert_file: Path | None = setting(None, "PEM file of the worker's client certificate. Unset: none.", "FILE")
+    endpoint_cert_file: Path | None = setting(None, "PEM file of the client certificate. Unset: none.", "FILE")
     endpoint_key_file: Path | None = setting(
         None,
         "PEM file of its key, not encrypted. Unset: in the certificate's file.",
         "FILE",
         needs="endpoint_cert_file",
     )
-    endpoint_connect_ms: int = milliseconds(1000, "Milliseconds to connect. Shorter leaves more time for another try.")
+    endpoint_connect_ms: int = milliseconds(1000, "Milliseconds to connect.")
     endpoint_first_byte_ms: int | None = milliseconds(
         None,
-        "Milliseconds until the response begins; without streaming, until it is complete. Unset: the batch's remaining time.",
+        "Milliseconds until the response begins, without streaming until its end. Unset: the batch's remaining time.",
     )
     endpoint_total_ms: int | None = milliseconds(None, "Milliseconds for one call. Unset: the batch's remaining time.")
     endpoint_max_calls: int = number(
         64,
-        "Concurrent calls of one worker. More than the endpoint runs at once only wait there.",
+        "Concurrent calls of one worker.",
         minimum=1,
         maximum=4096,
     )
     endpoint_max_batches: int = number(
         8,
-        "Maximum of concurrent batches of one worker, which starts with one and adds more while latency stays the same.",
+        "Most concurrent batches of one worker; more are added while latency stays the same.",
         minimum=1,
         maximum=64,
     )
@@ -211,16 +203,16 @@ class AuditorSettings:
 
     audit_batch: int = number(
         500,
-        "Outbox entries taken at once. Larger is cheaper.",
+        "Outbox entries taken at once.",
         minimum=1,
         maximum=1_000_000,
     )
     audit_interval_ms: int = milliseconds(
         500,
-        "Milliseconds that audit entries may wait for a fuller batch. Longer makes rows appear later.",
+        "Milliseconds that audit entries may wait for a fuller batch.",
     )
     audit_grace_ms: int = milliseconds(
-        10_000, "Milliseconds after its deadline at which a request without an end is closed as abandoned."
+        10_000, "Milliseconds after its deadline until an open request is closed as abandoned."
     )
 
 
@@ -229,19 +221,19 @@ class StackSettings:
 
     gateways: int | None = number(
         None,
-        "Gateways, all on one port. Unset: 2, or 1 on a single core. A single one interrupts service while it restarts.",
+        "Gateways, on one port. Unset: 2, or 1 on a single core.",
         minimum=1,
         maximum=64,
     )
     schedulers: int = number(
         2,
-        "Schedulers. With one, requests wait while it restarts; with none, gateways form the batches.",
+        "Schedulers; with none, gateways form batches.",
         minimum=0,
         maximum=64,
     )
     workers: int = number(
         2,
-        "Workers. Each loads the model in a process of its own.",
+        "Workers, each with its own model process.",
         minimum=1,
         maximum=MAX_WORKERS,
     )
@@ -249,10 +241,8 @@ class StackSettings:
         "",
         "Workers of other pools: POOL=BACKEND or POOL=BACKEND*WORKERS, separated by commas.",
     )
-    ephemeral: bool = boolean(
-        "Keep no data: the embedded servers use a temporary directory without fsync.", switch=True
-    )
+    ephemeral: bool = boolean("Keep no data: the servers use a temporary directory, without fsync.", switch=True)
     replace: bool = boolean(
-        "Stop processes that a killed `tierlane up` left behind, without asking.",
+        "Stop processes of a killed `tierlane up` without asking.",
         switch=True,
     )

@@ -14,6 +14,7 @@ from tierlane.settings.declaration import CONFIG_VARIABLE, settings_of, variable
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_torch_threads, parse_pools
 from tierlane.settings.role_sections import StackSettings
+from tierlane.settings.sections import SETTINGS
 from tierlane.up.data_dir import LogLines
 
 
@@ -36,8 +37,12 @@ STACK_ONLY = frozenset(settings_of(StackSettings))
 NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in STACK_ONLY)}
 """Variables of the stack only: with them, a worker of an additional pool would find its own pool in the list."""
 
-NOT_A_WORKERS = {variable(setting) for setting in ("service_token", "database_url", "callback_secret")}
-"""Variables that a worker does not need, hidden from the code of its model."""
+_HIDDEN = ("service_token", "database_url", "callback_secret")
+NOT_A_WORKERS = {
+    *(variable(setting) for setting in _HIDDEN),
+    *(variable(name) for name, setting in SETTINGS.items() if setting.needs in _HIDDEN),
+}
+"""Variables that a worker does not need, hidden from the code of its model, and those that must not be set without them."""
 
 Command = Callable[[str], list[str]]
 
@@ -70,6 +75,7 @@ class RoleEnvironment:
             backend = str(values.get("backend", ""))
             values.setdefault("torch_threads", default_torch_threads(backend, self._workers()))
         env |= {variable(setting): _text(value) for setting, value in values.items()}
+        env[CONFIG_VARIABLE] = os.devnull  # All settings are here; the default file may have those of the stack only.
         env["PYTHONUNBUFFERED"] = "1"  # Otherwise the last output of a killed role is lost.
         return env
 

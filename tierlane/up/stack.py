@@ -107,11 +107,12 @@ def _get(url: str, token: str | None) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
     try:
-        with _opener.open(request, timeout=CALL_TIMEOUT_S) as response:
+        try:
+            response = _opener.open(request, timeout=CALL_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
             return response.status, bytes(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
     except (OSError, http.client.HTTPException, ValueError):
         return 0, b""
 
@@ -273,7 +274,7 @@ class Stack:
         while True:
             pools = (await measured_workers(settings.redis_url, _pools(settings))).values()
             workers = [each for pool in pools for each in pool]
-            if all(is_measured(worker) for worker in workers):
+            if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
                 break
             await asyncio.sleep(LOOK_S)
         for warning in warnings(workers, settings.total_request_ms):
