@@ -10,7 +10,7 @@ import msgspec
 from gateway.catalog import SnapshotView, TierRow
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.health.model import Health, Status
+from gateway.operations.health.model import Health, Status, process_name
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -415,9 +415,9 @@ def _serves(worker: WorkerState) -> bool:
 
 def _gateway_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} joined.", "gateway")
+        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} joined.", "gateway")
     for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} left.", "gateway")
+        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} left.", "gateway")
 
 
 def config_changes(before: SnapshotView | None, now: SnapshotView | None, at_ms: int) -> Iterator[DashboardEvent]:

@@ -225,7 +225,7 @@ def document(**changed: Any) -> DashboardState:
         # Workers are not compared while Redis does not respond.
         ({}, {"redis_problem": "timeout.", "workers": []}, [("bad", "Redis is not available: timeout.")]),
         ({"redis_problem": "timeout.", "workers": []}, {}, [("good", "Redis is available again.")]),
-        ({}, {"gateways": ["g2"]}, [("news", "Gateway g2 joined."), ("news", "Gateway g1 left.")]),
+        ({}, {"gateways": [f"gateway-2-{'0' * 32}"]}, [("news", "gateway-2 joined."), ("news", "g1 left.")]),
     ],
 )
 def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], events: list[tuple[str, str]]) -> None:

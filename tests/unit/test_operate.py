@@ -62,16 +62,16 @@ def test_a_cordon_of_the_last_healthy_gpu_is_marked(name: str, effect: str, last
 
 
 def test_rows_of_workers_contain_cordoned_workers_that_are_away() -> None:
-    """These are last, and are not in the list of one pool."""
-    seen = {"default": observation(worker("b", status="cordoned", healthy=False), worker("a"))}
+    """These are last, and are not in the list of one pool. A worker whose heartbeats ended is lost."""
+    seen = {"default": observation(worker("b", status="cordoned", healthy=False), worker("a", healthy=False))}
     reasons = {"b": "", "z": "away"}
 
     rows = worker_rows(seen, reasons, with_absent=True)
 
-    assert [(row["worker"], row["cordoned"], row["reason"]) for row in rows] == [
-        ("a", False, None),
-        ("b", True, "no reason given"),
-        ("z", True, "away"),
+    assert [(row["worker"], row["status"], row["cordoned"], row["reason"]) for row in rows] == [
+        ("a", "lost", False, None),
+        ("b", "cordoned", True, "no reason given"),
+        ("z", "not seen", True, "away"),
     ]
     assert [row["worker"] for row in worker_rows(seen, reasons, with_absent=False)] == ["a", "b"]
 

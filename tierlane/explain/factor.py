@@ -133,7 +133,7 @@ def capacity_words(capacity: PoolCapacity) -> str:
     served = ""
     if capacity.correction < 1:
         served = f" Only {percent(capacity.correction)} of that was served under backlog, so that is the capacity."
-    return f"{figure} is {sold}what {gpus} do with full batches{measured}.{served}"
+    return f"{figure} is {sold}what {gpus} can do with full batches{measured}.{served}"
 
 
 def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:

@@ -137,7 +137,8 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
     return {
         "worker": worker.id,
         "pool": pool,
-        "status": worker.status,
+        # A lost worker cannot say so: its last heartbeat has the status that it had then.
+        "status": "lost" if worker.status in {"ready", "busy"} and not worker.healthy else worker.status,
         "healthy": worker.healthy,
         "utilization": round(worker.utilization, 2),
         "in_flight": worker.in_flight,

@@ -113,7 +113,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         _NO_CAPACITY,
     ),
     "worker_starting": ProblemAdvice(
-        "Wait until {about} has loaded its model; if it takes minutes, read its log.", "TierlaneGpuLost", _NO_CAPACITY
+        "Wait until the model of {about} is loaded; if it takes minutes, read the log.", "TierlaneGpuLost", _NO_CAPACITY
     ),
     "worker_cordoned": ProblemAdvice(
         "An operator cordoned {about}: `tierlane gpu uncordon WORKER` when the work is done.",

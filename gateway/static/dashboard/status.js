@@ -10,8 +10,11 @@ const StatusPanel = (() => {
   function problemNode(problem) {
     const node = element("li");
     node.append(element("p", problem.reason));
-    if (problem.action) node.append(element("p", problem.action, "action"));
-    if (problem.runbook) node.append(runbook(problem.runbook));
+    const line = element("p", "", "action");
+    // Text between backticks is code.
+    line.append(...(problem.action ?? "").split("`").map((part, at) => (at % 2 ? element("code", part) : part)));
+    if (problem.runbook) line.append(" ", runbook(problem.runbook));
+    if (line.textContent) node.append(line);
     return node;
   }
 
@@ -20,9 +23,7 @@ const StatusPanel = (() => {
     const [, name] = path.match(/^docs\/runbooks\/(\w+)\.md$/) ?? [];
     const node = element(name ? "a" : "code", name ? `Runbook: ${name}` : path);
     if (name) node.href = `/internal/runbooks/${name}`;
-    const line = element("p");
-    line.append(node);
-    return line;
+    return node;
   }
 
   function showStatus(state) {
