@@ -439,9 +439,17 @@ async def test_a_revoked_key_cannot_be_used_or_rotated(admin: Admin, db: Connect
 @pytest.mark.parametrize(
     ("exit_code", "arguments", "start"),
     [
-        (2, ["tier", "set", "free", "--burst", "0.5"], "burst must be 1 to 10,000,000, not 0.5 (default bucket size"),
+        (
+            2,
+            ["tier", "set", "free", "--burst", "0.5"],
+            "burst must be 1 to 10,000,000, not 0.5 (bucket size of each customer",
+        ),
         (2, ["tier", "set", "free", "--tokens-per-minute", "9" * 30], "tokens_per_minute must be below 9,223,372"),
-        (2, ["tier", "set", "free", "--burst", "lots"], "--burst: must be a number, got 'lots' (default bucket size"),
+        (
+            2,
+            ["tier", "set", "free", "--burst", "lots"],
+            "--burst: must be a number, got 'lots' (bucket size of each customer",
+        ),
         (2, ["tier", "set", "free", "--burst", "none"], "--burst: must be a number, got 'none' ("),
         (2, ["tier", "create", "go\udcffld", *GOLD], "'go\\udcffld' is not text in UTF-8"),
         (1, ["tier", "set", "free", "--priority", "1"], "priority 1 is that of another tier."),
