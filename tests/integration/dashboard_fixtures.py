@@ -49,3 +49,9 @@ async def record(db: Connection, table: str) -> list[tuple[Any, ...]]:
         "SELECT changed_by, row_key, old, new FROM config_changes WHERE table_name = $1 ORDER BY id", table
     )
     return [(row[0], row[1], *(None if each is None else json.loads(each) for each in row[2:])) for row in rows]
+
+
+async def call(stack: Stack, path: str = "", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers in lower case, text; without cookies."""
+    async with aiohttp.request(method, stack.url + BASE + path, headers=headers) as response:
+        return response.status, {n.lower(): v for n, v in response.headers.items()}, await response.text()

@@ -17,18 +17,14 @@ from eventually import eventually
 from gateway.operations import snapshots
 from gateway.operations.dashboard import ASSETS
 from gateway.operations.session import COOKIE, LASTS_S, issue
-from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, browser, groups, record
+from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, browser, call, groups, record
 from integration.dead_letter_fixtures import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.catalog.follower import Catalog
 from scheduler.payload import decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
-from scheduler.protocol.limits import RejectionRecord
-from scheduler.protocol.pool_view import GatewayStats
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from scheduler.request_id import new_request_id
 from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -59,12 +55,6 @@ async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterat
     async with acting_stack(client, redis_url, database_url, **limits) as running:
         running.worker.answerer = respond
         yield running
-
-
-async def call(stack: Stack, path: str = "", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers in lower case, text; without cookies."""
-    async with aiohttp.request(method, stack.url + BASE + path, headers=headers) as response:
-        return response.status, {n.lower(): v for n, v in response.headers.items()}, await response.text()
 
 
 async def test_without_a_login_only_the_form_is_shown(stack: Stack) -> None:
@@ -478,51 +468,3 @@ async def test_without_redis_purge_works_and_requeue_is_rejected(
 
     assert (status, document["purged"], bool(document["warning"])) == (200, 1, True)
     assert [new for _, _, _, new in await record(db, "dead_letters")] == [None]
-
-
-async def test_a_customer_and_its_requests_are_explained(
-    client: Redis, redis_url: str, database_url: str, db: Connection
-) -> None:
-    """By name or id: the share of GPU time, limits with what is left, failed requests, and rejections; all with the cookie."""
-    acme, other = await customer(db, "acme/1"), await customer(db, "other")
-    failed, ran = new_request_id(), new_request_id()
-    for request_id, owner, status, error_code in (
-        (failed, acme, "failed", "worker_lost"),
-        (ran, other, "completed", None),
-    ):
-        await db.execute(
-            "INSERT INTO requests (id, created_at, customer_id, model, status, error_code, completed_at, gpu_ms, batch_size) "
-            "VALUES ($1, now(), $2, 'tiny', $3, $4, now(), 100, 2)",
-            request_id, owner, status, error_code,
-        )  # fmt: skip
-    catalog: Any = Catalog(database_url)
-    await catalog.start()
-    try:
-        async with acting_stack(client, redis_url, database_url, catalog=catalog) as stack:
-            cookie = {"Cookie": f"{COOKIE}={issue(SERVICE_TOKEN, 4e9)}"}
-            status, _, text = await call(stack, "/customers/acme%2F1", **cookie)
-            found = json.loads(text)
-            assert (status, found["id"], found["not_read"]) == (200, acme, [])
-            assert (found["gpu"]["gpu_ms"], found["gpu"]["total_gpu_ms"], found["gpu"]["failed"]) == (50.0, 100.0, 1)
-            assert [(each["id"], each["error_code"]) for each in found["failed"]] == [(failed, "worker_lost")]
-            assert found["messages"]["worker_lost"]
-            rate = next(each for each in found["limits"] if each["limit"] == "burst")
-            assert 0 < rate["left"] <= rate["effective"] == rate["base"]
-            assert (
-                found["rejections"],
-                json.loads((await call(stack, f"/customers/{acme}", **cookie))[2])["name"],
-            ) == ([], "acme/1")
-            assert (await call(stack, "/customers/nobody", **cookie))[0] == 404
-            assert (await call(stack, "/customers/acme%2F1"))[0] == 401
-
-            rejected = new_request_id()
-            record = RejectionRecord(
-                id=rejected, customer_id=acme, key_id="k", tier="paid", code="queue_full", outcome="queue_full"
-            )
-            stats = GatewayStats("g2", 0.0, {})
-            await stack.worker.presence.gateway_beat(stats, [record])
-            _, _, text = await call(stack, f"/requests/{rejected}", **cookie)
-            assert (json.loads(text)["rejection"]["code"], json.loads(text)["customer"]) == ("queue_full", "acme/1")
-            assert (await call(stack, f"/requests/{new_request_id()}", **cookie))[0] == 404
-    finally:
-        await catalog.stop()

@@ -144,7 +144,7 @@ def test_the_number_of_customers_is_bounded() -> None:
 
 
 def test_a_request_that_only_a_reduced_limit_rejects_is_demand() -> None:
-    """Up to what the base limit accepts; an accepted request is one as well, and stands for two without the reduction."""
+    """Up to what the base limit accepts; an accepted request counts as one, and as two unreduced requests."""
     meter, customer = DemandMeter("g1", 0.0), identity()
     limits = CustomerLimits(LiveLimits("default"), meter, lambda: 0.0)
     for outcome in [Admission.ACCEPTED] + [Admission.CUSTOMER_LIMIT] * 20:

@@ -1,7 +1,7 @@
 """Aggregates repeated log lines: a fault that repeats a thousand times a second is one line a second with a count.
 
 The first line of an event is written at once. Later ones are counted, and the last of each second is written with the
-number of lines that it stands for, as `repeated`. Lines are the same event if level, event and texts are equal; numbers and
+number of lines that it replaces, as `repeated`. Lines are the same event if level, event and texts are equal; numbers and
 ids may differ. Memory is bounded: beyond MAX_EVENTS different events in a second, all lines of one level and event count
 as the same.
 """
