@@ -94,10 +94,15 @@ class SlidingWindows(MemoryStorage):
                 return
             first = max(0, math.floor(kept.limit.amount - self.level(name, kept.limit).used))
             self._drop(self._kept.pop(name))
-        used = max(0, limit.amount - first)
-        before = min(limit.steady, used)
-        kept, _ = self._current(name, limit.get_expiry())
-        self.storage[kept.previous], self.storage[kept.current] = before, used - before
+        used, steady, length_us = max(0, limit.amount - first), limit.steady, limit.get_expiry()
+        before, during = used, 0
+        if used > steady:
+            # Two windows release it. The current one is full, so that it does not release more than `steady` later, and
+            # the part of the previous one that still counts is the rest.
+            before = during = steady
+            self._begin(name, self.now_us - length_us + math.ceil((used - steady) * length_us / steady))
+        kept, _ = self._current(name, length_us)
+        self.storage[kept.previous], self.storage[kept.current] = before, during
         kept.limit = limit
 
     def level(self, name: str, limit: LocalLimit) -> WindowLevel:
@@ -131,7 +136,7 @@ class SlidingWindows(MemoryStorage):
 
     def _current(self, name: str, length_us: int) -> tuple[_WindowState, int]:
         """The state of a limit in its current window, and the library's time."""
-        kept = self._kept.get(name) or self._begin(name)
+        kept = self._kept.get(name) or self._begin(name, self.now_us)
         # The library treats the window before number 0 as number 0, so the first one is 1.
         at = self.now_us - kept.began_us + length_us
         if at >= kept.ends_us:
@@ -145,10 +150,10 @@ class SlidingWindows(MemoryStorage):
         kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us
         self._kept[name] = self._kept.pop(name)
 
-    def _begin(self, name: str) -> _WindowState:
+    def _begin(self, name: str, began_us: int) -> _WindowState:
         if len(self._kept) >= self._max_limits:
             self._drop(self._kept.pop(next(iter(self._kept))))
-        kept = self._kept[name] = _WindowState(self.now_us)
+        kept = self._kept[name] = _WindowState(began_us)
         return kept
 
     def _drop(self, kept: _WindowState, but: str = "") -> None:

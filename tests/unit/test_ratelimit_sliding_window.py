@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from limits import RateLimitItem, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
@@ -59,6 +59,7 @@ PHASES = st.lists(
 
 
 @given(PHASES)
+@example([(1.0, 1.0, [0.0]), (0.75, 1.0, [0.0, 0.75]), (1.0, 1.0, [0.0, 0.5, 0.5, 0.5, 0.75])])
 def test_no_interval_exceeds_the_bucket(phases: list[tuple[float, float, list[float]]]) -> None:
     """Between any two times at most the largest bucket and what refilled it, while rate and bucket size change."""
     window, now, before, balance = Window(), 0.0, 0.0, 0.0
