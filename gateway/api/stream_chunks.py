@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import encode_json
+from scheduler.chat_document import as_deltas
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
@@ -102,8 +103,8 @@ class Chunks:
         raise NotImplementedError
 
 
-MakeChunks = Callable[[str, str, InferenceRequest], Chunks]
-"""From request id, model and request."""
+MakeChunks = Callable[[str, str, InferenceRequest, bool], Chunks]
+"""From request id, model, request, and whether the output is lines of a model's server."""
 
 
 class CompletionChunks(Chunks):
@@ -120,8 +121,18 @@ class CompletionChunks(Chunks):
         return event(encode_json(chunk))
 
 
-class ChatChunks(Chunks):
+def completion_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
+    """The stream of `/v1/completions`."""
+    return CompletionChunks(request_id, model, request)
+
+
+def chat_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
     """The stream of `/v1/chat/completions`."""
+    return (DocumentChunks if passed_on else ChatChunks)(request_id, model, request)
+
+
+class ChatChunks(Chunks):
+    """The stream of `/v1/chat/completions` for generated text."""
 
     def opening(self) -> bytes:
         """The role. Some clients measure the time to the first chunk, which must not include the queue."""
@@ -137,3 +148,39 @@ class ChatChunks(Chunks):
     def _event(self, choices: list[ChatDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
         kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
         return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, tokens)))
+
+
+class DocumentChunks(ChatChunks):
+    """The stream of `/v1/chat/completions` from the lines of a model's server. Increments may end within a line."""
+
+    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
+        super().__init__(request_id, model, request)
+        self._rest = ""
+        self._usage: msgspec.Raw | None = None
+        self._identity = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
+
+    def opening(self) -> bytes:
+        """The role. The content is left to the server's first event, since a message may have none."""
+        return self._event([ChatDelta(Delta(role="assistant"))], self._no_usage)
+
+    def delta(self, text: str) -> bytes:
+        """The events of the lines that are complete now."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        return b"".join(self._line(line) for line in lines if line)
+
+    def closing(self, reply: Reply) -> bytes:
+        """The usage, if the client requested it: the server's, else the counted tokens."""
+        if self._no_usage is UNSET:
+            return b""
+        tokens = usage([reply]) if self._usage is None else self._usage
+        return event(encode_json({**self._identity, "choices": [], "service_tier": self._tier, "usage": tokens}))
+
+    def _line(self, line: str) -> bytes:
+        members = as_deltas(line)
+        counted = members.pop("usage", None)
+        if counted is not None and bytes(counted) != b"null":
+            self._usage = counted
+        if bytes(members.get("choices", b"[]")) == b"[]":
+            return b""
+        asked = {} if self._no_usage is UNSET else {"usage": None}
+        return event(encode_json({**self._identity, "service_tier": self._tier, **members, **asked}))
