@@ -3,8 +3,8 @@
 A chunk contains what is new: added text, then the reason of the end, then, if the client requested it, the usage.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -160,8 +160,8 @@ class DocumentChunks(ChatChunks):
         self._identity = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
 
     def opening(self) -> bytes:
-        """The role. The content is left to the server's first event, since a message may have none."""
-        return self._event([ChatDelta(Delta(role="assistant"))], self._no_usage)
+        """The role. All else is left to the server's events, since a message may have no content."""
+        return self._write({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
 
     def delta(self, text: str) -> bytes:
         """The events of the lines that are complete now."""
@@ -182,5 +182,8 @@ class DocumentChunks(ChatChunks):
             self._usage = counted
         if bytes(members.get("choices", b"[]")) == b"[]":
             return b""
+        return self._write(members)
+
+    def _write(self, members: Mapping[str, Any]) -> bytes:
         asked = {} if self._no_usage is UNSET else {"usage": None}
         return event(encode_json({**self._identity, "service_tier": self._tier, **members, **asked}))

@@ -20,7 +20,7 @@ from scheduler.chat_document import joined
 
 __all__ = ["caller", "faulty_models", "stack", "stand_in", "start_worker"]
 
-REQUESTS = 200
+REQUESTS = 1000
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -114,7 +114,7 @@ async def test_responses_equal_those_of_the_endpoint(stack: Stack, served: Stand
 
     async with (
         aiohttp.ClientSession() as endpoint,
-        aiohttp.ClientSession(headers=stack.key("enterprise")) as gateway,
+        aiohttp.ClientSession(headers=stack.key()) as gateway,
     ):
         found = await asyncio.gather(*(differences(number) for number in range(REQUESTS)))
 
