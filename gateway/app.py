@@ -58,6 +58,7 @@ class Gateway(GatewayParts):
         Redis may be unavailable: until it responds, requests are rejected and `/readyz` reports not ready.
         """
         check_parser()
+        self._shared.body_store.open()
         try:
             await check_server(self._client)
         except RedisUnavailable as error:

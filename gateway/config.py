@@ -48,6 +48,9 @@ class GatewayConfig:
     customer_body_memory_bytes: int = 32 << 20
     key_body_memory_bytes: int = 16 << 20
     direct: bool = True  # Call the workers' direct endpoints while Redis is unavailable; needs `data_dir`.
+    body_dir: Path | None = None  # Files of chats larger than `inline_body_bytes`, shared with the host's workers.
+    inline_body_bytes: int = 65_536
+    body_store_bytes: int = 256 << 20  # Of those files; more requests get 503.
     data_dir: Path | None = None  # Contains the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
     metrics_dir: Path | None = None  # Shared counters of the gateways of a host; None: each reports its own.

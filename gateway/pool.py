@@ -36,6 +36,7 @@ from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
+from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
@@ -58,6 +59,7 @@ class Shared:
     faults: ErrorResponses
     bodies: BodyBudget
     counters: Counters = field(default_factory=Counters)
+    body_store: BodyStore = field(default_factory=BodyStore)
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
@@ -82,7 +84,7 @@ class PoolParts:
             config.gateway_id, time.monotonic(), partial(shared.counters.batches, config.pool)
         )
         self.rejection_log = RejectionLog()
-        self.pending_requests = PendingRequests(self._ended)
+        self.pending_requests = PendingRequests(self._ended, shared.body_store.discard)
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool)
         self.watch = RedisWatch(lambda: ping(self._client))
@@ -228,6 +230,7 @@ class PoolParts:
             model_version=lambda: self.heartbeat.model_version,
             greedy=lambda: self.heartbeat.greedy,
             passes_on=lambda: self.heartbeat.passes_on,
+            body_store=shared.body_store,
             counters=shared.counters,
             request_log=shared.request_log,
             traces=shared.traces,

@@ -37,6 +37,7 @@ from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
+from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Unfinished
@@ -81,6 +82,9 @@ class GatewayParts(PoolParts):
                 config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
             ),
             counters=counters,
+            body_store=BodyStore(
+                config.body_dir, config.inline_body_bytes, config.body_store_bytes, config.total_ms / 1000
+            ),
             request_log=RequestLog() if config.request_log else None,
             traces=traces,
             schedule=schedule,

@@ -28,6 +28,8 @@ class Access:
     total_ms: int = 0
     max_calls: int = 64
     """Concurrent calls over all batches; more calls wait."""
+    body_dir: str = ""
+    """Files of large chats, shared with the host's gateways; "": none."""
     max_batches: int = 8
     """Concurrent batches, if the endpoint gets no slower with them."""
 

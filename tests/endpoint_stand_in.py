@@ -54,7 +54,7 @@ class StandIn:
         return [body for name, body in self.calls if name == route]
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(client_max_size=16 << 20)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         for route in ("completions", "chat/completions", "embeddings"):

@@ -251,7 +251,8 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
     document = chat_document(body, members)
-    check_text("messages", document.input, max_input_bytes)
+    if len(document.input) - document.media_bytes > max_input_bytes // 4:
+        check_text("messages", document.input, max_input_bytes + document.media_bytes)
     parameters = parameters_of(body, body.max_completion_tokens)
     return InferenceRequest(
         document.input if document.needs else plain_messages(body.messages),
@@ -285,7 +286,7 @@ def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDoc
                 media_bytes, media = media_bytes + _media_bytes(part), media + 1
     kept = {name: value for name, value in members.items() if name not in _GATEWAYS}
     tokens = media * MEDIA_TOKENS - media_bytes // 4
-    return ChatDocument(msgspec.json.encode(kept).decode(), needs, tokens, body.n or 1)
+    return ChatDocument(msgspec.json.encode(kept).decode(), needs, tokens, body.n or 1, media_bytes)
 
 
 _FIELDS = frozenset(ChatBody.__struct_fields__)

@@ -15,13 +15,14 @@ class ChatDocument(msgspec.Struct, frozen=True, gc=False):
     """A chat for a model that passes chats on: the body for its server (scheduler/chat_document.py).
 
     `needs`: the capabilities that it needs, each with the field that needs it. `tokens` corrects the estimate from the size
-    of the input, in which images and recordings are no text. `choices`: number of outputs.
+    of the input, in which `media_bytes` are images and recordings, no text. `choices`: number of outputs.
     """
 
     input: str
     needs: Mapping[Capability, str]
     tokens: int = 0
     choices: int = 1
+    media_bytes: int = 0
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

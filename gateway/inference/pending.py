@@ -139,12 +139,18 @@ class PendingRequest:
 class PendingRequests:
     """All pending requests in order of arrival, which is the order of their deadlines.
 
-    `ended` is called with each accepted request that is removed, unless a worker ran it in direct mode.
+    `ended` is called with each accepted request that is removed, unless a worker ran it in direct mode; `discard_body` with
+    the id of each request that is removed.
     """
 
-    def __init__(self, ended: Callable[[PendingRequest], None] | None = None) -> None:
+    def __init__(
+        self,
+        ended: Callable[[PendingRequest], None] | None = None,
+        discard_body: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._waiting: dict[str, PendingRequest] = {}
         self._ended = ended
+        self._discard_body = discard_body
         self.unknown_replies = 0  # Late, or for another gateway.
         self.refused_replies = 0  # Known id, wrong customer or nonce.
 
@@ -160,6 +166,7 @@ class PendingRequests:
         pending.gone = True
         pending.sink = None
         self._waiting.pop(pending.id, None)
+        self._discard_body(pending.id)
         if pending.accepted and not pending.direct and self._ended is not None:
             self._ended(pending)
 

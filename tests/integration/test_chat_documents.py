@@ -3,19 +3,22 @@
 import asyncio
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 from pydantic import BaseModel
+from redis.asyncio import Redis
 
 from endpoint_stand_in import StandIn
 from eventually import eventually
+from gpu_pool.config import Access
 from integration.endpoint_fixtures import stand_in
-from integration.gateway_fixtures import Stack, model
+from integration.gateway_fixtures import Stack, model, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
-from integration.streaming_fixtures import caller, stack
+from integration.streaming_fixtures import caller, scheduling, stack
 from scheduler.chat_document import joined
 
 __all__ = ["caller", "faulty_models", "stack", "stand_in", "start_worker"]
@@ -196,3 +199,41 @@ async def test_the_row_of_the_model_limits_its_capabilities(
         return
     with pytest.raises(openai.BadRequestError, match=error):
         await request
+
+
+def stored_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_large_images_stay_out_of_redis(
+    client: Redis, redis_url: str, start_worker: StartWorker, stand_in: StandIn, tmp_path: Path
+) -> None:
+    """The endpoint gets an image of a megabyte whole, Redis hardly grows, and no file is left; without room it is a 503."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
+    sizes = {"max_body_bytes": 4 << 20, "max_input_bytes": 1 << 16, "body_dir": tmp_path / "bodies"} | {
+        "body_store_bytes": 3 << 20
+    }
+    async with (
+        running_stack(client, redis_url, total_ms=30_000, **sizes) as stack,
+        scheduling(client),
+        openai_client(stack) as caller,
+    ):
+        stack.worker.hold, stack.worker.backend = True, f"openai:{stand_in.url}"
+        await eventually(lambda: stack.gateway.heartbeat.passes_on, "the pool passes chats on")
+        request: Any = {"model": "tiny", "messages": messages, "tools": [TOOL]}
+        waiting = [asyncio.create_task(caller.chat.completions.create(**request)) for _ in range(2)]
+        await eventually(lambda: len(stored_in(tmp_path / "bodies")) == 2, "both are stored")
+        stored = [await client.hget(key, "body") for key in await client.keys("request:*")]
+        with pytest.raises(openai.InternalServerError, match="Too many large requests"):
+            await caller.with_options(max_retries=0).chat.completions.create(**request)
+        worker = await start_worker(
+            backend=f"openai:{stand_in.url}", endpoint=Access(body_dir=str(tmp_path / "bodies"))
+        )
+        await worker.reaches("ready")
+        responses = await asyncio.gather(*waiting)
+
+        assert [choice.finish_reason for each in responses for choice in each.choices] == ["tool_calls"] * 2
+        assert stand_in.asked("chat/completions")[-1]["messages"] == messages
+        assert all(len(body) < 1000 for body in stored if body is not None)
+        assert stored_in(tmp_path / "bodies") == []

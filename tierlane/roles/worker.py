@@ -40,7 +40,7 @@ def run(settings: "Settings") -> int:
         direct_advertise=settings.direct_advertise,
         direct_token=settings.direct_token.get_secret_value(),
         service_token=settings.service_token.get_secret_value(),
-        endpoint=Access(**settings.endpoint_values),
+        endpoint=Access(**settings.endpoint_values, body_dir=str(settings.body_dir or "")),
     )
     return run_role(lambda: _serve(config, settings))
 

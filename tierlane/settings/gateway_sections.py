@@ -48,6 +48,18 @@ class GatewaySettings:
     key_body_memory_bytes: int = number(
         16 << 20, "The same for one API key.", minimum=MIN_BODY_MEMORY, maximum=MAX_BODY_MEMORY
     )
+    inline_body_bytes: int = number(
+        65_536,
+        "Larger chats for an endpoint are files in TIERLANE_BODY_DIR. Smaller values keep Redis smaller, at a file a request.",
+        minimum=1024,
+        maximum=64 << 20,
+    )
+    body_store_bytes: int = number(
+        256 << 20,
+        "Those files of one gateway; more requests get 503. At most what the file system holds.",
+        minimum=MIN_BODY_MEMORY,
+        maximum=MAX_BODY_MEMORY,
+    )
     header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
     body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
     idle_timeout_ms: int = milliseconds(75_000, "Milliseconds until an idle connection is closed.")

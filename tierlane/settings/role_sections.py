@@ -59,6 +59,11 @@ class SharedSettings:
         Path(".tierlane"),
         "Local state: audit spool, metrics, data of `tierlane up`.",
     )
+    body_dir: Path | None = setting(
+        None,
+        "Directory, best in shared memory, for chats with images beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
+        "Shared by the gateways and workers of one host; unset: all travel through Redis. `tierlane up` sets it.",
+    )
     log_format: Literal["auto", "console", "json"] = setting(
         "auto",
         "console: coloured text; json: an object a line; auto: console on a terminal, else json.",

@@ -1,9 +1,11 @@
 """The role processes of a stack: commands, environments and model processes."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from pydantic import SecretStr
@@ -48,6 +50,7 @@ Command = Callable[[str], list[str]]
 
 # Time for a gateway to finish open requests when the stack stops; the stack has to end within five seconds.
 DRAIN_MS = 1500
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - for data of this user alone
 
 
 def role_command(role: str) -> list[str]:
@@ -85,6 +88,7 @@ class RoleEnvironment:
         # Separate directories, because the audit spool of a gateway has one writer.
         values["data_dir"] = self.settings.data_dir / name
         values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
+        values.setdefault("body_dir", body_dir(self.settings.data_dir))
         values["notice_ms"] = 0  # There is no load balancer.
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role in ("gateway", "scheduler"):
@@ -99,6 +103,14 @@ class RoleEnvironment:
     def _workers(self) -> int:
         own = self.settings.scale_bounds[1] if self.settings.autoscale else self.settings.workers
         return own + sum(pool.workers for pool in parse_pools(self.settings.pools, self.settings.pool))
+
+
+def body_dir(data_dir: Path) -> Path:
+    """The directory of large chats: in shared memory where there is one, else with the other data."""
+    if os.access(SHARED_MEMORY, os.W_OK):
+        mark = hashlib.sha256(str(data_dir.absolute()).encode()).hexdigest()[:12]
+        return SHARED_MEMORY / f"tierlane-{os.getuid()}-{mark}"
+    return data_dir / "bodies"
 
 
 def _text(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
+from scheduler.body_store import is_reference
 from scheduler.chat_document import DOCUMENT, Members, ServerUsage, output_line, read_head, read_members
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task, decode_messages, write_vector
@@ -43,7 +44,7 @@ _ROLES = {"developer": "system"}  # OpenAI's newer name, which templates of open
 def rejected_early(item: Item) -> ItemResult | None:
     """The error for an item that must not be sent, for the client; else None."""
     if item.task is Task.CHAT_DOCUMENT:
-        return None  # The gateway has checked it, and the server knows its own fields.
+        return MISSING_BODY if is_reference(item.input) else None  # The gateway has checked the fields.
     unknown = sorted(item.parameters.keys() - PARAMETERS)
     if unknown:
         return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
@@ -125,6 +126,11 @@ def _kind(item: Item, *, tiers: bool) -> bytes:
     return b"text %d " % (item.priority if tiers else 0) + msgspec.json.encode(item.parameters, order="sorted")
 
 
+MISSING_BODY = ItemResult(
+    "The body of this request is not on the worker's host: set TIERLANE_BODY_DIR of gateways and workers alike.",
+    0,
+    ErrorCode.NO_CAPACITY,
+)
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 

@@ -1,0 +1,110 @@
+"""Large chats beside Redis: files in a directory that gateways and workers of one host share, best in shared memory.
+
+A chat of several megabytes, mostly images, would fill Redis and travel through it twice. Its gateway writes it to a file
+and the stored request names the file: the id of the request instead of a JSON object, which begins with a brace. The file
+lives as long as the gateway waits for the response. If the gateway dies, so does the connection of its client; its files
+are removed by the next gateway, once they are older than any request.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from scheduler.errors import StartError
+
+_NAME = re.compile(r"req_[0-9a-f]{32}")
+SPARE_S = 60.0
+"""Files are kept for this time beyond the longest request."""
+
+
+def is_reference(text: str) -> bool:
+    """Whether the input of a chat is the name of a file instead of the chat itself."""
+    return _NAME.fullmatch(text) is not None
+
+
+class BodyStore:
+    """The files of one gateway. Chats of at most `inline_bytes` stay in Redis; at most `max_bytes` are stored at a time.
+
+    Without a directory nothing is stored. `longest_s`: no request takes longer.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        inline_bytes: int = 0,
+        max_bytes: int = 0,
+        longest_s: float = 0.0,
+        clock: Callable[[], float] = time.time,  # As files have it; the directory is on this host.
+    ) -> None:
+        self._directory = directory
+        self._inline_bytes = inline_bytes
+        self._max_bytes = max_bytes
+        self._longest_s = longest_s
+        self._clock = clock
+        self._sizes: dict[str, int] = {}
+        self.stored_bytes = 0
+
+    def open(self) -> None:
+        """Make the directory, for this user alone, and remove what dead gateways left. Raises StartError."""
+        if self._directory is None:
+            return
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.remove_old()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise StartError(f"TIERLANE_BODY_DIR: {str(self._directory)!r} cannot be used: {why}.") from None
+
+    def takes(self, size: int) -> bool:
+        """Whether a chat of so many bytes belongs into a file."""
+        return self._directory is not None and size > self._inline_bytes
+
+    def put(self, request_id: str, text: str) -> bool:
+        """Write the chat of this request; False if there is no room for it."""
+        data = text.encode()
+        if self._directory is None or self.stored_bytes + len(data) > self._max_bytes:
+            return False
+        path = self._directory / request_id
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
+                file.write(data)
+        except OSError:  # The file system is full.
+            path.unlink(missing_ok=True)
+            return False
+        self._sizes[request_id] = len(data)
+        self.stored_bytes += len(data)
+        return True
+
+    def discard(self, request_id: str) -> None:
+        """The response of this request is no longer needed."""
+        if not self._sizes or self._directory is None:
+            return
+        size = self._sizes.pop(request_id, None)
+        if size is not None:
+            self.stored_bytes -= size
+            with contextlib.suppress(OSError):
+                (self._directory / request_id).unlink()
+
+    def remove_old(self) -> None:
+        """Remove files of gateways that are gone: those older than any request can be. Raises OSError."""
+        if self._directory is None:
+            return
+        before = self._clock() - self._longest_s - SPARE_S
+        for path in self._directory.iterdir():
+            with contextlib.suppress(OSError):  # Another gateway was faster.
+                if is_reference(path.name) and path.stat().st_mtime < before:
+                    path.unlink()
+
+
+def read_stored(directory: str, name: str) -> str | None:
+    """The chat in the file of this name; None if it is not there, since its request has ended or came from another host."""
+    if not directory or not is_reference(name):
+        return None
+    try:
+        return (Path(directory) / name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
