@@ -82,9 +82,7 @@ class GatewayParts(PoolParts):
                 config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
             ),
             counters=counters,
-            body_store=BodyStore(
-                config.body_dir, config.inline_body_bytes, config.body_store_bytes, config.total_ms / 1000
-            ),
+            body_store=body_store(config),
             request_log=RequestLog() if config.request_log else None,
             traces=traces,
             schedule=schedule,
@@ -155,6 +153,11 @@ class GatewayParts(PoolParts):
     def _full_batches(self) -> Mapping[tuple[str, str], int]:
         models = self.snapshot.models if self.snapshot is not None else {}
         return {(row.pool, name): row.max_batch_size for name, row in models.items()}
+
+
+def body_store(config: GatewayConfig) -> BodyStore:
+    """The files of large chats."""
+    return BodyStore(config.body_dir, config.inline_body_bytes, config.body_store_bytes, config.total_ms / 1000)
 
 
 async def pool_figures(parts: PoolParts) -> PoolFigures:
