@@ -29,6 +29,13 @@ class TextBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="te
     text: str
 
 
+class SystemText(msgspec.Struct, frozen=True):
+    """A text of the system prompt. The type of a tagged struct is only required in a union."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Base64Image(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
     """An image as base64."""
 
@@ -113,7 +120,7 @@ class AssistantOutput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, t
 class SystemInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="system"):
     """Instructions of the application within the conversation."""
 
-    content: str | list[TextBlock]
+    content: str | list[SystemText]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,9 +174,10 @@ class NoThinking(msgspec.Struct, frozen=True, tag_field="type", tag="disabled"):
     """No effort is requested."""
 
 
-class JsonFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
+class JsonFormat(msgspec.Struct, frozen=True):
     """The schema of the output."""
 
+    type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
@@ -194,7 +202,7 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         list[UserInput | AssistantOutput | SystemInput],
         msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_MESSAGES}),
     ]
-    system: str | list[TextBlock] | None = None
+    system: str | list[SystemText] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoToolChoice | None = None
     thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
@@ -275,7 +283,7 @@ def chat_of(body: PromptBody) -> Chat:
     return chat
 
 
-def _system(system: str | list[TextBlock] | None) -> Iterator[Chat]:
+def _system(system: str | list[SystemText] | None) -> Iterator[Chat]:
     if system:
         yield {"role": "system", "content": _content(_parts(system))}
 
@@ -331,7 +339,7 @@ def _parts(content: str | Sequence[Any]) -> list[Chat]:
 
 
 def _part(block: Any) -> Iterator[Chat]:
-    if isinstance(block, TextBlock):
+    if isinstance(block, TextBlock | SystemText):
         yield {"type": "text", "text": block.text}
     elif isinstance(block, ImageBlock):
         source = block.source
