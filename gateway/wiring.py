@@ -37,7 +37,7 @@ from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
-from gateway.translations.message_endpoints import COUNT_PATH, MESSAGE_FORM, MESSAGES, MESSAGES_PATH, CountTokens
+from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Unfinished
@@ -49,7 +49,7 @@ API_FORMATS = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT,
     "/v1/embeddings": EMBEDDINGS,
-    MESSAGES_PATH: MESSAGES,
+    "/v1/messages": MESSAGES,
 }
 """The path of each inference endpoint, and its format."""
 
@@ -186,8 +186,8 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
-    routes.add("POST", COUNT_PATH, CountTokens(parts.inference))
-    routes.set_form(MESSAGES_PATH, MESSAGE_FORM)
+    routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.inference))
+    routes.set_form("/v1/messages", MESSAGE_FORM)
     routes.add("POST", "/v1/inference", jobs.submit)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)

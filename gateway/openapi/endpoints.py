@@ -55,7 +55,7 @@ from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.lookups import CustomerExplained, RequestExplained
 from gateway.operations.state import DashboardState
-from gateway.translations.message_endpoints import COUNT_PATH, KEY_HEADER, MESSAGES_PATH, MessageError, TokenCount
+from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
 from ledger.dead_letters import LetterGroups
@@ -176,7 +176,7 @@ TOOLS_FOR_CHOICE: Schema = {
 MESSAGE_EXAMPLE: Mapping[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}]}
 ANTHROPIC: tuple[ApiEndpoint, ...] = (
     inference_endpoint(
-        MESSAGES_PATH,
+        "/v1/messages",
         MessageBody,
         Message,
         "Continue a conversation (Anthropic format)",
@@ -193,7 +193,7 @@ ANTHROPIC: tuple[ApiEndpoint, ...] = (
         parameters=MESSAGE_PARAMETERS,
     ),
     account_endpoint(
-        COUNT_PATH,
+        "/v1/messages/count_tokens",
         "Estimate the tokens of a prompt (Anthropic format)",
         TokenCount,
         ErrorCode.MODEL_NOT_FOUND,

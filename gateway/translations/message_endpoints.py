@@ -21,8 +21,6 @@ from gateway.translations.message_events import message_chunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, read_messages, read_prompt
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
-MESSAGES_PATH = "/v1/messages"
-COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 KEY_HEADER = "x-api-key"
 
 ErrorKind = Literal[
@@ -110,7 +108,7 @@ MESSAGES = ApiFormat(
     "messages",
     flat=True,
     chunks=message_chunks,
-    endpoint=MESSAGES_PATH,
+    endpoint="/v1/messages",
     names=CLIENT_FIELDS,
     key_header=KEY_HEADER,
     form=MESSAGE_FORM,
@@ -120,7 +118,7 @@ COUNT = ApiFormat(
     write_message,
     "messages",
     flat=True,
-    endpoint=COUNT_PATH,
+    endpoint="/v1/messages/count_tokens",
     names=CLIENT_FIELDS,
     key_header=KEY_HEADER,
     form=MESSAGE_FORM,
