@@ -90,7 +90,10 @@ class Authenticator:
         """
         values: Sequence[str] = request.headers.getall("Authorization", [])
         if key_header and not values:
-            values = [f"Bearer {key}" for key in request.headers.getall(key_header, [])]
+            keys = request.headers.getall(key_header, [])
+            if len(keys) > 1:
+                raise RequestError(ErrorCode.INVALID_REQUEST, f"Send exactly one {key_header} header.", key_header)
+            values = [f"Bearer {key}" for key in keys]
         return self.authenticate(values, request)
 
     def authenticate(self, authorization: Sequence[str], request: HttpRequest) -> IdentityView:

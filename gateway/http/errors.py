@@ -96,11 +96,11 @@ class ErrorBody(msgspec.Struct, gc=False):
 class ResponseForm:
     """What an API has in a form of its own: errors, and headers of all responses.
 
-    `error`: the body of an error, from the error and the request id. `lines`: more header lines, from the request id and
-    the lines with the rate limits.
+    `error`: the body of an error, from the error, the request id, and the milliseconds until a retry if there are any.
+    `lines`: more header lines, from the request id and the lines with the rate limits.
     """
 
-    error: Callable[[RequestError, str], object]
+    error: Callable[[RequestError, str, int | UnsetType], object]
     lines: Callable[[str, str], str]
 
 
@@ -144,7 +144,7 @@ class ErrorResponses:
         if problem:
             document = problem_of(error, request_id, retry_after_ms)
         elif form is not None:
-            document = form.error(error, request_id)
+            document = form.error(error, request_id, retry_after_ms)
         else:
             document = ErrorBody(fault_of(error, request_id, retry_after_ms))
         response = HttpResponse.of(row.status, document, content_type=PROBLEM_JSON if problem else JSON)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceResult
 from gateway.api.inference import ApiFormat, completed
@@ -48,10 +49,11 @@ _KINDS: dict[int, ErrorKind] = {
 
 
 class MessageFaultDetails(msgspec.Struct, gc=False):
-    """Tierlane's code, and the invalid field."""
+    """Tierlane's code, the invalid field, and the wait before a retry."""
 
     error_code: ErrorCode
     param: str | None
+    retry_after_ms: int | UnsetType = UNSET
 
 
 class MessageFault(msgspec.Struct, gc=False):
@@ -69,11 +71,12 @@ class MessageError(msgspec.Struct, gc=False, tag_field="type", tag="error"):
     request_id: str
 
 
-def error_body(error: RequestError, request_id: str) -> MessageError:
+def error_body(error: RequestError, request_id: str, retry_after_ms: int | UnsetType = UNSET) -> MessageError:
     """The body for a request error."""
     status = HTTP[error.code].status
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return MessageError(MessageFault(kind, error.message, MessageFaultDetails(error.code, error.param)), request_id)
+    details = MessageFaultDetails(error.code, error.param, retry_after_ms)
+    return MessageError(MessageFault(kind, error.message, details), request_id)
 
 
 _LIMIT = re.compile(r"x-ratelimit-limit-(requests|tokens): (\d+)")
@@ -96,7 +99,7 @@ MESSAGE_FORM = ResponseForm(error_body, header_lines)
 
 
 def write_message(result: InferenceResult) -> HttpResponse:
-    """Write the response to a completed request. Raises RequestError if the output of the model's server is junk."""
+    """Write the response to a completed request. Raises RequestError if the server's output cannot be read."""
     reply = result.replies[0]
     body = encode_json(message_of(reply, result.request, result.model))
     return completed(reply, body, result.latency_ms, result.lines + header_lines(reply.id, result.lines))

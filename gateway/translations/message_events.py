@@ -191,9 +191,10 @@ class MessageContent:
         self._tokens: _ServerTokens | None = None
         self._finish_reason: str | None = None
         self._stop: str | None = None
+        self._unreadable = False  # Raised at the end: an error amid a stream would lose what follows it.
 
     def add_lines(self, text: str) -> Iterator[BlockEvent]:
-        """Add lines of a model's server; the last one may be incomplete. Raises RequestError for junk."""
+        """Add lines of a model's server; the last one may be incomplete."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line:
@@ -213,7 +214,12 @@ class MessageContent:
         return [_filled(block, "".join(parts)) for block, parts in self._blocks]
 
     def end(self, reply: Reply) -> MessageEnd:
-        """Why the message ended. Some servers report a natural end for a required tool call."""
+        """Why the message ended. Some servers report a natural end for a required tool call.
+
+        Raises RequestError `invalid_output` if a line could not be read.
+        """
+        if self._unreadable:
+            raise RequestError(ErrorCode.INVALID_OUTPUT)
         if self._stop is not None:
             return MessageEnd("stop_sequence", self._stop)
         reason = self._finish_reason if reply.finish_reason == DOCUMENT else reply.finish_reason
@@ -239,7 +245,8 @@ class MessageContent:
         try:
             found = _line.decode(line)
         except (msgspec.MsgspecError, RecursionError):
-            raise RequestError(ErrorCode.INVALID_OUTPUT) from None
+            self._unreadable = True
+            return
         self._tokens = found.usage or self._tokens
         for choice in found.choices:
             if choice.index == 0:
@@ -296,7 +303,7 @@ def stop_sequences_of(request: InferenceRequest) -> list[str]:
 
 
 def message_of(reply: Reply, request: InferenceRequest, model: str) -> Message:
-    """The whole message of a completed reply. Raises RequestError if the output of the model's server is junk."""
+    """The whole message of a completed reply. Raises RequestError if the server's output cannot be read."""
     content = MessageContent(stop_sequences_of(request))
     for _ in content.add_lines(reply.output) if reply.finish_reason == DOCUMENT else content.add_text(reply.output):
         pass

@@ -2,7 +2,8 @@
 
 Blocks that have no counterpart in a chat: an error in a tool result is text with the prefix `Error: `; images in tool
 results follow in a message of the user; thinking beside tool calls is `reasoning_content`, other thinking is left out,
-since it is only useful while the model still calls tools. Cache marks have no effect, because servers cache by themselves.
+since it is only useful while the model still calls tools. Cache marks have no effect, because servers cache by themselves;
+`context_management` has none, because the model gets the whole conversation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -208,6 +209,7 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     speed: Literal["standard"] | None = None
 
 

@@ -1,6 +1,7 @@
 """`/v1/messages` with the real `anthropic` client: a chat that an endpoint answers, a model without one, errors, counts."""
 
 import math
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -144,7 +145,11 @@ async def test_a_model_without_a_server(plain: Stack) -> None:
         with pytest.raises(anthropic.BadRequestError, match="`tools` needs the capability `tools`"):
             await caller.messages.create(model="tiny", max_tokens=64, messages=HELLO, tools=[TOOL])
 
+    async with plain.http.get(f"{plain.url}/metrics") as response:
+        metrics = await response.text()
+
     first: Any = whole.content[0]
+    assert re.search(r'tierlane_requests_total{.*endpoint="/v1/messages".*outcome="completed".*} 2', metrics)
     assert "olleh" in first.text
     assert [block.to_dict() for block in message.content] == [first.to_dict()]
     assert whole.stop_reason == message.stop_reason == "end_turn"

@@ -386,12 +386,16 @@ def test_arguments_that_are_no_object_are_kept() -> None:
     ]
 
 
-def test_junk_of_the_server() -> None:
-    """It is an invalid output."""
-    with pytest.raises(RequestError) as error:
-        message_of(reply('{"choices": [{"message": {"content": [1]}}]}\n'), request(), "m")
+def test_a_line_that_cannot_be_read() -> None:
+    """The response is an error; a stream goes on, and ends with the error."""
+    output = '{"choices": [{"message": {"content": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
+    chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
 
-    assert error.value.code is ErrorCode.INVALID_OUTPUT
+    assert b"text_delta" in chunks.delta(output)
+    for failing in (lambda: message_of(reply(output), request(), "m"), lambda: chunks.closing(reply(output))):
+        with pytest.raises(RequestError) as error:
+            failing()
+        assert error.value.code is ErrorCode.INVALID_OUTPUT
 
 
 def test_types_of_errors() -> None:
