@@ -4,6 +4,7 @@ Both accept the key as `x-api-key` too, and ignore `anthropic-version`, as there
 """
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -116,16 +117,7 @@ MESSAGES = ApiFormat(
     key_header=KEY_HEADER,
     form=MESSAGE_FORM,
 )
-COUNT = ApiFormat(
-    read_prompt,
-    write_message,
-    "messages",
-    flat=True,
-    endpoint="/v1/messages/count_tokens",
-    names=CLIENT_FIELDS,
-    key_header=KEY_HEADER,
-    form=MESSAGE_FORM,
-)
+COUNT = replace(MESSAGES, read=read_prompt, chunks=None, endpoint="/v1/messages/count_tokens")
 
 
 class TokenCount(msgspec.Struct, gc=False):
