@@ -37,6 +37,7 @@ from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
+from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
@@ -49,6 +50,7 @@ API_FORMATS = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT,
     "/v1/embeddings": EMBEDDINGS,
+    "/v1/messages": MESSAGES,
 }
 """The path of each inference endpoint, and its format."""
 
@@ -191,6 +193,8 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
+    routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.inference))
+    routes.set_form("/v1/messages", MESSAGE_FORM)
     routes.add("POST", "/v1/inference", jobs.submit)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)

@@ -241,7 +241,23 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
-    members = _members.decode(raw)
+    return chat_request(body, chat_document(body, _members.decode(raw)), max_input_bytes)
+
+
+def translated_chat(chat: Mapping[str, Any], names: Mapping[str, str], max_input_bytes: int) -> InferenceRequest:
+    """The request of a body that was translated from another format. Raises RequestError.
+
+    `names`: a field of the body -> the client's own, for the error if the model lacks its capability.
+    """
+    raw = encode_json(chat)
+    body = decode(_decoder, raw)
+    document = chat_document(body, _members.decode(raw))
+    needs = {capability: names.get(name, name) for capability, name in document.needs.items()}
+    return chat_request(body, msgspec.structs.replace(document, needs=needs, translated=True), max_input_bytes)
+
+
+def chat_request(body: ChatBody, document: ChatDocument, max_input_bytes: int) -> InferenceRequest:
+    """The request of a decoded body with this document form. Raises RequestError that names the field."""
     check_model("model", body.model)
     check_values(body, ACCEPTED)
     if body.max_tokens is not None and body.max_completion_tokens is not None:  # OpenAI rejects both, too.
@@ -250,7 +266,6 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
         )
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
-    document = chat_document(body, members)
     if len(document.input) - document.media_bytes > max_input_bytes // 4:
         check_text("messages", document.input, max_input_bytes + document.media_bytes)
     parameters = parameters_of(body, body.max_completion_tokens)
@@ -328,7 +343,7 @@ def missing_capability(document: ChatDocument, model: str, has: frozenset[str]) 
     for capability, name in document.needs.items():
         if capability in has:
             continue
-        if capability is Capability.EXTENSIONS:
+        if capability is Capability.EXTENSIONS and not document.translated:
             return unknown_field(name, _FIELDS)
         message = f"`{name}` needs the capability `{capability}`, which the model `{model}` does not have."
         return RequestError(ErrorCode.INVALID_REQUEST, message, name)

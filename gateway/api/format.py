@@ -15,7 +15,8 @@ class ChatDocument(msgspec.Struct, frozen=True, gc=False):
     """A chat for a model that passes chats on: the body for its server (scheduler/chat_document.py).
 
     `needs`: the capabilities that it needs, each with the field that needs it. `tokens` corrects the estimate from the size
-    of the input, in which `media_bytes` are images and recordings, no text. `choices`: number of outputs.
+    of the input, in which `media_bytes` are images and recordings, no text. `choices`: number of outputs. `translated`: the
+    client sent it in another format, which knows all of its fields.
     """
 
     input: str
@@ -23,6 +24,7 @@ class ChatDocument(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     choices: int = 1
     media_bytes: int = 0
+    translated: bool = False
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

@@ -5,8 +5,8 @@ least one colon per key, so if the colons outside the decoded input are not more
 duplicate. Only bodies that fail this count are parsed a second time.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.stream_chunks import MakeChunks
+from gateway.http.errors import ResponseForm
 from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
@@ -152,6 +153,8 @@ class ApiFormat:
 
     `read`: from a body and the maximum bytes of an input; raises RequestError. `write`: from the result to the response.
     `flat`: whether parameters are fields of the body itself. `chunks`: makes the events of a stream, None without streams.
+    `names`: a parameter -> its field, where they differ. `key_header`: accepted instead of Authorization, with the key
+    alone. `form`: of errors and headers, None for OpenAI's.
     """
 
     read: Callable[[bytes, int], InferenceRequest]
@@ -161,14 +164,20 @@ class ApiFormat:
     flat: bool = False
     chunks: MakeChunks | None = None
     endpoint: str = "/v1/inference"
+    names: Mapping[str, str] = field(default_factory=dict)
+    key_header: str = ""
+    form: ResponseForm | None = None
 
     def bad_parameters(self, sentence: str) -> RequestError:
         """The error for the model's message about parameters, which it calls `parameters.<name>`, in the terms of this format."""
         if not self.flat:
             return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
         message = sentence.removeprefix("parameters.")
-        param = None if message == sentence else message.partition(" ")[0]
-        return RequestError(ErrorCode.INVALID_REQUEST, message, param)
+        if message == sentence:
+            return RequestError(ErrorCode.INVALID_REQUEST, message)
+        name, space, rest = message.partition(" ")
+        param = self.names.get(name, name)
+        return RequestError(ErrorCode.INVALID_REQUEST, f"{param}{space}{rest}", param)
 
 
 INFERENCE = ApiFormat(read_inference, write_inference)

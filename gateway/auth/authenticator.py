@@ -83,9 +83,18 @@ class Authenticator:
         """Background loops, by name."""
         return self._tokens.loops() if self._tokens else {}
 
-    def identify(self, request: HttpRequest) -> IdentityView:
-        """The identity of the caller. Raises RequestError as `authenticate` does."""
-        return self.authenticate(request.headers.getall("Authorization", []), request)
+    def identify(self, request: HttpRequest, key_header: str = "") -> IdentityView:
+        """The identity of the caller. Raises RequestError as `authenticate` does.
+
+        `key_header`: a header that may have the key alone, read if there is no Authorization.
+        """
+        values: Sequence[str] = request.headers.getall("Authorization", [])
+        if key_header and not values:
+            keys = request.headers.getall(key_header, [])
+            if len(keys) > 1:
+                raise RequestError(ErrorCode.INVALID_REQUEST, f"Send exactly one {key_header} header.", key_header)
+            values = [f"Bearer {key}" for key in keys]
+        return self.authenticate(values, request)
 
     def authenticate(self, authorization: Sequence[str], request: HttpRequest) -> IdentityView:
         """The identity for these values of the Authorization header.

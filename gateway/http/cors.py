@@ -33,6 +33,10 @@ ALLOWED = (
     "OpenAI-Organization",
     "OpenAI-Project",
     "OpenAI-Beta",
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
 )
 """Request headers that a page may send, besides `x-stainless-*`, which OpenAI's clients send."""
 

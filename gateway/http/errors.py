@@ -5,6 +5,7 @@ Clients that accept `application/problem+json` get problem details (RFC 9457), w
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
@@ -91,6 +92,18 @@ class ErrorBody(msgspec.Struct, gc=False):
     error: Fault
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseForm:
+    """What an API has in a form of its own: errors, and headers of all responses.
+
+    `error`: the body of an error, from the error, the request id, and the milliseconds until a retry if there are any.
+    `lines`: more header lines, from the request id and the lines with the rate limits.
+    """
+
+    error: Callable[[RequestError, str, int | UnsetType], object]
+    lines: Callable[[str, str], str]
+
+
 class RejectionError(RequestError):
     """A request error with the time until a retry can succeed, in milliseconds, and the violated rate limit policies."""
 
@@ -113,18 +126,31 @@ class ErrorResponses:
         self._jitter = jitter
 
     def answer(
-        self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
+        self,
+        error: RequestError,
+        request_id: str,
+        headers: Headers | None = None,
+        *,
+        problem: bool = False,
+        form: ResponseForm | None = None,
     ) -> HttpResponse:
-        """The response for `error`, with `headers` (rate limit state). `problem`: as problem details (RFC 9457)."""
+        """The response for `error`, with `headers` (rate limit state).
+
+        `problem`: as problem details (RFC 9457). `form`: else in this form; None for OpenAI's.
+        """
         row = HTTP[error.code]
         retry_after_ms: int | UnsetType = self._retry_after_ms(error) if error.code in TRY_LATER else UNSET
-        document = (
-            problem_of(error, request_id, retry_after_ms)
-            if problem
-            else ErrorBody(fault_of(error, request_id, retry_after_ms))
-        )
+        document: object
+        if problem:
+            document = problem_of(error, request_id, retry_after_ms)
+        elif form is not None:
+            document = form.error(error, request_id, retry_after_ms)
+        else:
+            document = ErrorBody(fault_of(error, request_id, retry_after_ms))
         response = HttpResponse.of(row.status, document, content_type=PROBLEM_JSON if problem else JSON)
         response.headers = [("x-request-id", request_id), *(headers or ())]
+        if form is not None:
+            response.lines = form.lines(request_id, "".join(f"{name}: {value}\r\n" for name, value in headers or ()))
         if retry_after_ms is not UNSET:
             response.headers.append(("Retry-After", str(math.ceil(retry_after_ms / 1000))))
             response.headers.append(("retry-after-ms", str(retry_after_ms)))

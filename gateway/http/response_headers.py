@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+TIME: Schema = {"type": "string", "format": "date-time"}
 GO_DURATION: Schema = {"type": "string", "pattern": r"^(\d+h)?(\d+m)?(\d+(\.\d+)?(ms|s))$"}
 
 
@@ -42,6 +43,21 @@ RESPONSE_HEADERS = {
     "x-ratelimit-remaining-tokens": ResponseHeader("The tokens left of that limit.", 99_936, COUNT),
     "x-ratelimit-reset-tokens": ResponseHeader(
         "Time until all tokens are available, as a Go duration.", "38ms", GO_DURATION
+    ),
+    "request-id": ResponseHeader(
+        "The same as `x-request-id`, for Anthropic's clients.",
+        "req_01a1fcc578457330952e380ef16929eb",
+        {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
+    ),
+    "anthropic-ratelimit-requests-limit": ResponseHeader("The burst of requests, for Anthropic's clients.", 200, COUNT),
+    "anthropic-ratelimit-requests-remaining": ResponseHeader("The requests left of the burst.", 199, COUNT),
+    "anthropic-ratelimit-requests-reset": ResponseHeader(
+        "The time when the burst is full.", "2026-01-01T00:00:01Z", TIME
+    ),
+    "anthropic-ratelimit-tokens-limit": ResponseHeader("The limit of tokens per minute.", 100_000, COUNT),
+    "anthropic-ratelimit-tokens-remaining": ResponseHeader("The tokens left of that limit.", 99_936, COUNT),
+    "anthropic-ratelimit-tokens-reset": ResponseHeader(
+        "The time when all tokens are available.", "2026-01-01T00:00:01Z", TIME
     ),
     "Retry-After": ResponseHeader(
         "Seconds to wait before a retry, from the measured drain rate, with jitter; before a pending job is read again.",

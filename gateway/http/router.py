@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse
 
 
@@ -43,6 +44,7 @@ class Router:
         self._exact: dict[str, Methods] = {}
         self._prefixes: dict[str, Methods] = {}
         self._trees: dict[str, Methods] = {}
+        self._forms: dict[str, ResponseForm] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Add a route."""
@@ -50,6 +52,15 @@ class Router:
         prefixes = self._trees if name.endswith("...}") else self._prefixes
         table = prefixes if brace else self._exact
         table.setdefault(prefix, {})[method] = handler
+
+    def set_form(self, path: str, form: ResponseForm) -> None:
+        """Write the errors of this path, and of those below it, in this form."""
+        self._forms[path] = form
+
+    def form(self, raw_path: str) -> ResponseForm | None:
+        """The form of errors of a path; None for OpenAI's."""
+        path = path_of(raw_path)
+        return next((form for top, form in self._forms.items() if path == top or path.startswith(f"{top}/")), None)
 
     def table(self) -> dict[str, set[str]]:
         """Every path, as it was added, with its methods."""

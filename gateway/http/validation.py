@@ -29,7 +29,7 @@ _JOB = "send it to POST /v1/inference with the header `Prefer: respond-async`"
 _HEADER = "it is a header of the request, not a field of the body"
 _PARAMETER = 'put it into `parameters`, as in {"input": "...", "parameters": {"max_tokens": 16}}'
 _PARAMETERS = dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), _PARAMETER)
-_STREAMS = 'only /v1/completions and /v1/chat/completions stream: send `"stream": true` there'
+_STREAMS = 'only /v1/completions, /v1/chat/completions and /v1/messages stream: send `"stream": true` there'
 _ELSEWHERE = {
     "stream": _STREAMS,
     "stream_options": _STREAMS,
@@ -40,7 +40,7 @@ _ELSEWHERE = {
     "idempotency_key": f"{_HEADER}: `Idempotency-Key`",
     "authorization": f"{_HEADER}: `Authorization: Bearer <key>`",
     "api_key": f"{_HEADER}: `Authorization: Bearer <key>`",
-    "messages": "it belongs to /v1/chat/completions",
+    "messages": "it belongs to /v1/chat/completions and /v1/messages",
     "input": "it belongs to /v1/inference and /v1/embeddings",
     "prompt": "it belongs to /v1/completions",
     "tier": "the tier follows from the API key",

@@ -168,6 +168,10 @@ class RequestEvents:
         if self._log is not None:
             self._log.failed(endpoint, request_id, None, None, error)
 
+    def answered(self, endpoint: str, identity: IdentityView) -> None:
+        """The response needed no model."""
+        self._counters.ended(identity.tier, endpoint, COMPLETED)
+
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """The response was the 202 of a job."""
         self._counters.ended(identity.tier, endpoint, ACCEPTED)

@@ -23,7 +23,7 @@ from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
 from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, check_media, read_body
+from gateway.http.request import BodyBudget, HttpRequest, check_media, read_body
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.admission import ENTERED, AdmissionBatcher
@@ -377,8 +377,10 @@ class InferenceCall:
 
     def authenticate(self, request: RoutedRequest) -> None:
         """Find the identity of the caller. Raises RequestError, which is recorded, if there is none."""
-        pipeline = self.pipeline
-        self.identity = pipeline.events.known(pipeline.identify, request, self.api_format.endpoint)
+        self.identity = self.pipeline.events.known(self._identify, request, self.api_format.endpoint)
+
+    def _identify(self, request: HttpRequest) -> IdentityView:
+        return self.pipeline.identify(request, self.api_format.key_header)
 
     async def read(self, request: RoutedRequest) -> bytes:
         """Read the Idempotency-Key and the body. Raises RequestError if either is not acceptable, or while draining."""
@@ -390,7 +392,7 @@ class InferenceCall:
         check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes)
         raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
-            self.identity = pipeline.identify(request)
+            self.identity = self._identify(request)
         # The time of a slow upload does not count against the deadline; the gateway's own time does.
         self.started = request.arrived if arrived_whole else pipeline.clock()
         return raw
@@ -469,7 +471,8 @@ class InferenceCall:
         headers = pipeline.customer_limits.headers(identity, verdict)
         if replayed:
             headers = [*headers, REPLAYED]
-        return pipeline.error_responses.answer(error, request_id, headers, problem=wants_problem(self.headers))
+        problem, form = wants_problem(self.headers), self.api_format.form
+        return pipeline.error_responses.answer(error, request_id, headers, problem=problem, form=form)
 
     def client_left(self) -> None:
         """The connection was closed before the response: cancel the pending requests and record it."""

@@ -10,7 +10,7 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 import asyncio
 import math
 
-from gateway.api.stream_chunks import DONE, Chunks, event
+from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
@@ -121,7 +121,8 @@ class StreamedResponse:
             self._chunks = self._new_chunks(request_id, passed_on=self._reply.finish_reason == DOCUMENT)
             stream.headers.append(REPLAYED)
         limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
-        stream.lines = f"x-request-id: {request_id}\r\n{limits}"
+        form = self._call.api_format.form
+        stream.lines = f"x-request-id: {request_id}\r\n{limits}" + (form.lines(request_id, limits) if form else "")
         return stream
 
     async def _play(self, stream: EventStream) -> None:
@@ -158,7 +159,7 @@ class StreamedResponse:
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
             raise RequestError(ErrorCode.WORKER_LOST)
-        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
+        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + self._chunks.END
 
     async def _completed(self, outcome: Outcome) -> Reply:
         """The completed reply. Raises RequestError for any other outcome."""
@@ -174,7 +175,8 @@ class StreamedResponse:
     def _fail(self, stream: EventStream, error: RequestError) -> None:
         call = self._call
         call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
-        stream.send(event(call.pipeline.error_responses.answer(error, self._pending.id).body))
+        response = call.pipeline.error_responses.answer(error, self._pending.id, form=call.api_format.form)
+        stream.send(self._chunks.failure(response))
         stream.keep_alive = False
 
     @property

@@ -214,10 +214,14 @@ def build_submission(
 
 def token_estimate(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
     """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output of each choice."""
-    read, written = math.ceil(input_bytes / BYTES_PER_TOKEN), _output_tokens(payload)
-    if document is None or payload.task is not Task.CHAT_DOCUMENT:
-        return read + written
-    return max(1, read + document.tokens) + written * document.choices
+    choices = 1 if document is None or payload.task is not Task.CHAT_DOCUMENT else document.choices
+    return input_tokens(payload, input_bytes, document) + _output_tokens(payload) * choices
+
+
+def input_tokens(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
+    """The part of the estimate for the input."""
+    read = math.ceil(input_bytes / BYTES_PER_TOKEN)
+    return read if document is None or payload.task is not Task.CHAT_DOCUMENT else max(1, read + document.tokens)
 
 
 def _charged(estimate: int, limits: EffectiveLimits) -> int:

@@ -63,7 +63,7 @@ BEFORE_IDENTITY = frozenset(
 
 def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header without a description."""
-    kinds = [ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]
+    kinds = list(dict.fromkeys([ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]))
     types, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, types, strict=True))
     for endpoint in endpoints:
@@ -156,13 +156,16 @@ def _response(endpoint: ApiEndpoint, status: int, schema_of: Mapping[Any, Schema
     if (own := endpoint.responses.get(status)) is not None:
         parts.append(own)
         for media, kind in own.content.items():
-            content[media] = [_event(schema_of[kind], schema_of) if media == EVENTS else schema_of[kind]]
+            content[media] = [_event(endpoint, schema_of[kind], schema_of) if media == EVENTS else schema_of[kind]]
     if codes:
         parts.append(errors := _errors(endpoint, codes))
         for media, kind in errors.content.items():
             content.setdefault(media, []).append(_error_schema(kind, codes, schema_of))
     names = dict.fromkeys(name for part in parts for name in (*part.headers, *part.optional_headers))
     components = {name: name if all(name in part.headers for part in parts) else name + OPTIONAL for name in names}
+    for name, component in list(components.items()):
+        suffix = component.removeprefix(name)
+        components |= {other: other + suffix for other in endpoint.beside.get(name, ())}
     document: Schema = {
         "description": " ".join(part.description for part in parts),
         "headers": {name: {"$ref": f"#/components/headers/{component}"} for name, component in components.items()},
@@ -175,14 +178,17 @@ def _response(endpoint: ApiEndpoint, status: int, schema_of: Mapping[Any, Schema
     return document
 
 
-def _event(schema: Schema, schema_of: Mapping[Any, Schema]) -> Schema:
+def _event(endpoint: ApiEndpoint, schema: Schema, schema_of: Mapping[Any, Schema]) -> Schema:
     """One event of a stream, as OpenAPI 3.2 describes them."""
     chunk = {
         "type": "string",
         "description": "A chunk, or an error, which ends the stream.",
         "contentMediaType": JSON,
-        "contentSchema": {"anyOf": [schema, schema_of[ErrorBody]]},
+        "contentSchema": {"anyOf": [schema, schema_of[endpoint.error]]},
     }
+    if endpoint.error is not ErrorBody:  # Not OpenAI's format: events have names, and the last one has data.
+        properties = {"event": {"type": "string"}, "data": chunk}
+        return {"type": "object", "properties": properties, "required": ["event", "data"]}
     data = {"anyOf": [chunk, {"const": "[DONE]", "description": "The end of the stream."}]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
@@ -204,7 +210,7 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
         optional.append("Idempotent-Replayed")
     return ResponseDescription(
         description=" ".join(f"`{code}`: {HTTP[code].message}" for code in codes),
-        content={JSON: ErrorBody, PROBLEM_JSON: Problem},
+        content={JSON: endpoint.error, PROBLEM_JSON: Problem},
         headers=tuple(headers),
         optional_headers=tuple(optional),
     )
@@ -212,6 +218,8 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
 
 def _error_schema(kind: Any, codes: Sequence[ErrorCode], schema_of: Mapping[Any, Schema]) -> Schema:
     """The schema of an error body, with the codes that are possible here."""
+    if kind not in (ErrorBody, Problem):
+        return schema_of[kind]
     schema: Schema = {"type": "object", "properties": {"code": {"enum": [code.value for code in codes]}}}
     if kind is ErrorBody:
         schema = {"type": "object", "properties": {"error": schema}}

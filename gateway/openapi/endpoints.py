@@ -5,6 +5,7 @@ compares this table with the routes, both ways.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.api import chat, completions
@@ -54,6 +55,9 @@ from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.lookups import CustomerExplained, RequestExplained
 from gateway.operations.state import DashboardState
+from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
+from gateway.translations.message_events import Message, MessageEvent
+from gateway.translations.messages import MessageBody, PromptBody
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
@@ -156,6 +160,66 @@ API: tuple[ApiEndpoint, ...] = (
     ),
     account_endpoint("/v1/me", "Current limits, what is left, usage of 24 hours", Account, headers=("Cache-Control",)),
 )
+
+MESSAGE_PARAMETERS = (
+    Parameter(KEY_HEADER, "header", "The API key, if there is no `Authorization`."),
+    Parameter("anthropic-version", "header", "Accepted, and without effect."),
+)
+TOOLS_FOR_CHOICE: Schema = {
+    "anyOf": [
+        {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]},
+        {"properties": {"tool_choice": {"anyOf": [{"type": "null"}, {"properties": {"type": only("auto", "none")}}]}}},
+    ]
+}
+"""A choice that forces a call requires tools."""
+
+MESSAGE_EXAMPLE: Mapping[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}]}
+ANTHROPIC: tuple[ApiEndpoint, ...] = (
+    inference_endpoint(
+        "/v1/messages",
+        MessageBody,
+        Message,
+        "Continue a conversation (Anthropic format)",
+        example={"max_tokens": 16, **MESSAGE_EXAMPLE},
+        rules={
+            "service_tier": only(None, "standard_only", *KNOWN),
+            "top_k": {
+                "type": "null",
+                "description": "An integer for a model whose row has the capability `extensions`.",
+            },
+        },
+        conditions=(TOOLS_FOR_CHOICE,),
+        events=MessageEvent,
+        parameters=MESSAGE_PARAMETERS,
+    ),
+    account_endpoint(
+        "/v1/messages/count_tokens",
+        "Estimate the tokens of a prompt (Anthropic format)",
+        TokenCount,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ErrorCode.UNSUPPORTED_ENCODING,
+        ErrorCode.DRAINING,
+        methods=("POST",),
+        body=PromptBody,
+        example=MESSAGE_EXAMPLE,
+        conditions=(TOOLS_FOR_CHOICE,),
+        parameters=MESSAGE_PARAMETERS,
+        description=(
+            "The estimate that admission charges for the prompt until the model has counted: a token for each four bytes, "
+            "1,000 for an image or a document."
+        ),
+    ),
+)
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "x-request-id": ("request-id",),
+    "x-ratelimit-limit-requests": tuple(
+        f"anthropic-ratelimit-requests-{part}" for part in ("limit", "remaining", "reset")
+    ),
+    "x-ratelimit-limit-tokens": tuple(f"anthropic-ratelimit-tokens-{part}" for part in ("limit", "remaining", "reset")),
+}
+"""Our headers -> Anthropic's."""
 
 OPERATIONS: tuple[ApiEndpoint, ...] = (
     operator_endpoint(
@@ -340,6 +404,7 @@ METRICS_PAGE = ApiEndpoint(
 )
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *API,
+    *(replace(endpoint, error=MessageError, beside=BESIDE) for endpoint in ANTHROPIC),
     *OPERATIONS,
     *DASHBOARD,
     *ACTIONS,

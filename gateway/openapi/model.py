@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.http.errors import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
@@ -58,8 +59,9 @@ class Parameter:
 class ApiEndpoint:
     """One path. Methods that differ only in whether they return a body (GET and HEAD) share a description.
 
-    `errors` are all codes that it can return, including those from before its handler. `body` is the struct that decodes;
-    `rules` and `conditions` describe what is checked after decoding: schemas of single fields, and of combinations.
+    `errors` are all codes that it can return, including those from before its handler; `error` is their body. `body` is the
+    struct that decodes; `rules` and `conditions` describe what is checked after decoding: schemas of single fields, and of
+    combinations. `beside`: a header -> those that its API sends with the same meaning.
     """
 
     path: str
@@ -69,12 +71,14 @@ class ApiEndpoint:
     responses: Mapping[int, ResponseDescription]
     errors: frozenset[ErrorCode]
     token: Literal["key", "service"] | None = None
+    error: type = ErrorBody
     body: type | None = None
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
     conditions: tuple[Schema, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     description: str = ""
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def template(self) -> str:
@@ -84,7 +88,7 @@ class ApiEndpoint:
     def types(self) -> list[Any]:
         """The types of all bodies."""
         types = [kind for response in self.responses.values() for kind in response.content.values()]
-        return types if self.body is None else [self.body, *types]
+        return [*([] if self.body is None else [self.body]), self.error, *types]
 
 
 READ = ("GET", "HEAD")

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from api_description import Described
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
+from gateway.translations.message_endpoints import COUNT
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, reverse_or_vector, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -26,13 +27,14 @@ WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}
 """Bodies that are valid for a field: an empty message, dead letters without a known tier, or of any tier."""
 TEXT_FIELD = "<text>"
+FORMATS = API_FORMATS | {COUNT.endpoint: COUNT}
 
 
 def text_field(path: str) -> str:
     """Return the field whose text is replaced."""
     if path in ACTIONS:
         return "worker" if "worker" in VALID[path] else "tier"
-    return API_FORMATS[path].input_field
+    return FORMATS[path].input_field
 
 
 class Hostile(NamedTuple):
@@ -137,13 +139,20 @@ async def post(
 async def error_of(stack: Stack, path: str, raw: bytes) -> tuple[int, str, str | None]:
     """Return status, code and field of the error."""
     status, _, body = await post(stack, path, raw)
-    error = json.loads(body)["error"]
+    error = error_in(body)
     return status, error["code"], error["param"]
 
 
+def error_in(body: bytes) -> dict[str, Any]:
+    """The error of a response, whose code and field are details in Anthropic's form."""
+    error: dict[str, Any] = json.loads(body).get("error", {"code": None, "param": None, "message": None})
+    details = error.get("details", {})
+    return error | details | ({"code": details["error_code"]} if details else {})
+
+
 def test_every_endpoint_with_a_body_is_tested() -> None:
-    """The described endpoints are the formats of the API and the four actions."""
-    assert sorted(INFERENCE) == sorted(API_FORMATS)
+    """The described endpoints are the formats of the API, the count of tokens, and the four actions."""
+    assert sorted(INFERENCE) == sorted(FORMATS)
     assert len(ACTIONS) == 4
 
 
@@ -156,7 +165,7 @@ async def test_hostile_bodies_are_rejected(stack: Stack, described: Described, d
         raw = hostile.make(VALID[path], field)
         large = path in ACTIONS and len(raw) > MAX_BODY_BYTES
         status, headers, body = await post(stack, path, raw, hostile.headers)
-        error = json.loads(body).get("error", {"param": None, "message": None})
+        error = error_in(body)
         # In JSON that cannot be decoded the field is the nearest one.
         params = {field, "content"} if hostile.param == TEXT_FIELD else {hostile.param}
         expected = (413, {None}) if large else (hostile.status, params)

@@ -84,6 +84,29 @@ def test_one_short_bearer_token_is_required(values: list[str], expected: str) ->
     assert error.value.code is expected
 
 
+@pytest.mark.parametrize(
+    ("headers", "key_header", "expected"),
+    [
+        ([("x-api-key", KEY)], "x-api-key", "key"),
+        ([("Authorization", f"Bearer {KEY}"), ("x-api-key", "wrong")], "x-api-key", "key"),
+        ([("x-api-key", KEY)], "", INVALID),
+        ([("Authorization", "Basic x"), ("x-api-key", KEY)], "x-api-key", INVALID),
+        ([("x-api-key", KEY), ("x-api-key", KEY)], "x-api-key", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_a_header_with_the_key_alone(headers: list[tuple[str, str]], key_header: str, expected: str) -> None:
+    """It is read where the API has one, if there is no Authorization."""
+    request = SimpleNamespace(headers=CIMultiDictProxy(CIMultiDict(headers)), remote="192.0.2.1")
+    routed = RoutedRequest(cast("web.BaseRequest", request), "req_1")
+    auth = authenticator(OneKey())
+    if not isinstance(expected, ErrorCode):
+        assert auth.identify(routed, key_header).key_id == expected
+        return
+    with pytest.raises(RequestError) as error:
+        auth.identify(routed, key_header)
+    assert error.value.code is expected
+
+
 def test_keys_and_tokens_are_told_apart_by_their_form() -> None:
     """Anything that is not a JWT is looked up as a key. JWTs may be longer than keys, up to the configured limit."""
     keys = OneKey()

@@ -47,7 +47,7 @@ CHAT = '{"model": "tiny", "messages": [{"role": "user", "content": "a"}], '
             '{"input": "a", "stream": true}',
             "stream",
             (
-                "The field `stream` is not known here: only /v1/completions and /v1/chat/completions stream: send "
+                "The field `stream` is not known here: only /v1/completions, /v1/chat/completions and /v1/messages stream: send "
                 f'`"stream": true` there. {FIELDS}'
             ),
         ),

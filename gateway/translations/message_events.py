@@ -1,0 +1,350 @@
+"""Responses of `/v1/messages`: content blocks from generated text, or from the lines of a model's server, and their events.
+
+A whole response and a stream have the same content, since both are built by `MessageContent`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.api.format import InferenceRequest, usage
+from gateway.api.stream_chunks import Chunks
+from gateway.http.response import HttpResponse, encode_json
+from gateway.translations.messages import TextBlock, ThinkingBlock, ToolUseBlock
+from scheduler.chat_document import DOCUMENT, ServerUsage
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.replies import Reply
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+STOP_REASONS: dict[str, StopReason] = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+"""The finish reason of a chat -> Anthropic's, for others `end_turn`."""
+
+UNREADABLE = "INVALID_JSON"
+"""The member of a tool's input with the text of arguments that are not a JSON object, as Anthropic recommends it."""
+
+
+class ThinkingTokens(msgspec.Struct, gc=False):
+    """The part of the output tokens that were reasoning."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, gc=False):
+    """Tokens. Those that were read from the cache of a model's server are not in `input_tokens`."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int | UnsetType = UNSET
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class MessageEnd(msgspec.Struct, gc=False):
+    """Why the message ends. `stop_sequence`: the text, if the model's server reports it."""
+
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+
+
+class Message(msgspec.Struct, gc=False):
+    """The response body. `id` is the id of the request."""
+
+    id: str
+    model: str
+    content: list[ContentBlock]
+    usage: MessageUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class MessageStart(msgspec.Struct, gc=False, tag_field="type", tag="message_start"):
+    """The message without content. Its tokens are not known yet."""
+
+    message: Message
+
+
+class Ping(msgspec.Struct, gc=False, tag_field="type", tag="ping"):
+    """No content."""
+
+
+class BlockStart(msgspec.Struct, gc=False, tag_field="type", tag="content_block_start"):
+    """A new block, without its content."""
+
+    index: int
+    content_block: ContentBlock
+
+
+class AddedText(msgspec.Struct, gc=False, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class AddedThinking(msgspec.Struct, gc=False, tag_field="type", tag="thinking_delta"):
+    """More reasoning."""
+
+    thinking: str
+
+
+class AddedInput(msgspec.Struct, gc=False, tag_field="type", tag="input_json_delta"):
+    """More of the JSON of a tool's input."""
+
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, gc=False, tag_field="type", tag="content_block_delta"):
+    """More content of a block."""
+
+    index: int
+    delta: AddedText | AddedThinking | AddedInput
+
+
+class BlockStop(msgspec.Struct, gc=False, tag_field="type", tag="content_block_stop"):
+    """The end of a block."""
+
+    index: int
+
+
+class MessageDelta(msgspec.Struct, gc=False, tag_field="type", tag="message_delta"):
+    """The reason of the end, and all tokens."""
+
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, gc=False, tag_field="type", tag="message_stop"):
+    """The end of the stream."""
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+MessageEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop
+
+
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(msgspec.Struct, gc=False):
+    reasoning_tokens: int | None = None
+
+
+class _ServerTokens(ServerUsage, gc=False):
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _CalledFunction(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _CalledFunction = msgspec.field(default_factory=_CalledFunction)
+
+
+class _MessagePiece(msgspec.Struct, gc=False):
+    """A message, or what an event adds to it. Servers have two names for reasoning."""
+
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _LineChoice(msgspec.Struct, gc=False):
+    index: int = 0
+    message: _MessagePiece | None = None
+    delta: _MessagePiece | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None  # Of some servers: the stop sequence, or the id of a token.
+
+
+class _ServerLine(msgspec.Struct, gc=False):
+    choices: list[_LineChoice] = []
+    usage: _ServerTokens | None = None
+
+
+_line = msgspec.json.Decoder(_ServerLine)
+_input = msgspec.json.Decoder(dict[str, Any])
+
+
+class MessageContent:
+    """The content of a message, and the events that add to it. `stop_sequences`: those of the request."""
+
+    def __init__(self, stop_sequences: list[str]) -> None:
+        self._stop_sequences = stop_sequences
+        self._blocks: list[tuple[ContentBlock, list[str]]] = []
+        self._calls: dict[int, int] = {}  # The server's index of a tool call -> that of its block.
+        self._rest = ""
+        self._tokens: _ServerTokens | None = None
+        self._finish_reason: str | None = None
+        self._stop: str | None = None
+        self._unreadable = False  # Raised at the end: an error amid a stream would lose what follows it.
+
+    def add_lines(self, text: str) -> Iterator[BlockEvent]:
+        """Add lines of a model's server; the last one may be incomplete."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line:
+                yield from self._add_line(line)
+
+    def add_text(self, text: str) -> Iterator[BlockEvent]:
+        """Add generated text."""
+        return self._add(TextBlock, text)
+
+    def close(self) -> Iterator[BlockEvent]:
+        """The end of the last block."""
+        if self._blocks:
+            yield BlockStop(len(self._blocks) - 1)
+
+    def blocks(self) -> list[ContentBlock]:
+        """All blocks, with their content."""
+        return [_filled(block, "".join(parts)) for block, parts in self._blocks]
+
+    def end(self, reply: Reply) -> MessageEnd:
+        """Why the message ended. Some servers report a natural end for a required tool call.
+
+        Raises RequestError `invalid_output` if a line could not be read.
+        """
+        if self._unreadable:
+            raise RequestError(ErrorCode.INVALID_OUTPUT)
+        if self._stop is not None:
+            return MessageEnd("stop_sequence", self._stop)
+        reason = self._finish_reason if reply.finish_reason == DOCUMENT else reply.finish_reason
+        found = STOP_REASONS.get(reason or "", "end_turn")
+        return MessageEnd("tool_use" if self._calls and found == "end_turn" else found)
+
+    def usage(self, reply: Reply) -> MessageUsage:
+        """The tokens that the model's server reports, else those that were counted."""
+        tokens = self._tokens
+        if tokens is None or tokens.prompt_tokens is None or tokens.completion_tokens is None:
+            counted = usage([reply])
+            return MessageUsage(counted.prompt_tokens, counted.completion_tokens)
+        cached = (tokens.prompt_tokens_details or _PromptDetails()).cached_tokens
+        reasoned = (tokens.completion_tokens_details or _CompletionDetails()).reasoning_tokens
+        return MessageUsage(
+            max(0, tokens.prompt_tokens - (cached or 0)),
+            tokens.completion_tokens,
+            UNSET if cached is None else cached,
+            UNSET if reasoned is None else ThinkingTokens(reasoned),
+        )
+
+    def _add_line(self, line: str) -> Iterator[BlockEvent]:
+        try:
+            found = _line.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            self._unreadable = True
+            return
+        self._tokens = found.usage or self._tokens
+        for choice in found.choices:
+            if choice.index == 0:
+                self._finish_reason = choice.finish_reason or self._finish_reason
+                if choice.stop_reason in self._stop_sequences:
+                    self._stop = choice.stop_reason
+                yield from self._add_piece(choice.delta or choice.message or _MessagePiece())
+
+    def _add_piece(self, piece: _MessagePiece) -> Iterator[BlockEvent]:
+        yield from self._add(ThinkingBlock, piece.reasoning_content or piece.reasoning or "")
+        yield from self._add(TextBlock, piece.content or "")
+        yield from self._add(TextBlock, piece.refusal or "")
+        for position, call in enumerate(piece.tool_calls or ()):
+            yield from self._add_call(call, position if call.index is None else call.index)
+
+    def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
+        if not text:
+            return
+        if not self._blocks or not isinstance(self._blocks[-1][0], kind):
+            yield from self._start(kind(""))
+        self._blocks[-1][1].append(text)
+        yield BlockDelta(len(self._blocks) - 1, AddedText(text) if kind is TextBlock else AddedThinking(text))
+
+    def _add_call(self, call: _ToolCall, number: int) -> Iterator[BlockEvent]:
+        if number not in self._calls:
+            self._calls[number] = len(self._blocks)
+            yield from self._start(ToolUseBlock(call.id or f"call_{number}", call.function.name or "", {}))
+        if arguments := call.function.arguments:
+            at = self._calls[number]
+            self._blocks[at][1].append(arguments)
+            yield BlockDelta(at, AddedInput(arguments))
+
+    def _start(self, block: ContentBlock) -> Iterator[BlockEvent]:
+        yield from self.close()
+        self._blocks.append((block, []))
+        yield BlockStart(len(self._blocks) - 1, block)
+
+
+def _filled(block: ContentBlock, content: str) -> ContentBlock:
+    if isinstance(block, TextBlock):
+        return TextBlock(content)
+    if isinstance(block, ThinkingBlock):
+        return ThinkingBlock(content)
+    try:
+        found = _input.decode(content or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        found = {UNREADABLE: content}
+    return ToolUseBlock(block.id, block.name, found)
+
+
+def stop_sequences_of(request: InferenceRequest) -> list[str]:
+    """The stop sequences of a request."""
+    return list(request.parameters.get("stop") or ())
+
+
+def message_of(reply: Reply, request: InferenceRequest, model: str) -> Message:
+    """The whole message of a completed reply. Raises RequestError if the server's output cannot be read."""
+    content = MessageContent(stop_sequences_of(request))
+    for _ in content.add_lines(reply.output) if reply.finish_reason == DOCUMENT else content.add_text(reply.output):
+        pass
+    end = content.end(reply)
+    return Message(reply.id, model, content.blocks(), content.usage(reply), end.stop_reason, end.stop_sequence)
+
+
+class MessageChunks(Chunks):
+    """The stream of `/v1/messages`."""
+
+    END = b""  # The event `message_stop` is the end.
+
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
+        super().__init__(request_id, model, request)
+        self._passed_on = passed_on
+        self._content = MessageContent(stop_sequences_of(request))
+
+    def opening(self) -> bytes:
+        """The message without content."""
+        return named_event(MessageStart(Message(self._id, self._model, [], MessageUsage(0, 0)))) + named_event(Ping())
+
+    def delta(self, text: str) -> bytes:
+        """More text, or more lines of a model's server."""
+        added = self._content.add_lines(text) if self._passed_on else self._content.add_text(text)
+        return b"".join(map(named_event, added))
+
+    def closing(self, reply: Reply) -> bytes:
+        """The end of the last block, the reason of the end, and the usage."""
+        delta = MessageDelta(self._content.end(reply), self._content.usage(reply))
+        return b"".join(map(named_event, (*self._content.close(), delta, MessageStop())))
+
+    def failure(self, response: HttpResponse) -> bytes:
+        """The error as an event."""
+        return b"event: error\ndata: " + response.body + b"\n\n"
+
+
+def message_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
+    """The stream of `/v1/messages`."""
+    return MessageChunks(request_id, model, request, passed_on=passed_on)
+
+
+def named_event(content: MessageEvent) -> bytes:
+    """One event, whose name is its type."""
+    return b"event: %b\ndata: %b\n\n" % (str(content.__struct_config__.tag).encode(), encode_json(content))

@@ -1,0 +1,394 @@
+"""The body of `POST /v1/messages` in Anthropic's format (https://docs.anthropic.com/en/api/messages), as a chat in OpenAI's.
+
+Blocks that have no counterpart in a chat: an error in a tool result is text with the prefix `Error: `; images in tool
+results follow in a message of the user; thinking beside tool calls is `reasoning_content`, other thinking is left out,
+since it is only useful while the model still calls tools. Cache marks have no effect, because servers cache by themselves;
+`context_management` has none, because the model gets the whole conversation.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.api.chat import MAX_MESSAGES, translated_chat
+from gateway.api.format import InferenceRequest
+from gateway.api.inference import Integer
+from gateway.api.openai_common import MAX_STOPS
+from gateway.http.request import check_duplicates, decode
+from gateway.http.response import encode_json
+from gateway.http.validation import invalid
+
+ERROR_MARK = "Error: "
+MEDIUM_BUDGET, HIGH_BUDGET = 4096, 16_384
+"""The first `budget_tokens` of thinking that are a medium and a high `reasoning_effort`."""
+
+
+class TextBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+    """A text."""
+
+    text: str
+
+
+class SystemText(msgspec.Struct, frozen=True):
+    """A text of the system prompt. The type of a tagged struct is only required in a union."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Base64Image(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
+    """An image as base64."""
+
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageAddress(msgspec.Struct, frozen=True, tag_field="type", tag="url"):
+    """The URL of an image."""
+
+    url: str
+
+
+class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
+    """An image."""
+
+    source: Base64Image | ImageAddress
+
+
+class Base64Document(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
+    """A PDF as base64."""
+
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class TextDocument(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A document as text."""
+
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document"):
+    """A document."""
+
+    source: Base64Document | TextDocument
+    title: str | None = None
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="tool_use"):
+    """A call of a tool by the model."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
+    """The result of a call."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="thinking"):
+    """The model's reasoning. The signature is empty: no server behind this gateway signs."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that only Anthropic's servers can read."""
+
+    data: str
+
+
+class UserInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="user"):
+    """A message of the user, or results of tools."""
+
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]
+
+
+class AssistantOutput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="assistant"):
+    """An earlier message of the model."""
+
+    content: str | list[TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock]
+
+
+class SystemInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="system"):
+    """Instructions of the application within the conversation."""
+
+    content: str | list[SystemText]
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the client. Tools that Anthropic's servers run are not supported."""
+
+    name: str
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class AutoToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="auto"):
+    """The model decides."""
+
+    disable_parallel_tool_use: bool = False
+
+
+class AnyToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="any"):
+    """The model calls at least one tool."""
+
+    disable_parallel_tool_use: bool = False
+
+
+class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="tool"):
+    """The model calls this tool."""
+
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class NoToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="none"):
+    """The model calls no tool."""
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, tag_field="type", tag="enabled"):
+    """The model thinks for about so many tokens."""
+
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
+class AdaptiveThinking(msgspec.Struct, frozen=True, tag_field="type", tag="adaptive"):
+    """The model decides how much it thinks."""
+
+
+class ThinkingBetweenTools(msgspec.Struct, frozen=True, tag_field="type", tag="between_tools"):
+    """The model decides, as for adaptive thinking."""
+
+
+class NoThinking(msgspec.Struct, frozen=True, tag_field="type", tag="disabled"):
+    """No effort is requested."""
+
+
+class JsonFormat(msgspec.Struct, frozen=True):
+    """The schema of the output."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Effort and format of the output."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class ClientMetadata(msgspec.Struct, frozen=True):
+    """The client's own user. It is accepted and not stored."""
+
+    user_id: str | None = None
+
+
+class PromptBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The body of `POST /v1/messages/count_tokens`: the fields that the model reads."""
+
+    model: str
+    messages: Annotated[
+        list[UserInput | AssistantOutput | SystemInput],
+        msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_MESSAGES}),
+    ]
+    system: str | list[SystemText] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoToolChoice | None = None
+    thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    speed: Literal["standard"] | None = None
+
+
+class MessageBody(PromptBody, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The body of `POST /v1/messages`."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    stop_sequences: Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    stream: bool | None = None
+    service_tier: str | None = None
+    metadata: ClientMetadata | None = None
+
+
+_body = msgspec.json.Decoder(MessageBody)
+_prompt = msgspec.json.Decoder(PromptBody)
+_TIERS = {"standard_only": "default"}
+CLIENT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
+"""OpenAI's name of a field -> Anthropic's, where they differ."""
+
+Chat = dict[str, Any]
+
+
+def read_messages(raw: bytes, max_input_bytes: int) -> InferenceRequest:
+    """The request of a body. Raises RequestError that names the client's field."""
+    body = decode(_body, raw)
+    check_duplicates(raw)
+    if body.stop_sequences is not None and len(body.stop_sequences) > MAX_STOPS:
+        raise invalid("stop_sequences", f"`stop_sequences` must not have more than {MAX_STOPS} texts.")
+    options = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences or None,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stream": body.stream,
+        "service_tier": body.service_tier and _TIERS.get(body.service_tier, body.service_tier),
+    }
+    return _request(body, {name: value for name, value in options.items() if value is not None}, max_input_bytes)
+
+
+def read_prompt(raw: bytes, max_input_bytes: int) -> InferenceRequest:
+    """The request of a body of `count_tokens`. Raises RequestError that names the client's field."""
+    body = decode(_prompt, raw)
+    check_duplicates(raw)
+    return _request(body, {}, max_input_bytes)
+
+
+def _request(body: PromptBody, options: Chat, max_input_bytes: int) -> InferenceRequest:
+    if not 1 <= len(body.messages) <= MAX_MESSAGES:
+        raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
+    config = body.output_config or OutputConfig()
+    names = CLIENT_FIELDS | {"reasoning_effort": "thinking" if config.effort is None else "output_config"}
+    return translated_chat(chat_of(body) | options, names, max_input_bytes)
+
+
+def chat_of(body: PromptBody) -> Chat:
+    """The same prompt as a body in OpenAI's format. Raises RequestError for a choice among no tools."""
+    chat: Chat = {"model": body.model, "messages": [*_system(body.system), *_conversation(body.messages)]}
+    if body.tools:
+        chat["tools"] = [_tool(tool) for tool in body.tools]
+        chat |= _tool_choice(body.tool_choice)
+    elif isinstance(body.tool_choice, AnyToolChoice | NamedToolChoice):
+        raise invalid("tool_choice", "`tool_choice` requires `tools`.")
+    config = body.output_config or OutputConfig()
+    if (effort := _effort(body.thinking, config.effort)) is not None:
+        chat["reasoning_effort"] = effort
+    if config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat
+
+
+def _system(system: str | list[SystemText] | None) -> Iterator[Chat]:
+    if system:
+        yield {"role": "system", "content": _content(_parts(system))}
+
+
+def _conversation(messages: Iterable[UserInput | AssistantOutput | SystemInput]) -> Iterator[Chat]:
+    for message in messages:
+        if isinstance(message, UserInput):
+            yield from _user(message.content)
+        elif isinstance(message, AssistantOutput):
+            yield _assistant(message.content)
+        else:
+            yield {"role": "system", "content": _content(_parts(message.content))}
+
+
+def _user(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]) -> Iterator[Chat]:
+    """The results of tools first, since servers expect them behind the calls; then all else as one message."""
+    blocks = () if isinstance(content, str) else content
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    parts: list[Chat] = []
+    for result in results:
+        found = _parts(result.content or "")
+        text = "\n".join(part["text"] for part in found if part["type"] == "text")
+        parts += [part for part in found if part["type"] != "text"]
+        mark = ERROR_MARK if result.is_error else ""
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": mark + text}
+    parts += _parts(content)
+    if parts or not results:
+        yield {"role": "user", "content": _content(parts)}
+
+
+def _assistant(content: str | Sequence[TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock]) -> Chat:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    text = "".join(block.text for block in content if isinstance(block, TextBlock))
+    thinking = "".join(block.thinking for block in content if isinstance(block, ThinkingBlock))
+    calls = [_call(block) for block in content if isinstance(block, ToolUseBlock)]
+    if not calls:
+        return {"role": "assistant", "content": text}
+    message: Chat = {"role": "assistant", "content": text or None, "tool_calls": calls}
+    return message | ({"reasoning_content": thinking} if thinking else {})
+
+
+def _call(block: ToolUseBlock) -> Chat:
+    function = {"name": block.name, "arguments": encode_json(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _parts(content: str | Sequence[Any]) -> list[Chat]:
+    """Texts, images and documents as parts of a message; other blocks are left out."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [part for block in content for part in _part(block)]
+
+
+def _part(block: Any) -> Iterator[Chat]:
+    if isinstance(block, TextBlock | SystemText):
+        yield {"type": "text", "text": block.text}
+    elif isinstance(block, ImageBlock):
+        source = block.source
+        url = source.url if isinstance(source, ImageAddress) else f"data:{source.media_type};base64,{source.data}"
+        yield {"type": "image_url", "image_url": {"url": url}}
+    elif isinstance(block, DocumentBlock):
+        if isinstance(block.source, TextDocument):
+            yield {"type": "text", "text": block.source.data}
+        else:
+            data = f"data:{block.source.media_type};base64,{block.source.data}"
+            yield {"type": "file", "file": {"filename": block.title or "document.pdf", "file_data": data}}
+
+
+def _content(parts: list[Chat]) -> str | list[Chat]:
+    """The content of a message: a single text as a string, which every server accepts."""
+    if all(part["type"] == "text" for part in parts) and len(parts) <= 1:
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _tool(tool: ToolDefinition) -> Chat:
+    function: Chat = {"name": tool.name, "parameters": tool.input_schema}
+    options = {"description": tool.description, "strict": tool.strict}
+    function |= {name: value for name, value in options.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoToolChoice | None) -> Mapping[str, Any]:
+    if choice is None:
+        return {}
+    if isinstance(choice, NoToolChoice):
+        return {"tool_choice": "none"}
+    chosen: Any = "auto" if isinstance(choice, AutoToolChoice) else "required"
+    if isinstance(choice, NamedToolChoice):
+        chosen = {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": chosen} | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
+
+
+def _effort(
+    thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None, effort: str | None
+) -> str | None:
+    """OpenAI's `reasoning_effort`; None for the default of the model's server."""
+    if isinstance(thinking, NoThinking):
+        return None
+    if effort is not None:
+        return "high" if effort in ("xhigh", "max") else effort
+    if not isinstance(thinking, ThinkingBudget):
+        return None
+    budget = thinking.budget_tokens
+    return "low" if budget < MEDIUM_BUDGET else "medium" if budget < HIGH_BUDGET else "high"

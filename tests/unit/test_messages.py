@@ -1,0 +1,453 @@
+"""Anthropic's Messages as a chat in OpenAI's format, and the response back: content, reasons, tokens, errors, headers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from endpoint_stand_in import rich_chat, rich_events
+from gateway.api.chat import missing_capability
+from gateway.api.format import InferenceRequest
+from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
+from gateway.translations.message_events import MessageChunks, message_of
+from gateway.translations.messages import MAX_STOPS, read_messages, read_prompt
+from scheduler.chat_document import DOCUMENT, Capability, output_line
+from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.protocol.replies import Reply
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"name": "weather", "description": "now", "input_schema": {"type": "object"}}
+FUNCTION = {"name": "weather", "parameters": {"type": "object"}, "description": "now"}
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"q": "é"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"q":"é"}'}}
+THINKING = {"type": "thinking", "thinking": "hm", "signature": "s"}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def body(**changes: Any) -> bytes:
+    fields = {"model": "m", "max_tokens": 9, "messages": HELLO} | changes
+    return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """The chat for the model's server, without the fields that are always there."""
+    found = read_messages(body(**changes), 100_000).document
+    assert found is not None
+    chat: dict[str, Any] = json.loads(found.input)
+    assert chat.pop("max_tokens") == 9
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"system": "s"}, [{"role": "system", "content": "s"}, *HELLO]),
+        ({"system": [text("a")]}, [{"role": "system", "content": "a"}, *HELLO]),
+        ({"system": [text("a"), text("b")]}, [{"role": "system", "content": [text("a"), text("b")]}, *HELLO]),
+        ({"messages": [{"role": "user", "content": []}]}, [{"role": "user", "content": ""}]),
+        ({"messages": [{"role": "system", "content": "s"}, *HELLO]}, [{"role": "system", "content": "s"}, *HELLO]),
+        (
+            {"messages": [{"role": "user", "content": [text("a") | {"cache_control": {"type": "ephemeral"}}, PNG]}]},
+            [{"role": "user", "content": [text("a"), PART]}],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]}]},
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "title": "t", "source": PDF}]}]},
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "file",
+                            "file": {"filename": "t", "file_data": "data:application/pdf;base64,AAAA"},
+                        }
+                    ],
+                }
+            ],
+        ),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": [THINKING, text("a"), text("b")]}]},
+            [*HELLO, {"role": "assistant", "content": "ab"}],
+        ),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": [THINKING, USE]}]},
+            [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"}],
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "c1", "content": [text("a"), PNG, text("b")]},
+                            {"type": "tool_result", "tool_use_id": "c2", "content": "no", "is_error": True},
+                            {"type": "tool_result", "tool_use_id": "c3"},
+                            text("go on"),
+                        ],
+                    }
+                ]
+            },
+            [
+                {"role": "tool", "tool_call_id": "c1", "content": "a\nb"},
+                {"role": "tool", "tool_call_id": "c2", "content": "Error: no"},
+                {"role": "tool", "tool_call_id": "c3", "content": ""},
+                {"role": "user", "content": [PART, text("go on")]},
+            ],
+        ),
+    ],
+)
+def test_messages_of_the_chat(changes: dict[str, Any], expected: list[dict[str, Any]]) -> None:
+    """System, blocks of each kind, and the history of tool calls."""
+    assert document(**changes) == {"messages": expected}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"stop_sequences": ["x"], "temperature": 0.5, "top_p": 0.9},
+            {"stop": ["x"], "temperature": 0.5, "top_p": 0.9},
+        ),
+        ({"top_k": 5}, {"top_k": 5}),
+        ({"tools": [TOOL]}, {"tools": [{"type": "function", "function": FUNCTION}]}),
+        ({"tools": [], "tool_choice": {"type": "auto"}}, {}),
+        ({"metadata": {"user_id": "u"}, "cache_control": {"type": "ephemeral"}, "service_tier": "standard_only"}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4095}}, {"reasoning_effort": "low"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, {"reasoning_effort": "medium"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 16_384}}, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {}),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "output", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+        ),
+    ],
+)
+def test_options_of_the_chat(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Sampling, tools, thinking and the format of the output."""
+    assert document(**changes) == {"messages": HELLO} | expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        (
+            {"type": "tool", "name": "weather"},
+            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        ),
+        ({"type": "none"}, {"tool_choice": "none"}),
+    ],
+)
+def test_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Each of Anthropic's choices has its counterpart."""
+    chat = document(tools=[TOOL], tool_choice=choice)
+
+    assert {name: value for name, value in chat.items() if name not in ("messages", "tools")} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": [PNG]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [PNG | {"source": {"type": "file", "file_id": "f"}}]}]}, "messages"),
+        ({"stop_sequences": ["x"] * (MAX_STOPS + 1)}, "stop_sequences"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"stop": ["x"]}, "stop"),
+        ({"thinking": {"type": "enabled"}}, "budget_tokens"),
+        ({"speed": "fast"}, "speed"),
+        ({"system": "s" * 100_001}, "messages"),
+    ],
+)
+def test_invalid_bodies(changes: dict[str, Any], param: str) -> None:
+    """The error names the client's field."""
+    with pytest.raises(RequestError) as error:
+        read_messages(body(**changes), 100_000)
+
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "field"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, Capability.REASONING, "thinking"),
+        ({"output_config": {"effort": "low"}}, Capability.REASONING, "output_config"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            Capability.STRUCTURED_OUTPUT,
+            "output_config",
+        ),
+        ({"top_k": 1}, Capability.EXTENSIONS, "top_k"),
+        ({"tools": [TOOL]}, Capability.TOOLS, "tools"),
+        ({"messages": [{"role": "user", "content": [PNG]}]}, Capability.IMAGES, "messages"),
+    ],
+)
+def test_needed_capabilities(changes: dict[str, Any], capability: Capability, field: str) -> None:
+    """A capability that the model lacks is named with the client's field."""
+    found = read_messages(body(**changes), 100_000).document
+    assert found is not None
+    error = missing_capability(found, "m", frozenset())
+
+    assert dict(found.needs) == {capability: field}
+    assert error is not None
+    assert error.param == field
+    assert error.message == f"`{field}` needs the capability `{capability}`, which the model `m` does not have."
+
+
+def test_errors_of_the_model_name_the_client_field() -> None:
+    """Its sentence about a parameter is in Anthropic's terms."""
+    error = MESSAGES.bad_parameters("parameters.stop must not be empty.")
+
+    assert (error.param, error.message) == ("stop_sequences", "stop_sequences must not be empty.")
+
+
+def reply(output: str, finish_reason: str = DOCUMENT, **changes: Any) -> Reply:
+    made = Reply(
+        "req_" + "0" * 12 + "7" + "0" * 19, "c", "n", "completed", "", 1, 0, "b", 1, "w", 1, 8, "v1", output, 3
+    )
+    return msgspec.structs.replace(made, finish_reason=finish_reason, **changes)
+
+
+def request(**changes: Any) -> InferenceRequest:
+    return read_messages(body(**changes), 100_000)
+
+
+def joined_events(stream: bytes) -> dict[str, Any]:
+    """The message that a client builds from the events."""
+    message: dict[str, Any] = {}
+    inputs: dict[int, str] = {}
+    for event in read_events(stream):
+        if event["type"] == "message_start":
+            message = event["message"]
+        elif event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
+                block["input"] = json.loads(inputs[event["index"]]) if inputs[event["index"]].endswith("}") else {}
+            else:
+                name = delta["type"].removesuffix("_delta")
+                block[name] += delta[name]
+        elif event["type"] == "message_delta":
+            message |= event["delta"] | {"usage": event["usage"]}
+    return message
+
+
+def read_events(stream: bytes) -> Iterator[dict[str, Any]]:
+    for block in stream.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n", 1)
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        yield event
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "tools": st.lists(st.just({"type": "function", "function": {"name": "f"}}), min_size=1, max_size=3),
+            "reasoning_effort": st.sampled_from(["low", "high"]),
+            "response_format": st.just({"type": "json_object"}),
+            "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text()}), max_size=2),
+        },
+    ),
+    st.integers(1, 200),
+)
+def test_the_joined_stream_is_the_whole_message(chat: dict[str, Any], size: int) -> None:
+    """Whatever the server's lines are cut into, and whether they were a stream or one response."""
+    whole = rich_chat(chat)
+    usage = {"choices": [], "usage": whole["usage"]}
+    lines = "".join(output_line(json.dumps(event).encode()) for event in (*rich_events(chat), usage))
+    one_line = output_line(json.dumps(whole).encode())
+    message = msgspec.to_builtins(message_of(reply(one_line), request(), "m"))
+    for output in (lines, one_line):
+        chunks = MessageChunks(message["id"], "m", request(), passed_on=True)
+        deltas = b"".join(chunks.delta(output[at : at + size]) for at in range(0, len(output), size))
+        stream = chunks.opening() + deltas + chunks.closing(reply(output)) + chunks.END
+
+        assert joined_events(stream) == message
+        assert msgspec.to_builtins(message_of(reply(output), request(), "m")) == message
+    assert [block["type"] for block in message["content"]][-1:] == ["tool_use" if "tools" in chat else "text"]
+
+
+def test_blocks_of_a_stream_follow_each_other() -> None:
+    """Each block ends before the next one starts, and the message ends last. Generated text has one block."""
+    chat = {"tools": [{"type": "function", "function": {"name": "f"}}] * 2, "reasoning_effort": "low"}
+    lines = "".join(output_line(json.dumps(event).encode()) for event in rich_events(chat))
+    chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
+    names = [
+        event["type"] for event in read_events(chunks.opening() + chunks.delta(lines) + chunks.closing(reply(lines)))
+    ]
+    block = ["content_block_start", "content_block_stop"]
+
+    assert [name for name in names if name != "content_block_delta"] == [
+        *("message_start", "ping"),
+        *block * 3,
+        *("message_delta", "message_stop"),
+    ]
+    plain = MessageChunks(reply("").id, "m", request(), passed_on=False)
+    stream = plain.opening() + plain.delta("a") + plain.delta("b") + plain.closing(reply("ab", "length"))
+    assert joined_events(stream) == msgspec.to_builtins(message_of(reply("ab", "length"), request(), "m"))
+    assert joined_events(stream)["content"] == [text("ab")]
+
+
+def answered(**choice: Any) -> dict[str, Any]:
+    """The message for a response with this choice."""
+    usage = choice.pop("usage", None)
+    output = output_line(
+        json.dumps({"choices": [{"index": 0, "message": {"content": "a"}} | choice], "usage": usage}).encode()
+    )
+    made: dict[str, Any] = msgspec.to_builtins(message_of(reply(output), request(stop_sequences=["END"]), "m"))
+    return made
+
+
+CALLS = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "sequence"),
+    [
+        ({"finish_reason": "stop"}, "end_turn", None),
+        ({"finish_reason": "length"}, "max_tokens", None),
+        ({"finish_reason": "content_filter"}, "refusal", None),
+        ({"finish_reason": "stop", "stop_reason": "END"}, "stop_sequence", "END"),
+        ({"finish_reason": "stop", "stop_reason": 151_645}, "end_turn", None),
+        ({"finish_reason": "tool_calls", "message": CALLS}, "tool_use", None),
+        ({"finish_reason": "stop", "message": CALLS}, "tool_use", None),
+        ({"finish_reason": "length", "message": CALLS}, "max_tokens", None),
+    ],
+)
+def test_stop_reasons(choice: dict[str, Any], reason: str, sequence: str | None) -> None:
+    """The reason of the server in Anthropic's terms, with the stop sequence where the server reports it."""
+    message = answered(**choice)
+
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (None, {"input_tokens": 5, "output_tokens": 3}),
+        ({"prompt_tokens": 10, "completion_tokens": 4}, {"input_tokens": 10, "output_tokens": 4}),
+        (
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 4,
+                "prompt_tokens_details": {"cached_tokens": 8},
+                "completion_tokens_details": {"reasoning_tokens": 2},
+            },
+            {
+                "input_tokens": 2,
+                "output_tokens": 4,
+                "cache_read_input_tokens": 8,
+                "output_tokens_details": {"thinking_tokens": 2},
+            },
+        ),
+    ],
+)
+def test_usage(usage: dict[str, Any] | None, expected: dict[str, Any]) -> None:
+    """Cached tokens are apart, as Anthropic counts them; without the server's counts those of the worker."""
+    assert answered(usage=usage)["usage"] == expected
+
+
+def test_arguments_that_are_no_object_are_kept() -> None:
+    """A call that was cut off is an input with the text of its arguments."""
+    calls = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"q": "a'}}]}
+
+    assert answered(message=calls)["content"] == [
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"INVALID_JSON": '{"q": "a'}}
+    ]
+
+
+def test_a_line_that_cannot_be_read() -> None:
+    """The response is an error; a stream goes on, and ends with the error."""
+    output = '{"choices": [{"message": {"content": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
+    chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
+
+    assert b"text_delta" in chunks.delta(output)
+    for failing in (lambda: message_of(reply(output), request(), "m"), lambda: chunks.closing(reply(output))):
+        with pytest.raises(RequestError) as error:
+            failing()
+        assert error.value.code is ErrorCode.INVALID_OUTPUT
+
+
+def test_types_of_errors() -> None:
+    """Every code has a type of Anthropic's, by its status, and the code itself in the details."""
+    kinds = {HTTP[code].status: error_body(RequestError(code), "req_1").error.type for code in ErrorCode}
+
+    assert kinds == dict.fromkeys((400, 405, 408, 415, 422, 499), "invalid_request_error") | {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        409: "conflict_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        500: "api_error",
+        502: "api_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+    error = RequestError(ErrorCode.INVALID_REQUEST, "no", "top_k")
+    assert json.loads(msgspec.json.encode(error_body(error, "req_1"))) == {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": "no",
+            "details": {"error_code": "invalid_request", "param": "top_k"},
+        },
+        "request_id": "req_1",
+    }
+
+
+def test_header_lines() -> None:
+    """The limits of requests and tokens as Anthropic's headers, and no others."""
+    ours = (
+        "x-ratelimit-limit-requests: 200\r\nx-ratelimit-limit-tokens: 1000\r\n"
+        'RateLimit-Policy: "requests";q=200;w=1, "tokens";q=1000;qu="tokens";w=60\r\n'
+        'RateLimit: "requests";r=199;t=1, "tokens";r=990;t=2, "concurrency";r=19, "day";r=9;t=3\r\n'
+    )
+    lines = dict(line.split(": ", 1) for line in header_lines("req_1", ours).splitlines())
+
+    resets = [lines.pop(f"anthropic-ratelimit-{name}-reset") for name in ("requests", "tokens")]
+    assert lines == {
+        "request-id": "req_1",
+        "anthropic-ratelimit-requests-limit": "200",
+        "anthropic-ratelimit-requests-remaining": "199",
+        "anthropic-ratelimit-tokens-limit": "1000",
+        "anthropic-ratelimit-tokens-remaining": "990",
+    }
+    assert all(len(reset) == len("2026-01-01T00:00:00Z") and reset.endswith("Z") for reset in resets)
+
+
+def test_a_prompt_to_count_needs_no_limit() -> None:
+    """The fields of the output are unknown there."""
+    assert read_prompt(body(max_tokens=None), 1000).document is not None
+    with pytest.raises(RequestError, match="max_tokens"):
+        read_prompt(body(), 1000)
