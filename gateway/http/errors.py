@@ -91,6 +91,25 @@ class ErrorBody(msgspec.Struct, gc=False):
     error: Fault
 
 
+class PlainError(msgspec.Struct, gc=False):
+    """The body of an error of the Open Inference Protocol, whose `error` is a text."""
+
+    error: str
+    code: ErrorCode
+    request_id: str
+    param: str | None
+    retry_after_ms: int | UnsetType = UNSET
+
+
+PLAIN_PATHS = ("/v2", "/v2/")
+"""The path, and the prefix of the paths, of the Open Inference Protocol."""
+
+
+def is_plain(path: str) -> bool:
+    """Whether errors at this path have the form of the Open Inference Protocol."""
+    return path == PLAIN_PATHS[0] or path.startswith(PLAIN_PATHS[1])
+
+
 class RejectionError(RequestError):
     """A request error with the time until a retry can succeed, in milliseconds, and the violated rate limit policies."""
 
@@ -113,17 +132,29 @@ class ErrorResponses:
         self._jitter = jitter
 
     def answer(
-        self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
+        self,
+        error: RequestError,
+        request_id: str,
+        headers: Headers | None = None,
+        *,
+        problem: bool = False,
+        plain: bool = False,
     ) -> HttpResponse:
-        """The response for `error`, with `headers` (rate limit state). `problem`: as problem details (RFC 9457)."""
+        """The response for `error`, with `headers` (rate limit state).
+
+        `problem`: as problem details (RFC 9457). `plain`: in the form of the Open Inference Protocol, which has no other.
+        """
         row = HTTP[error.code]
         retry_after_ms: int | UnsetType = self._retry_after_ms(error) if error.code in TRY_LATER else UNSET
-        document = (
-            problem_of(error, request_id, retry_after_ms)
-            if problem
-            else ErrorBody(fault_of(error, request_id, retry_after_ms))
-        )
-        response = HttpResponse.of(row.status, document, content_type=PROBLEM_JSON if problem else JSON)
+        document: PlainError | Problem | ErrorBody
+        if plain:
+            document = PlainError(error.message, error.code, request_id, error.param, retry_after_ms)
+        elif problem:
+            document = problem_of(error, request_id, retry_after_ms)
+        else:
+            document = ErrorBody(fault_of(error, request_id, retry_after_ms))
+        media_type = PROBLEM_JSON if problem and not plain else JSON
+        response = HttpResponse.of(row.status, document, content_type=media_type)
         response.headers = [("x-request-id", request_id), *(headers or ())]
         if retry_after_ms is not UNSET:
             response.headers.append(("Retry-After", str(math.ceil(retry_after_ms / 1000))))

@@ -19,9 +19,9 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.config import GatewayConfig
 from gateway.http.connection import EdgeConnection, FastPathHandler
 from gateway.http.cors import Cors, serves_customers
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.errors import ErrorResponses, is_plain, wants_problem
 from gateway.http.header_cache import HeaderCache
-from gateway.http.response import HttpResponse
+from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest, Router, path_of
 from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError, StartError
@@ -89,9 +89,10 @@ class EdgeServer(web.Server):
         try:
             response = await self._route(request, request_id)
         except RequestError as error:
-            response = self.error_responses.answer(error, request_id, problem=wants_problem(request.headers))
+            response = self._error(request, error, request_id)
         except Exception as error:  # noqa: BLE001  # every exception becomes a 500
-            response = self.internal_error(error, request_id, problem=wants_problem(request.headers))
+            log_fault("request failed", error, request_id=request_id)
+            response = self._error(request, RequestError(ErrorCode.INTERNAL_ERROR), request_id)
         if self.cors is not None and serves_customers(path_of(request.raw_path)):
             response.lines += self.cors.lines(request.headers)
         # The rest of an unread body would be parsed as the next request, and aiohttp's parser drops or misreads data that
@@ -118,9 +119,16 @@ class EdgeServer(web.Server):
                 if preflight is not None:
                     return preflight
             allowed = [("Allow", ", ".join(sorted(methods)))]
-            error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
-            return self.error_responses.answer(error, request_id, allowed, problem=wants_problem(request.headers))
+            return self._error(request, RequestError(ErrorCode.METHOD_NOT_ALLOWED), request_id, allowed)
         return await handler(RoutedRequest(request, request_id, tail))
+
+    def _error(
+        self, request: web.BaseRequest, error: RequestError, request_id: str, headers: Headers | None = None
+    ) -> HttpResponse:
+        """The response for `error`, in the form that the client expects."""
+        plain = is_plain(path_of(request.raw_path))
+        problem = wants_problem(request.headers)
+        return self.error_responses.answer(error, request_id, headers, problem=problem, plain=plain)
 
     def internal_error(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> HttpResponse:
         """The 500 of an exception. Logs where it was raised, without its message, which may quote the client."""

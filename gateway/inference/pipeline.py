@@ -340,7 +340,7 @@ class InferenceCall:
         arrived_whole = http_request.content.is_eof()
         if pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes)
+        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes, self.api_format.media)
         raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
             self.identity = pipeline.identify(request)
@@ -421,7 +421,8 @@ class InferenceCall:
         headers = pipeline.customer_limits.headers(identity, verdict)
         if replayed:
             headers = [*headers, REPLAYED]
-        return pipeline.error_responses.answer(error, request_id, headers, problem=wants_problem(self.headers))
+        problem, plain = wants_problem(self.headers), self.api_format.plain_errors
+        return pipeline.error_responses.answer(error, request_id, headers, problem=problem, plain=plain)
 
     def client_left(self) -> None:
         """The connection was closed before the response: cancel the pending requests and record it."""

@@ -63,7 +63,7 @@ BEFORE_IDENTITY = frozenset(
 
 def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header without a description."""
-    kinds = [ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]
+    kinds = list(dict.fromkeys([ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]))
     types, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, types, strict=True))
     for endpoint in endpoints:
@@ -204,7 +204,7 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
         optional.append("Idempotent-Replayed")
     return ResponseDescription(
         description=" ".join(f"`{code}`: {HTTP[code].message}" for code in codes),
-        content={JSON: ErrorBody, PROBLEM_JSON: Problem},
+        content={JSON: endpoint.error} | ({PROBLEM_JSON: Problem} if endpoint.error is ErrorBody else {}),
         headers=tuple(headers),
         optional_headers=tuple(optional),
     )

@@ -5,6 +5,7 @@ compares this table with the routes, both ways.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.api import chat, completions
@@ -14,9 +15,25 @@ from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings
 from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, PredictBody, Prediction, Success
 from gateway.api.models import ModelEntry, ModelList
+from gateway.api.open_inference import (
+    BINARY,
+    INFER,
+    JSON_LENGTH,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+    ModelMetadata,
+    ModelReady,
+    OutputSelection,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+    TensorBody,
+    TensorResponse,
+)
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
 from gateway.autoscale import Scale
+from gateway.http.errors import PlainError
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
@@ -162,6 +179,76 @@ API: tuple[ApiEndpoint, ...] = (
     ),
     account_endpoint("/v1/me", "Current limits, what is left, usage of 24 hours", Account, headers=("Cache-Control",)),
 )
+
+MODEL_NAME = Parameter(
+    "id",
+    "path",
+    "The name of the model, which may contain slashes; `/versions/1` may follow. There are no other versions.",
+    NOT_EMPTY,
+)
+_TENSORS = inference_endpoint(
+    INFER,
+    TensorBody,
+    TensorResponse,
+    "Run a model on a tensor of texts (Open Inference Protocol)",
+    example={
+        "inputs": [{"name": TEXT_INPUT, "datatype": "BYTES", "shape": [1], "data": ["Once upon a time"]}],
+        "parameters": {"max_tokens": 16},
+    },
+    rules={
+        "inputs": {
+            "type": "array",
+            "items": {"$ref": "#/components/schemas/InputTensor"},
+            "minItems": 1,
+            "maxItems": 1,
+        },
+        "outputs": {
+            "type": "array",
+            "items": {"$ref": f"#/components/schemas/{OutputSelection.__name__}"},
+            "maxItems": 1,
+            "default": [],
+        },
+    },
+    parameters=(MODEL_NAME,),
+    description=(
+        f"The input tensor is `{TEXT_INPUT}`, the output tensor `{TEXT_OUTPUT}`: BYTES with shape [N] or [N, 1], of N texts. "
+        f"With the header `{JSON_LENGTH}` the data may be binary, behind the JSON."
+    ),
+)
+TENSORS: tuple[ApiEndpoint, ...] = (
+    replace(
+        _TENSORS,
+        responses={
+            200: replace(
+                _TENSORS.responses[200],
+                content={JSON: TensorResponse, BINARY: Any},
+                optional_headers=(*_TENSORS.responses[200].optional_headers, JSON_LENGTH),
+            )
+        },
+    ),
+    account_endpoint(
+        "/v2/models/{id...}",
+        "Read the tensors of a model (Open Inference Protocol)",
+        ModelMetadata,
+        ErrorCode.MODEL_NOT_FOUND,
+        parameters=(MODEL_NAME,),
+    ),
+    account_endpoint(
+        "/v2/models/{id...}/ready",
+        "Readiness of a model (Open Inference Protocol)",
+        ModelReady,
+        ErrorCode.MODEL_NOT_FOUND,
+        parameters=(MODEL_NAME,),
+    ),
+    probe_endpoint("/v2", "Name and version of the server", {200: ("The server.", ServerMetadata)}),
+    probe_endpoint("/v2/health/live", "Liveness of the process", {200: ("The process is alive.", ServerLive)}),
+    probe_endpoint(
+        "/v2/health/ready",
+        "Readiness for traffic",
+        {200: ("Ready.", ServerReady), 503: ("Not ready.", ServerReady)},
+    ),
+)
+"""The Open Inference Protocol, whose errors have a form of their own."""
 
 OPERATIONS: tuple[ApiEndpoint, ...] = (
     operator_endpoint(
@@ -346,6 +433,7 @@ METRICS_PAGE = ApiEndpoint(
 )
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *API,
+    *(replace(endpoint, error=PlainError) for endpoint in TENSORS),
     *OPERATIONS,
     *DASHBOARD,
     *ACTIONS,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.http.errors import ErrorBody, PlainError
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
@@ -58,7 +59,7 @@ class Parameter:
 class ApiEndpoint:
     """One path. Methods that differ only in whether they return a body (GET and HEAD) share a description.
 
-    `errors` are all codes that it can return, including those from before its handler. `body` is the struct that decodes;
+    `errors` are all codes that it can return, including those from before its handler; `error` is their body. `body` is the struct that decodes;
     `rules` and `conditions` describe what is checked after decoding: schemas of single fields, and of combinations.
     """
 
@@ -69,6 +70,7 @@ class ApiEndpoint:
     responses: Mapping[int, ResponseDescription]
     errors: frozenset[ErrorCode]
     token: Literal["key", "service"] | None = None
+    error: type = ErrorBody
     body: type | None = None
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class ApiEndpoint:
     def types(self) -> list[Any]:
         """The types of all bodies."""
         types = [kind for response in self.responses.values() for kind in response.content.values()]
+        types.append(self.error)
         return types if self.body is None else [self.body, *types]
 
 
