@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
-from gateway.http.response import encode_json
+from gateway.http.response import HttpResponse, encode_json
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
@@ -73,7 +73,9 @@ class ChatChunk(msgspec.Struct, gc=False):
 
 
 class Chunks:
-    """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing`."""
+    """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing` and `END`, or `failure`."""
+
+    END = DONE
 
     def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
         self._id = request_id
@@ -94,6 +96,10 @@ class Chunks:
         """The reason of the end, and the usage."""
         last = self._chunk(None, reply.finish_reason)
         return last if self._no_usage is UNSET else last + self._usage_chunk(usage([reply]))
+
+    def failure(self, response: HttpResponse) -> bytes:
+        """The error that ends the stream. `response`: the response for it."""
+        return event(response.body)
 
     def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
         raise NotImplementedError

@@ -10,7 +10,7 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 import asyncio
 import math
 
-from gateway.api.stream_chunks import DONE, Chunks, event
+from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
@@ -108,7 +108,7 @@ class StreamedResponse:
 
     def response(self) -> EventStream:
         """The stream, which is written after its headers."""
-        stream = EventStream(self._play)
+        stream = self._call.event_stream(self._play)
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
@@ -124,7 +124,7 @@ class StreamedResponse:
             stream.send(self._chunks.opening())
             self._stream = stream
             self._send(stream, self._early)
-            reply = self._reply or await self._completed(await self._future)
+            reply = self._reply or await self._completed(await stream.outcome(self._future))
             stream.send(self._last_events(reply))
             self._record_completed(reply)
         except RequestError as error:
@@ -152,7 +152,7 @@ class StreamedResponse:
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
             raise RequestError(ErrorCode.WORKER_LOST)
-        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
+        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + self._chunks.END
 
     async def _completed(self, outcome: Outcome) -> Reply:
         """The completed reply. Raises RequestError for any other outcome."""
@@ -168,7 +168,7 @@ class StreamedResponse:
     def _fail(self, stream: EventStream, error: RequestError) -> None:
         call = self._call
         call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
-        stream.send(event(call.pipeline.error_responses.answer(error, self._pending.id).body))
+        stream.send(self._chunks.failure(call.pipeline.error_responses.answer(error, self._pending.id)))
         stream.keep_alive = False
 
     @property

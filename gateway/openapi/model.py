@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.http.errors import ErrorBody, PlainError
+from gateway.http.errors import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
