@@ -112,7 +112,19 @@ class GatewayParts(PoolParts):
                 snapshots=self.snapshots,
             )
         )
-        self.me = AccountEndpoint(
+        self.me = self._account(find_usage)
+        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        self.open_inference = self._open_inference(catalog, faults)
+        session_auth = SessionAuth(config.service_token, self.authenticator)
+        self.actions = Actions(session_auth, connect, self.pools)
+        self.lookups = self._lookups(catalog, session_auth, connect)
+        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
+        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
+        self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
+        self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
+        return AccountEndpoint(
             AccountParts(
                 authenticator=self.authenticator,
                 customer_limits=self.inference.customer_limits,
@@ -120,8 +132,9 @@ class GatewayParts(PoolParts):
                 find_usage=find_usage,
             )
         )
-        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
-        self.open_inference = OpenInferenceParts(
+
+    def _open_inference(self, catalog: CatalogView, faults: ErrorResponses) -> OpenInferenceParts:
+        return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
             customer_limits=self.inference.customer_limits,
@@ -131,13 +144,6 @@ class GatewayParts(PoolParts):
             model_ready=self.pools.has_gpu,
             version=installed_version(),
         )
-        session_auth = SessionAuth(config.service_token, self.authenticator)
-        self.actions = Actions(session_auth, connect, self.pools)
-        self.lookups = self._lookups(catalog, session_auth, connect)
-        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
-        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
-        self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
-        self._fast_path = FastPath(self.inference, self.drain_state)
 
     def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
         return Lookups(

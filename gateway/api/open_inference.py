@@ -40,7 +40,7 @@ MAX_ID_CHARACTERS = 256
 MAX_ELEMENTS = 10_000  # More can never be admitted together; bounds the work before that is known.
 LENGTH_BYTES = 4
 
-BINARY_DATA, BINARY_SIZE, BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
+BINARY_SIZE, BINARY_OUTPUT = "binary_data_size", "binary_data_output"
 _UNSUPPORTED = {
     "sequence_id": "models have no sequences",
     "sequence_start": "models have no sequences",
@@ -176,33 +176,55 @@ def result_parameters(result: InferenceResult) -> dict[str, Any]:
     return values
 
 
-_Shape = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]], msgspec.Meta(min_length=1, max_length=8)]
+# These limits are checked after decoding, with better messages; here they are only part of the OpenAPI schema.
+def _only(value: str) -> Any:
+    return msgspec.Meta(extra_json_schema={"const": value})
+
+
+_Shape = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]],
+    msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": 2}, description="[N] or [N, 1], of N elements."),
+]
+_ONE = msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": 1})
+_AT_MOST_ONE = msgspec.Meta(extra_json_schema={"maxItems": 1})
+
+
+class InputParameters(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`binary_data_size`: the number of bytes behind the JSON, if the elements are there."""
+
+    binary_data_size: int | UnsetType = UNSET
 
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The input tensor. `data`: its texts, flat or as rows of one; absent if the data is binary."""
 
-    name: str
+    name: Annotated[str, _only(TEXT_INPUT)]
     shape: _Shape
-    datatype: str
-    data: list[str | list[str]] | UnsetType = UNSET
-    parameters: Parameters | UnsetType = UNSET
+    datatype: Annotated[str, _only(BYTES)]
+    data: Annotated[list[str | list[str]], msgspec.Meta(extra_json_schema={"minItems": 1})] | UnsetType = UNSET
+    parameters: InputParameters = InputParameters()
+
+
+class OutputParameters(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`binary_data`: whether the elements come as bytes behind the JSON."""
+
+    binary_data: bool | UnsetType = UNSET
 
 
 class OutputSelection(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A requested output tensor; its parameter `binary_data` requests binary data."""
+    """A requested output tensor."""
 
-    name: str
-    parameters: Parameters | UnsetType = UNSET
+    name: Annotated[str, _only(TEXT_OUTPUT)]
+    parameters: OutputParameters = OutputParameters()
 
 
 class TensorBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The JSON of `POST /v2/models/{id}/infer`."""
 
-    inputs: list[InputTensor]
-    id: str = ""
+    inputs: Annotated[list[InputTensor], _ONE]
+    id: Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": MAX_ID_CHARACTERS})] = ""
     parameters: Parameters = {}
-    outputs: list[OutputSelection] = []
+    outputs: Annotated[list[OutputSelection], _AT_MOST_ONE] = []
 
 
 class OutputTensor(msgspec.Struct, gc=False):
@@ -242,9 +264,11 @@ def read_tensors(raw: bytes, max_input_bytes: int, *, model: str, json_length: s
     check_input([tensor.name for tensor in body.inputs], body.inputs[0].datatype if body.inputs else "")
     check_outputs([output.name for output in body.outputs])
     parameters = dict(body.parameters)
-    wants_binary = _flag(parameters.pop(BINARY_OUTPUT, False), f"parameters.{BINARY_OUTPUT}")
+    wants_binary = parameters.pop(BINARY_OUTPUT, False)
+    if not isinstance(wants_binary, bool):
+        raise invalid(f"parameters.{BINARY_OUTPUT}", f"`parameters.{BINARY_OUTPUT}` must be true or false.")
     for output in body.outputs:
-        wants_binary = _output_form(output, default=wants_binary)
+        wants_binary = wants_binary if output.parameters.binary_data is UNSET else output.parameters.binary_data
     (tensor,) = body.inputs
     texts = texts_in(_elements(tensor, binary), max_input_bytes)
     return tensor_request(model, body.id, tensor.shape, texts, parameters, binary=wants_binary)
@@ -252,11 +276,8 @@ def read_tensors(raw: bytes, max_input_bytes: int, *, model: str, json_length: s
 
 def _elements(tensor: InputTensor, binary: bytes) -> Sequence[bytes | str]:
     """The elements of the tensor, from JSON or from the bytes behind it."""
-    parameters = {} if tensor.parameters is UNSET else dict(tensor.parameters)
-    size = parameters.pop(BINARY_SIZE, None)
-    for name in parameters:
-        raise invalid("inputs", f"The parameter `{name[:64]}` of a tensor is not supported.")
-    if size is None:
+    size = tensor.parameters.binary_data_size
+    if size is UNSET:
         if binary:
             raise invalid("inputs", f"Binary data needs the parameter `{BINARY_SIZE}` of `{TEXT_INPUT}`.")
         if tensor.data is UNSET:
@@ -264,7 +285,7 @@ def _elements(tensor: InputTensor, binary: bytes) -> Sequence[bytes | str]:
         return _flat(tensor.data)
     if tensor.data is not UNSET:
         raise invalid("inputs", f"`{TEXT_INPUT}` has both `data` and `{BINARY_SIZE}`: send one of them.")
-    if size != len(binary) or isinstance(size, bool):
+    if size != len(binary):
         message = f"`{BINARY_SIZE}` must be the number of bytes behind the JSON, which is {len(binary)}."
         raise invalid("inputs", message)
     return unpacked(binary)
@@ -277,21 +298,6 @@ def _flat(data: list[str | list[str]]) -> list[str]:
             raise invalid("inputs", f"A row of `{TEXT_INPUT}` must have one text.")
         texts.append(each if isinstance(each, str) else each[0])
     return texts
-
-
-def _output_form(output: OutputSelection, *, default: bool) -> bool:
-    """Whether the output is requested in binary form."""
-    parameters = {} if output.parameters is UNSET else dict(output.parameters)
-    wants_binary = _flag(parameters.pop(BINARY_DATA, default), "outputs")
-    for name in parameters:
-        raise invalid("outputs", f"The parameter `{name[:64]}` of an output is not supported.")
-    return wants_binary
-
-
-def _flag(value: object, param: str) -> bool:
-    if not isinstance(value, bool):
-        raise invalid(param, f"`{BINARY_DATA}` and `{BINARY_OUTPUT}` must be true or false.")
-    return value
 
 
 def write_tensors(result: InferenceResult) -> HttpResponse:
@@ -328,10 +334,14 @@ class ModelMetadata(msgspec.Struct, gc=False):
     """A model. All models have the same tensors."""
 
     name: str
-    versions: tuple[str, ...] = (VERSION,)
-    platform: str = PLATFORM
-    inputs: tuple[TensorMetadata, ...] = (TensorMetadata(TEXT_INPUT, BYTES, (-1,)),)
-    outputs: tuple[TensorMetadata, ...] = (TensorMetadata(TEXT_OUTPUT, BYTES, (-1,)),)
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+def _tensor(name: str) -> TensorMetadata:
+    return TensorMetadata(name, BYTES, (-1,))
 
 
 class ServerMetadata(msgspec.Struct, gc=False):
@@ -339,7 +349,7 @@ class ServerMetadata(msgspec.Struct, gc=False):
 
     name: str
     version: str
-    extensions: tuple[str, ...] = EXTENSIONS
+    extensions: tuple[str, ...]
 
 
 class ServerLive(msgspec.Struct, gc=False):
@@ -387,7 +397,7 @@ class OpenInferenceParts:
     def metadata(self, model: str, version: str) -> "ModelMetadata":
         """The description of a model. Raises RequestError `model_not_found`."""
         self.check_model(model, version)
-        return ModelMetadata(model)
+        return ModelMetadata(model, (VERSION,), PLATFORM, (_tensor(TEXT_INPUT),), (_tensor(TEXT_OUTPUT),))
 
     def readiness(self, model: str, version: str) -> "ModelReady":
         """Whether requests of a model are served. Raises RequestError `model_not_found`."""
@@ -404,7 +414,7 @@ class OpenInference:
     def __init__(self, parts: OpenInferenceParts, handler: Callable[[ApiFormat], Handler]) -> None:
         self.parts = parts
         self._handler = handler
-        self._server = ServerMetadata("tierlane", parts.version)
+        self._server = ServerMetadata("tierlane", parts.version, EXTENSIONS)
 
     async def server(self, request: RoutedRequest) -> HttpResponse:
         """`GET /v2`."""

@@ -169,19 +169,19 @@ class MessageStream(EventStream):
     `write_timeout_s`: how long the client may not read.
     """
 
-    __slots__ = ("_messages", "_size", "_wake", "_write", "_write_timeout_s")
+    __slots__ = ("_deliver", "_messages", "_size", "_wake", "_write_timeout_s")
 
     def __init__(self, play: Callable[[EventStream], Awaitable[None]]) -> None:
         super().__init__(play)
         self._messages: list[bytes] = []
         self._size = 0
         self._wake = asyncio.Event()
-        self._write: Callable[[bytes], Awaitable[None]] | None = None
+        self._deliver: Callable[[bytes], Awaitable[None]] | None = None
         self._write_timeout_s = 0.0
 
     async def run(self, write: Callable[[bytes], Awaitable[None]], write_timeout_s: float) -> None:
         """Write all messages. Raises ConnectionResetError if the client does not read them."""
-        self._write, self._write_timeout_s = write, write_timeout_s
+        self._deliver, self._write_timeout_s = write, write_timeout_s
         await self._play(self)
         await self._flush()
 
@@ -213,11 +213,11 @@ class MessageStream(EventStream):
         return future.result()
 
     async def _flush(self) -> None:
-        while self._messages and self._write is not None:
+        while self._messages and self._deliver is not None:
             message = self._messages.pop(0)
             self._size -= len(message)
             try:
                 async with asyncio.timeout(self._write_timeout_s):
-                    await self._write(message)
+                    await self._deliver(message)
             except TimeoutError:
                 raise ConnectionResetError("The client does not read.") from None

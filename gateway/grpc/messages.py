@@ -83,19 +83,19 @@ def read_message(check_model: CheckModel, raw: bytes, max_input_bytes: int, *, s
     check_model(message.model_name, message.model_version)
     check_input([tensor.name for tensor in message.inputs], message.inputs[0].datatype if message.inputs else "")
     check_outputs([output.name for output in message.outputs])
-    for each in (*message.inputs, *message.outputs):
-        for name in each.parameters:
+    for parameters in (each.parameters for tensors in (message.inputs, message.outputs) for each in tensors):
+        for name in parameters:
             raise invalid("parameters", f"The parameter `{name[:MAX_NAME_CHARACTERS]}` of a tensor is not supported.")
     (tensor,) = message.inputs
     texts = texts_in(_elements(message, tensor), max_input_bytes)
-    parameters = _parameters(message.parameters)
-    parameters.pop(_EMPTY_FINAL, None)
+    values = _parameters(message.parameters)
+    values.pop(_EMPTY_FINAL, None)
     return tensor_request(
         message.model_name,
         message.id,
         tensor.shape,
         texts,
-        parameters,
+        values,
         binary=bool(message.raw_input_contents),
         stream=stream and len(texts) == 1,
     )

@@ -61,7 +61,7 @@ class InferenceService:
             "ModelReady": (ModelReadyRequest, self.model_ready),
             "ModelMetadata": (ModelMetadataRequest, self.model_metadata),
         }
-        table = {
+        table: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(partial(self._answer, kind, respond))
             for name, (kind, respond) in described.items()
         }
@@ -226,7 +226,7 @@ def server_credentials(own: GrpcConfig) -> grpc.ServerCredentials | None:
         first = files.read()
     except OSError as error:
         raise StartError(f"Cannot read {error.filename} for gRPC: {error.strerror}.") from error
-    return grpc.dynamic_ssl_server_credentials(first, files.changed, own.tls_ca is not None)
+    return grpc.dynamic_ssl_server_credentials(first, files.changed, own.tls_ca is not None)  # type: ignore[arg-type]  # None: unchanged
 
 
 class CertificateFiles:

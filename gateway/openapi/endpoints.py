@@ -23,7 +23,6 @@ from gateway.api.open_inference import (
     TEXT_OUTPUT,
     ModelMetadata,
     ModelReady,
-    OutputSelection,
     ServerLive,
     ServerMetadata,
     ServerReady,
@@ -194,20 +193,6 @@ _TENSORS = inference_endpoint(
     example={
         "inputs": [{"name": TEXT_INPUT, "datatype": "BYTES", "shape": [1], "data": ["Once upon a time"]}],
         "parameters": {"max_tokens": 16},
-    },
-    rules={
-        "inputs": {
-            "type": "array",
-            "items": {"$ref": "#/components/schemas/InputTensor"},
-            "minItems": 1,
-            "maxItems": 1,
-        },
-        "outputs": {
-            "type": "array",
-            "items": {"$ref": f"#/components/schemas/{OutputSelection.__name__}"},
-            "maxItems": 1,
-            "default": [],
-        },
     },
     parameters=(MODEL_NAME,),
     description=(
