@@ -121,12 +121,15 @@ class InferenceService:
             await self._authenticate(call, request, context)
             response = await run(call, call.receive())
             context.set_trailing_metadata(trailers(response, call.error))
-            if isinstance(response, MessageStream):
-                await response.run(context.write, self._write_s)
-            elif call.error is not None:
-                await context.write(failed_message(response, call.decoded))
-            else:
-                await context.write(response.body)
+            try:
+                if isinstance(response, MessageStream):
+                    await response.run(context.write, self._write_s)
+                else:
+                    body = response.body if call.error is None else failed_message(response, call.decoded)
+                    async with asyncio.timeout(self._write_s):
+                        await context.write(body)
+            except (ConnectionError, TimeoutError):  # The library keeps the call until the connection ends.
+                await context.abort(grpc.StatusCode.CANCELLED, "The client does not read.")
 
     async def _next(self, context: "Context[bytes, bytes]") -> bytes | None:
         """The next message of a stream; None at its end, or if none came for the idle time."""
@@ -171,6 +174,8 @@ MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 1024  # Calls at a time on one connection; more wait in the client.
 KEEPALIVE_MS = 30_000  # Between two pings of a silent connection; a dead client is noticed after one.
 KEEPALIVE_TIMEOUT_MS = 10_000
+MAX_AGE_MS = 600_000  # Then a client opens a new connection, and calls that it does not read end after the grace.
+MAX_AGE_GRACE_MS = 60_000
 
 
 class GrpcServer:
@@ -186,6 +191,8 @@ class GrpcServer:
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_connection_idle_ms", int(config.idle_timeout_s * 1000)),
+                ("grpc.max_connection_age_ms", MAX_AGE_MS),
+                ("grpc.max_connection_age_grace_ms", MAX_AGE_GRACE_MS),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
                 ("grpc.so_reuseport", int(config.reuse_port)),
