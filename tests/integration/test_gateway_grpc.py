@@ -11,9 +11,10 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from redis.asyncio import Redis
 
-from certificates import certificates
+from certificates import Certificates, certificates
 from eventually import eventually
-from gateway.config import GrpcConfig
+from gateway.app import Gateway
+from gateway.config import GatewayConfig, GrpcConfig
 from gateway.grpc.call import STATUS
 from gateway.grpc.open_inference_pb2 import (
     InferParameter,
@@ -24,8 +25,9 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from integration.gateway_fixtures import Stack, accepted, running_stack
-from scheduler.errors import HTTP, ErrorCode
+from gateway.grpc.server import GrpcServer, InferenceService
+from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack
+from scheduler.errors import HTTP, ErrorCode, StartError
 from scheduler.payload import Payload, decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.protocol.replies import Increment, IncrementChannel
@@ -249,10 +251,12 @@ async def test_hostile_messages(stack: Stack, channel: Channel) -> None:
         except grpc.aio.AioRpcError as error:
             assert error.code().name in ("INVALID_ARGUMENT", "NOT_FOUND"), (raw, error)  # noqa: PT017
     too_large, _, _ = await failure(infer(stack, channel, b"\x00" * 300_000))
+    bomb = infer(stack, channel, b"\x00" * 30_000_000, compression=grpc.Compression.Gzip)
+    inflated, _, _ = await failure(bomb)
     ready = channel.unary_unary(f"{SERVICE}/ModelReady")
     malformed, _, _ = await failure(ready(b"\xff", metadata=key(stack)))
 
-    assert too_large is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert {too_large, inflated} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert malformed is grpc.StatusCode.INVALID_ARGUMENT
     assert (await infer(stack, channel, request("ab"))).outputs[0].contents.bytes_contents[0] == b"ba"
 
@@ -432,6 +436,61 @@ async def test_tls_and_client_certificates(client: Redis, redis_url: str, tmp_pa
         for channel in (grpc.aio.secure_channel(address, server_only), grpc.aio.insecure_channel(address)):
             status, _, _ = await failure(ready(channel))
             assert status is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_new_certificate_is_used(client: Redis, redis_url: str, tmp_path: Path) -> None:
+    """At the next handshake after the files changed; a broken one is not, and the last one stays."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = certificates(tmp_path / "old"), certificates(tmp_path / "new")
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def install(made: Certificates) -> None:
+        private.write_bytes(made.server.key.read_bytes())
+        cert.write_bytes(made.server.cert.read_bytes())
+
+    install(old)
+    config = GrpcConfig(port=0, tls_cert=cert, tls_key=private)
+    async with running_stack(client, redis_url, grpc=config) as stack:
+
+        async def live(trusted: Certificates) -> bool:
+            credentials = grpc.ssl_channel_credentials(trusted.authority.cert.read_bytes())
+            options = [("grpc.use_local_subchannel_pool", 1)]  # Else the connection of the last call may be used.
+            async with grpc.aio.secure_channel(f"127.0.0.1:{stack.gateway.grpc_port}", credentials, options) as channel:
+                try:
+                    await channel.unary_unary(f"{SERVICE}/ServerLive")(b"", timeout=5)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017
+                    return False
+            return True
+
+        assert await live(old)
+        install(new)
+        assert (await live(new), await live(old)) == (True, False)
+        cert.write_text("broken")
+        assert await live(new)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tls_cert": Path("/none/cert.pem"), "tls_key": Path("/none/key.pem")}, "Cannot read /none/cert.pem for gRPC"),
+        ({"port": 1, "host": "203.0.113.1"}, "Cannot listen on 203.0.113.1:1 for gRPC"),
+    ],
+)
+async def test_what_cannot_be_used_stops_the_start(changes: dict[str, Any], words: str) -> None:
+    """With a sentence that names it."""
+    host = changes.pop("host", "127.0.0.1")
+    config = GatewayConfig(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s", host=host)
+    gateway = Gateway(config, LiteralCatalog())
+    service = InferenceService(gateway.open_inference, gateway.inference, config)
+    server = GrpcServer(service, config, GrpcConfig(**{"port": 0} | changes))
+
+    with pytest.raises(StartError) as caught:
+        await server.start()
+    await server.stop(None)
+
+    assert words in str(caught.value)
 
 
 async def test_reflection(channel: Channel) -> None:
