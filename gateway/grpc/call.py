@@ -129,7 +129,9 @@ class GrpcCall(AwaitedCall):
 
     def reject(self, error: Exception) -> HttpResponse:
         """Record the error, and build its response."""
-        self.error = error if isinstance(error, RequestError) else RequestError(ErrorCode.INTERNAL_ERROR)
+        known = error if isinstance(error, RequestError) else RequestError(ErrorCode.INTERNAL_ERROR)
+        # A copy without traceback, whose frames reference this call: a reference cycle.
+        self.error = RequestError(known.code, known.message, known.param)
         return super().reject(error)
 
     def client_left(self) -> None:
@@ -158,9 +160,14 @@ def trailers(response: HttpResponse, error: RequestError | None = None) -> Trail
     return (*(each for each in named if each[0] not in _NOT_TRAILERS), *code)
 
 
-async def abort(context: "Context[Any, Any]", error: RequestError, response: HttpResponse) -> None:
-    """End the call with the status of this error. Raises the library's exception."""
-    await context.abort(STATUS[HTTP[error.code].status], error.message, trailers(response, error))
+def fail(context: "Context[Any, Any]", error: RequestError, response: HttpResponse) -> None:
+    """Set the status of this error, with which the call ends; the library then sends no message.
+
+    `context.abort` would keep its exception, and with it all frames of the call, in a reference cycle.
+    """
+    context.set_code(STATUS[HTTP[error.code].status])
+    context.set_details(error.message)
+    context.set_trailing_metadata(trailers(response, error))
 
 
 class MessageStream(EventStream):

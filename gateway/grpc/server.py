@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from gateway.api.open_inference import OpenInferenceParts
 from gateway.config import GatewayConfig, GrpcConfig
-from gateway.grpc.call import Context, GrpcCall, GrpcRequest, MessageStream, abort, trailers
+from gateway.grpc.call import Context, GrpcCall, GrpcRequest, MessageStream, fail, trailers
 from gateway.grpc.messages import INFER, SERVICE, STREAM, failed_message, infer_format, stream_format
 from gateway.grpc.open_inference_pb2 import (
     ModelMetadataRequest,
@@ -31,7 +31,6 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from gateway.http.response import HttpResponse
 from gateway.http.validation import invalid
 from gateway.inference.handler import run
 from gateway.inference.pipeline import InferencePipeline
@@ -102,23 +101,20 @@ class InferenceService:
         """ModelInfer."""
         request = GrpcRequest(context, time.monotonic())
         call = GrpcCall(self._pipeline, self._infer, request, raw, context.time_remaining)
-        await self._authenticate(call, request, context)
+        if not self._authenticated(call, request, context):
+            return b""
         response = await run(call, call.receive())
         if call.error is not None:
-            await abort(context, call.error, response)
+            fail(context, call.error, response)
+            return b""
         context.set_trailing_metadata(trailers(response))
         return response.body
 
     async def stream_infer(self, _: Any, context: "Context[bytes, bytes]") -> None:
         """ModelStreamInfer: the responses of each request, in order. An error of a request does not end the stream."""
-        first = GrpcRequest(context, time.monotonic())
-        await self._authenticate(
-            GrpcCall(self._pipeline, self._stream, first, b"", context.time_remaining), first, context
-        )
-        while (raw := await self._next(context)) is not None:
-            request = GrpcRequest(context, time.monotonic())
-            call = GrpcCall(self._pipeline, self._stream, request, raw, context.time_remaining)
-            await self._authenticate(call, request, context)
+        if self._stream_call(b"", context) is None:
+            return
+        while (raw := await self._next(context)) is not None and (call := self._stream_call(raw, context)) is not None:
             response = await run(call, call.receive())
             context.set_trailing_metadata(trailers(response, call.error))
             try:
@@ -129,7 +125,15 @@ class InferenceService:
                     async with asyncio.timeout(self._write_s):
                         await context.write(body)
             except (ConnectionError, TimeoutError):  # The library keeps the call until the connection ends.
-                await context.abort(grpc.StatusCode.CANCELLED, "The client does not read.")
+                context.set_code(grpc.StatusCode.CANCELLED)
+                context.set_details("The client does not read.")
+                return
+
+    def _stream_call(self, raw: bytes, context: "Context[bytes, bytes]") -> GrpcCall | None:
+        """The call of one message of a stream; None if its caller is unknown, which ends the stream."""
+        request = GrpcRequest(context, time.monotonic())
+        call = GrpcCall(self._pipeline, self._stream, request, raw, context.time_remaining)
+        return call if self._authenticated(call, request, context) else None
 
     async def _next(self, context: "Context[bytes, bytes]") -> bytes | None:
         """The next message of a stream; None at its end, or if none came for the idle time."""
@@ -140,34 +144,37 @@ class InferenceService:
             return None
         return raw if isinstance(raw, bytes) else None
 
-    async def _authenticate(self, call: GrpcCall, request: GrpcRequest, context: "Context[bytes, bytes]") -> None:
-        """Find the identity of the caller; end the call if there is none."""
+    def _authenticated(self, call: GrpcCall, request: GrpcRequest, context: "Context[bytes, bytes]") -> bool:
+        """Find the identity of the caller. If there is none, set the status of the error."""
         try:
             call.authenticate(request)
         except RequestError as error:
-            await self._abort(context, error, request.request_id)
+            self._fail(context, error, request.request_id)
+            return False
+        return True
 
     async def _answer(self, kind: type[Message], respond: Respond, raw: bytes, context: "Context[Any, Any]") -> bytes:
         """The response to a call without inference."""
         request_id = GrpcRequest(context, 0.0).request_id
-        error = RequestError(ErrorCode.INTERNAL_ERROR)
         try:
             return (await respond(kind.FromString(raw), context)).SerializeToString()
         except DecodeError:
-            error = invalid(None, f"The message is not a {kind.DESCRIPTOR.name}.")
-        except RequestError as raised:
-            error = raised
-        except Exception as fault:  # noqa: BLE001  # every exception has a status
-            log_fault("request failed", fault, request_id=request_id)
-        await self._abort(context, error, request_id)
+            fault = invalid(None, f"The message is not a {kind.DESCRIPTOR.name}.")
+        except RequestError as error:
+            fault = RequestError(
+                error.code, error.message, error.param
+            )  # Without traceback, which references this frame.
+        except Exception as error:  # noqa: BLE001  # every exception has a status
+            log_fault("request failed", error, request_id=request_id)
+            fault = RequestError(ErrorCode.INTERNAL_ERROR)
+        self._fail(context, fault, request_id)
         return b""
 
     def _identify(self, context: "Context[Any, Any]") -> None:
         self._parts.authenticator.identify(GrpcRequest(context, 0.0))
 
-    async def _abort(self, context: "Context[Any, Any]", error: RequestError, request_id: str) -> None:
-        response: HttpResponse = self._parts.error_responses.answer(error, request_id)
-        await abort(context, error, response)
+    def _fail(self, context: "Context[Any, Any]", error: RequestError, request_id: str) -> None:
+        fail(context, error, self._parts.error_responses.answer(error, request_id))
 
 
 MAX_METADATA_BYTES = 16 << 10

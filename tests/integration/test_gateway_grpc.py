@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from certificates import Certificates, certificates
 from eventually import eventually
 from gateway.app import Gateway
 from gateway.config import GatewayConfig, GrpcConfig
-from gateway.grpc.call import STATUS
+from gateway.grpc.call import STATUS, MessageStream
 from gateway.grpc.open_inference_pb2 import (
     InferParameter,
     ModelInferRequest,
@@ -26,6 +27,7 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyResponse,
 )
 from gateway.grpc.server import GrpcServer, InferenceService
+from gateway.inference.pipeline import InferenceCall
 from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack
 from scheduler.errors import HTTP, ErrorCode, StartError
 from scheduler.payload import Payload, decode_payload
@@ -383,6 +385,30 @@ async def test_a_stream_that_fails_or_is_cancelled(stack: Stack, channel: Channe
     assert failed.infer_response.id == "1"
     assert failed.infer_response.parameters["error_code"].string_param == "worker_lost"
     assert failed.infer_response.parameters["retry_after_ms"].int64_param > 0
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+async def test_calls_leave_no_reference_cycles(stack: Stack, channel: Channel, rejected: bool) -> None:
+    """Lists, streams and errors are freed at once, since garbage is collected rarely."""
+    if rejected:
+        stack.gateway.limits.no_gpu = lambda _: True
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await infer(stack, channel, request("a", "b"))
+        call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(metadata=key(stack))
+        await call.write(request("a").SerializeToString())
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        await eventually(
+            lambda: not [each for each in gc.get_objects() if isinstance(each, InferenceCall | MessageStream)],
+            "all are freed",
+            2.0,
+        )
+    finally:
+        gc.enable()
 
 
 async def test_a_silent_stream_ends(client: Redis, redis_url: str) -> None:

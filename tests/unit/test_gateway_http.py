@@ -69,6 +69,28 @@ def test_a_path_is_exact_or_has_one_last_segment(path: str, tail: str | None) ->
     assert (found and (set(found[0]), found[1])) == (None if tail is None else ({"GET"}, tail))
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/models/a/b/infer?x=1", ({"POST"}, "a/b")),
+        ("/models/a/infer/infer", ({"POST"}, "a/infer")),
+        ("/models/a/b", ({"GET"}, "a/b")),
+        ("/models/infer", ({"GET"}, "infer")),
+        ("/models/", None),
+    ],
+)
+def test_a_tree_may_have_a_suffix(path: str, found: tuple[set[str], str] | None) -> None:
+    """The longest suffix wins, whatever the order of the routes; the tail is not empty."""
+    routes = Router()
+    routes.add("GET", "/models/{id...}", handler)
+    routes.add("POST", "/models/{id...}/infer", handler)
+
+    each = routes.find(path)
+
+    assert (each and (set(each[0]), each[1])) == found
+    assert routes.table() == {"/models/{id...}": {"GET"}, "/models/{id...}/infer": {"POST"}}
+
+
 def test_an_unsafe_parser_is_rejected_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed aiohttp passes; without its C parser, or in an old version, the gateway does not start."""
     check_parser()
