@@ -5,6 +5,7 @@ here and in Redis. A call that its client cancelled is cancelled there as well.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Any, cast
@@ -18,6 +19,7 @@ from gateway.api.inference import ApiFormat
 from gateway.grpc.messages import messages_of
 from gateway.http.response import HttpResponse
 from gateway.http.sse import EventStream, Result
+from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall
 from gateway.inference.pending import PendingRequest
 from gateway.inference.pipeline import InferencePipeline
@@ -54,6 +56,9 @@ _NOT_TRAILERS = frozenset({"www-authenticate", "server-timing"})
 MAX_BUFFERED_BYTES = 64 << 10
 """Of one stream, not yet taken by the library; more increments are dropped, and the stored reply fills the gap."""
 
+SLOW_S = 1.0
+"""Seconds after which the caller of a message that arrives slowly is identified again."""
+
 Context = grpc.aio.ServicerContext
 Trailers = tuple[tuple[str, str], ...]
 
@@ -61,9 +66,9 @@ Trailers = tuple[tuple[str, str], ...]
 class GrpcRequest:
     """The metadata of a call, for authentication and its records. `arrived` is monotonic seconds."""
 
-    def __init__(self, context: "Context[Any, Any]", arrived: float) -> None:
+    def __init__(self, context: "Context[Any, Any]") -> None:
         self.request_id = new_request_id()
-        self.arrived = arrived
+        self.arrived = time.monotonic()
         self.remote = address_of(context.peer())
         headers: CIMultiDict[str] = CIMultiDict()
         for name, value in context.invocation_metadata() or ():
@@ -86,29 +91,32 @@ def address_of(peer: str) -> str | None:
 class GrpcCall(AwaitedCall):
     """One inference call, or one request of a stream. `error` is set once it was rejected."""
 
-    __slots__ = ("_arrived", "_raw", "_time_left", "error")
+    __slots__ = ("_request", "_time_left", "error")
 
     def __init__(
         self,
         pipeline: InferencePipeline,
         api_format: ApiFormat,
         request: GrpcRequest,
-        raw: bytes,
         time_left: Callable[[], float | None],
     ) -> None:
         super().__init__(pipeline, api_format, request)
-        self._arrived = request.arrived
-        self._raw = raw
+        self._request = request
         self._time_left = time_left
         self.error: RequestError | None = None
 
-    async def receive(self) -> bytes:
-        """Read the Idempotency-Key. Raises RequestError if it is not acceptable, or while draining."""
+    async def receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
+        """Read the Idempotency-Key and the message. Raises RequestError if either is not acceptable, or while draining."""
         self.key = idempotency_key(self.headers)
         if self.pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        self.started = self._arrived
-        return self._raw
+        raw = await read()
+        self.started = self.pipeline.clock()  # The time of a slow upload does not count against the deadline.
+        if self.started - self._request.arrived > SLOW_S:  # The key may have been revoked or moved.
+            self.identity = self.pipeline.identify(self._request)
+        if not isinstance(raw, bytes):
+            raise invalid(None, "The call has no message.")
+        return raw
 
     def build(self) -> PendingRequest:
         """Build the pending requests, with the deadline of the call if it is earlier than theirs. Raises RequestError."""

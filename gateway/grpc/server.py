@@ -5,7 +5,7 @@ decodes. A stream is authenticated before a message is read; its requests run on
 """
 
 import asyncio
-import time
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,10 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from gateway.api.inference import ApiFormat
 from gateway.api.open_inference import OpenInferenceParts
 from gateway.config import GatewayConfig, GrpcConfig
 from gateway.grpc.call import Context, GrpcCall, GrpcRequest, MessageStream, fail, trailers
@@ -24,20 +26,18 @@ from gateway.grpc.open_inference_pb2 import (
     ModelMetadataResponse,
     ModelReadyRequest,
     ModelReadyResponse,
-    ServerLiveRequest,
     ServerLiveResponse,
-    ServerMetadataRequest,
     ServerMetadataResponse,
-    ServerReadyRequest,
     ServerReadyResponse,
 )
 from gateway.http.validation import invalid
 from gateway.inference.handler import run
 from gateway.inference.pipeline import InferencePipeline
-from scheduler.errors import ErrorCode, RequestError, StartError
+from scheduler.errors import RequestError, StartError
 from scheduler.fault_log import log_fault
 
-Respond = Callable[[Any, "Context[Any, Any]"], Awaitable[Message]]
+Describe = Callable[[str, str], Message]
+"""From the name and version of a model."""
 
 
 class InferenceService:
@@ -52,58 +52,54 @@ class InferenceService:
         self._stream = stream_format(parts.check_model)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """The table of the calls."""
-        described: dict[str, tuple[type[Message], Respond]] = {
-            "ServerLive": (ServerLiveRequest, self.server_live),
-            "ServerReady": (ServerReadyRequest, self.server_ready),
-            "ServerMetadata": (ServerMetadataRequest, self.server_metadata),
+        """The table of the calls. On the wire a call with one message is the same as a stream of one."""
+        unread = {"ServerLive": self.live, "ServerReady": self.ready, "ServerMetadata": self.metadata}
+        described: dict[str, tuple[type[Message], Describe]] = {
             "ModelReady": (ModelReadyRequest, self.model_ready),
             "ModelMetadata": (ModelMetadataRequest, self.model_metadata),
         }
-        table: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(partial(self._answer, kind, respond))
-            for name, (kind, respond) in described.items()
+        unary: dict[str, Any] = {
+            INFER: self.infer,
+            **{name: partial(self._unread, respond) for name, respond in unread.items()},
+            **{name: partial(self._described, *each) for name, each in described.items()},
         }
-        table[INFER] = grpc.unary_unary_rpc_method_handler(self.infer)
-        table[STREAM] = grpc.stream_stream_rpc_method_handler(self.stream_infer)
+        table: dict[str, Any] = {
+            STREAM: grpc.stream_stream_rpc_method_handler(self.stream_infer),
+            **{name: grpc.stream_unary_rpc_method_handler(handler) for name, handler in unary.items()},
+        }
         return grpc.method_handlers_generic_handler(SERVICE, table)
 
-    async def server_live(self, _: ServerLiveRequest, __: "Context[Any, Any]") -> ServerLiveResponse:
+    def live(self) -> Message:
         """The event loop is running."""
         return ServerLiveResponse(live=True)
 
-    async def server_ready(self, _: ServerReadyRequest, __: "Context[Any, Any]") -> ServerReadyResponse:
+    def ready(self) -> Message:
         """Whether the gateway accepts traffic."""
         return ServerReadyResponse(ready=self._parts.not_ready() is None)
 
-    async def server_metadata(self, _: ServerMetadataRequest, __: "Context[Any, Any]") -> ServerMetadataResponse:
+    def metadata(self) -> Message:
         """The name and version of the server."""
         return ServerMetadataResponse(name="tierlane", version=self._parts.version, extensions=["parameters"])
 
-    async def model_ready(self, message: ModelReadyRequest, context: "Context[Any, Any]") -> ModelReadyResponse:
-        """Whether requests of a model are served. Raises RequestError for an unknown caller or model."""
-        self._identify(context)
-        return ModelReadyResponse(ready=self._parts.readiness(message.name, message.version).ready)
+    def model_ready(self, name: str, version: str) -> Message:
+        """Whether requests of a model are served. Raises RequestError for an unknown model."""
+        return ModelReadyResponse(ready=self._parts.readiness(name, version).ready)
 
-    async def model_metadata(
-        self, message: ModelMetadataRequest, context: "Context[Any, Any]"
-    ) -> ModelMetadataResponse:
-        """The tensors of a model. Raises RequestError for an unknown caller or model."""
-        self._identify(context)
-        found = self._parts.metadata(message.name, message.version)
+    def model_metadata(self, name: str, version: str) -> Message:
+        """The tensors of a model. Raises RequestError for an unknown model."""
+        found = self._parts.metadata(name, version)
         response = ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
         for tensors, described in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
             for each in described:
                 tensors.add(name=each.name, datatype=each.datatype, shape=each.shape)
         return response
 
-    async def infer(self, raw: bytes, context: "Context[bytes, bytes]") -> bytes:
+    async def infer(self, _: Any, context: "Context[bytes, bytes]") -> bytes:
         """ModelInfer."""
-        request = GrpcRequest(context, time.monotonic())
-        call = GrpcCall(self._pipeline, self._infer, request, raw, context.time_remaining)
-        if not self._authenticated(call, request, context):
+        call = self._authenticated(self._infer, context)
+        if call is None:
             return b""
-        response = await run(call, call.receive())
+        response = await run(call, call.receive(context.read))
         if call.error is not None:
             fail(context, call.error, response)
             return b""
@@ -112,10 +108,13 @@ class InferenceService:
 
     async def stream_infer(self, _: Any, context: "Context[bytes, bytes]") -> None:
         """ModelStreamInfer: the responses of each request, in order. An error of a request does not end the stream."""
-        if self._stream_call(b"", context) is None:
+        if self._authenticated(self._stream, context) is None:
             return
-        while (raw := await self._next(context)) is not None and (call := self._stream_call(raw, context)) is not None:
-            response = await run(call, call.receive())
+        while (raw := await self._next(context)) is not None:
+            call = self._authenticated(self._stream, context)
+            if call is None:
+                return
+            response = await run(call, call.receive(_ready(raw)))
             context.set_trailing_metadata(trailers(response, call.error))
             try:
                 if isinstance(response, MessageStream):
@@ -129,12 +128,6 @@ class InferenceService:
                 context.set_details("The client does not read.")
                 return
 
-    def _stream_call(self, raw: bytes, context: "Context[bytes, bytes]") -> GrpcCall | None:
-        """The call of one message of a stream; None if its caller is unknown, which ends the stream."""
-        request = GrpcRequest(context, time.monotonic())
-        call = GrpcCall(self._pipeline, self._stream, request, raw, context.time_remaining)
-        return call if self._authenticated(call, request, context) else None
-
     async def _next(self, context: "Context[bytes, bytes]") -> bytes | None:
         """The next message of a stream; None at its end, or if none came for the idle time."""
         try:
@@ -144,37 +137,62 @@ class InferenceService:
             return None
         return raw if isinstance(raw, bytes) else None
 
-    def _authenticated(self, call: GrpcCall, request: GrpcRequest, context: "Context[bytes, bytes]") -> bool:
-        """Find the identity of the caller. If there is none, set the status of the error."""
+    def _authenticated(self, api_format: ApiFormat, context: "Context[bytes, bytes]") -> GrpcCall | None:
+        """The call of a known caller. If the caller is unknown, None, and the call ends with the error."""
+        request = GrpcRequest(context)
+        call = GrpcCall(self._pipeline, api_format, request, context.time_remaining)
         try:
             call.authenticate(request)
         except RequestError as error:
             self._fail(context, error, request.request_id)
-            return False
-        return True
+            return None
+        return call
 
-    async def _answer(self, kind: type[Message], respond: Respond, raw: bytes, context: "Context[Any, Any]") -> bytes:
-        """The response to a call without inference."""
-        request_id = GrpcRequest(context, 0.0).request_id
+    async def _unread(self, respond: Callable[[], Message], _: Any, __: "Context[Any, Any]") -> bytes:
+        """The response to a call that needs neither a key nor its message."""
+        return respond().SerializeToString()
+
+    async def _described(self, kind: type[Message], describe: Describe, _: Any, context: "Context[Any, Any]") -> bytes:
+        """The response to a call about a model."""
+        request = GrpcRequest(context)
         try:
-            return (await respond(kind.FromString(raw), context)).SerializeToString()
+            self._parts.authenticator.identify(request)
+            raw = await context.read()
+            message: Any = kind.FromString(raw if isinstance(raw, bytes) else b"")
+            return describe(message.name, message.version).SerializeToString()
         except DecodeError:
             fault = invalid(None, f"The message is not a {kind.DESCRIPTOR.name}.")
         except RequestError as error:
             fault = RequestError(
                 error.code, error.message, error.param
             )  # Without traceback, which references this frame.
-        except Exception as error:  # noqa: BLE001  # every exception has a status
-            log_fault("request failed", error, request_id=request_id)
-            fault = RequestError(ErrorCode.INTERNAL_ERROR)
-        self._fail(context, fault, request_id)
+        self._fail(context, fault, request.request_id)
         return b""
-
-    def _identify(self, context: "Context[Any, Any]") -> None:
-        self._parts.authenticator.identify(GrpcRequest(context, 0.0))
 
     def _fail(self, context: "Context[Any, Any]", error: RequestError, request_id: str) -> None:
         fail(context, error, self._parts.error_responses.answer(error, request_id))
+
+
+def _ready(raw: bytes) -> Callable[[], Awaitable[bytes]]:
+    async def read() -> bytes:
+        return raw
+
+    return read
+
+
+REFLECTION_S = 10.0
+
+
+class BoundedReflection(ReflectionServicer):
+    """Reflection, which needs no key: each call ends after a while, so that nobody occupies calls with it."""
+
+    async def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802  # the library's name
+        """The responses to the requests of a stream."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REFLECTION_S):
+                responses: Any = super().ServerReflectionInfo(request_iterator, context)
+                async for response in responses:
+                    await context.write(response)
 
 
 MAX_METADATA_BYTES = 16 << 10
@@ -206,7 +224,9 @@ class GrpcServer:
             ],
         )
         self._server.add_generic_rpc_handlers((service.handlers(),))
-        reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), self._server)
+        reflected = BoundedReflection((SERVICE, reflection.SERVICE_NAME))
+        add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+        add_reflection(reflected, self._server)
 
     async def start(self) -> int:
         """Listen; returns the port. Raises StartError for an unusable port or certificate."""

@@ -198,6 +198,45 @@ async def test_keys(stack: Stack, channel: Channel) -> None:
     assert trailing["error-code"] == "invalid_api_key"
 
 
+async def test_calls_without_a_message(stack: Stack, channel: Channel) -> None:
+    """An unknown caller gets its error, and probes their response, before any message: nobody can occupy calls."""
+    for name, expected in (
+        ("ModelInfer", "UNAUTHENTICATED"),
+        ("ModelReady", "UNAUTHENTICATED"),
+        ("ModelStreamInfer", "UNAUTHENTICATED"),
+        ("ServerLive", "OK"),
+    ):
+        call = channel.stream_unary(f"{SERVICE}/{name}")()
+        assert (await call.code()).name == expected, name
+    without = channel.stream_unary(f"{SERVICE}/ModelInfer")(metadata=key(stack))
+    await without.done_writing()
+    status, message, _ = await failure(without)
+
+    assert (status, message) == (grpc.StatusCode.INVALID_ARGUMENT, "The call has no message.")
+
+
+async def test_a_message_that_comes_late(stack: Stack, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key, which may have been revoked meanwhile, is checked again."""
+    monkeypatch.setattr("gateway.grpc.call.SLOW_S", 0.0)
+    identified = stack.gateway.authenticator.identify
+    seen: list[str] = []
+
+    def identify(each: Any) -> Any:
+        seen.append(each.request_id)
+        return identified(each)
+
+    stack.gateway.inference.identify = identify
+    call = channel.stream_unary(f"{SERVICE}/ModelInfer")(metadata=key(stack))
+    await eventually(lambda: seen, "the caller is known")
+    stack.catalog.set(key={"revoked": True})
+    await call.write(request("ab").SerializeToString())
+    await call.done_writing()
+    status, _, trailing = await failure(call)
+
+    assert status is grpc.StatusCode.UNAUTHENTICATED
+    assert seen == [trailing["x-request-id"]] * 2
+
+
 async def test_a_limit_says_when_to_retry(stack: Stack, channel: Channel) -> None:
     """RESOURCE_EXHAUSTED with the wait; a list is admitted as a whole."""
     stack.catalog.set(key={"burst": 12.0, "requests_per_second": 0.001})  # A new bucket holds a quarter: three.
