@@ -227,6 +227,7 @@ class PoolParts:
             remember=ends.keep,
             model_version=lambda: self.heartbeat.model_version,
             greedy=lambda: self.heartbeat.greedy,
+            passes_on=lambda: self.heartbeat.passes_on,
             counters=shared.counters,
             request_log=shared.request_log,
             traces=shared.traces,

@@ -23,6 +23,7 @@ class Task(IntEnum):
     COMPLETE = 0  # Continue a text; also the task of plain functions.
     CHAT = 1  # Respond to a conversation: the input is JSON, a list of {"role", "content"}.
     EMBED = 2  # Compute the vector of a text: the output is base64 of little-endian float32.
+    CHAT_DOCUMENT = 3  # Pass a chat on whole: input and output are those of scheduler/chat_document.py.
 
 
 class Payload(msgspec.Struct, array_like=True, frozen=True):

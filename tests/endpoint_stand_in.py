@@ -1,6 +1,7 @@
 """An OpenAI-compatible test server in its own thread, with injectable faults."""
 
 import asyncio
+import hashlib
 import json
 import ssl
 import threading
@@ -18,7 +19,9 @@ MODEL = "stand-in-1"
 class StandIn:
     """Reverses texts and last chat messages; the embedding of a text is [length, 1].
 
-    `fault(route, body)` names the fault of a call, or "". A text that contains "unfit" gets 400, "crash" gets 500.
+    `fault(route, body)` names the fault of a call, or "".
+    A text that contains "unfit" gets 400, "crash" gets 500. A chat with more than text and sampling parameters is answered
+    by `rich_chat`.
     """
 
     fault: Callable[[str, dict[str, Any]], str] = lambda route, body: ""
@@ -110,7 +113,9 @@ class StandIn:
             return error
         if body.get("stream") and not self.never_streams:
             return await self._stream(request, route, body, fault)
-        return await self._whole(request, _document(route, body, short=fault == "count"), fault)
+        rich = route == "chat/completions" and bool(body.keys() & RICH)
+        document = rich_chat(body) if rich else _document(route, body, short=fault == "count")
+        return await self._whole(request, document, fault)
 
     def _rejection(self, texts: list[str], body: dict[str, Any]) -> web.Response | None:
         if body.get("priority") and not self.takes_priority:
@@ -140,24 +145,102 @@ class StandIn:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         (text,) = _texts(route, body)
+        events = [_event(route, char) for char in text[::-1]]
+        if rich := route == "chat/completions" and bool(body.keys() & RICH):
+            events = [f"data: {json.dumps(event)}\n\n".encode() for event in rich_events(body)]
         try:
-            for number, char in enumerate(text[::-1]):
-                await response.write(_event(route, char))
+            for number, event in enumerate(events):
+                await response.write(event)
                 if fault == "cut" and number == 1:
                     return _abort(request)
                 if fault == "silent" and number == 1:
                     await asyncio.sleep(60)
                 if self.chunk_s or fault == "endless":
                     await asyncio.sleep(self.chunk_s or 0.02)
-            await response.write(_event(route, "", _finish(body)))
+            if not rich:
+                await response.write(_event(route, "", _finish(body)))
             if body.get("stream_options"):
-                document = json.dumps({"choices": [], "usage": _usage([text])})
+                usage = rich_chat(body)["usage"] if rich else _usage([text])
+                document = json.dumps({"choices": [], "usage": usage})
                 await response.write(f"data: {document}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
         except (ConnectionError, asyncio.CancelledError):
             self.aborted_streams += 1
             raise
         return response
+
+
+RICH = frozenset(
+    {"tools", "n", "logprobs", "response_format", "reasoning_effort", "logit_bias", "frequency_penalty", "beams"}
+)
+
+
+def rich_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """A response with everything that the request asks for; its texts depend on all of the body but the stream's fields."""
+    asked = {name: value for name, value in body.items() if name not in ("model", "stream", "stream_options")}
+    mark = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    choices = [_rich_choice(body, index, f"{mark} é {index}") for index in range(body.get("n") or 1)]
+    details = {"reasoning_tokens": 3}
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "completion_tokens_details": details}
+    return {"id": "chatcmpl-x", "object": "chat.completion", "created": 1, "model": MODEL} | {
+        "choices": choices,
+        "usage": usage,
+        "system_fingerprint": "fp_stand_in",
+    }
+
+
+def _rich_choice(body: dict[str, Any], index: int, text: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": "stop"}
+    if body.get("reasoning_effort"):
+        message["reasoning_content"] = f"thinking {body['reasoning_effort']} about {text}"
+    if tools := body.get("tools"):
+        message["content"] = None
+        message["tool_calls"] = [
+            {"id": f"call_{index}_{at}", "type": "function"}
+            | {"function": {"name": tool["function"]["name"], "arguments": json.dumps({"q": text, "at": at})}}
+            for at, tool in enumerate(tools)
+        ]
+        choice["finish_reason"] = "tool_calls"
+    elif (body.get("response_format") or {}).get("type") in ("json_object", "json_schema"):
+        message["content"] = json.dumps({"answer": text})
+    if body.get("logprobs"):
+        tokens = [{"token": char, "logprob": -0.5, "bytes": list(char.encode()), "top_logprobs": []} for char in text]
+        choice["logprobs"] = {"content": tokens, "refusal": None}
+    return choice
+
+
+def rich_events(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of `rich_chat` as a stream, three characters at a time, with the choices in turn."""
+    document = rich_chat(body)
+    head = {name: document[name] for name in ("id", "created", "model", "system_fingerprint")}
+    queues = [list(_rich_deltas(choice)) for choice in document["choices"]]
+    events = []
+    while any(queues):
+        turn = [queue.pop(0) for queue in queues if queue]
+        events += [head | {"object": "chat.completion.chunk", "choices": [choice]} for choice in turn]
+    return events
+
+
+def _rich_deltas(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    index, message = choice["index"], choice["message"]
+
+    def made(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "finish_reason": None} | more
+
+    yield made({"role": "assistant", "content": None if message["content"] is None else ""})
+    for name in ("reasoning_content", "content"):
+        text = message.get(name) or ""
+        yield from (made({name: text[at : at + 3]}) for at in range(0, len(text), 3))
+    for at, call in enumerate(message.get("tool_calls", ())):
+        function = {"name": call["function"]["name"], "arguments": ""}
+        yield made({"tool_calls": [{"index": at, "id": call["id"], "type": "function", "function": function}]})
+        arguments = call["function"]["arguments"]
+        for start in range(0, len(arguments), 3):
+            yield made({"tool_calls": [{"index": at, "function": {"arguments": arguments[start : start + 3]}}]})
+    for token in (choice.get("logprobs") or {"content": []})["content"]:
+        yield made({}, logprobs={"content": [token], "refusal": None})
+    yield made({}, finish_reason=choice["finish_reason"])
 
 
 def _texts(route: str, body: dict[str, Any]) -> list[str]:

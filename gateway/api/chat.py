@@ -1,78 +1,169 @@
 """`POST /v1/chat/completions` in OpenAI's format (https://platform.openai.com/docs/api-reference/chat).
 
-The worker gets the messages and applies the chat template of its model.
+A chat has two forms. Its plain form is text messages and sampling parameters, which the worker puts into the chat template
+of its model. Its document form is the body as the client sent it, for a model that passes chats on to an endpoint
+(scheduler/chat_document.py). `ChatDocument.needs` tells which capabilities the document form needs; a body that needs
+none has both forms, and the pipeline chooses by the model.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.format import ChatDocument, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
-from gateway.api.stream_chunks import ChatChunks
+from gateway.api.openai_common import SamplingFields, check_values, includes_usage, parameters_of
+from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
 from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
-from gateway.http.validation import invalid
+from gateway.http.validation import invalid, unknown_field
+from scheduler.chat_document import Capability, joined
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import PromptMessage, Task, encode_messages
+from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
 MAX_MESSAGES = 1024
+MAX_CHOICES = 128  # OpenAI's limit.
+MEDIA_TOKENS = 1000
+"""Estimated tokens of an image or a recording, until the endpoint's usage is known."""
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A part of a message. Only text is supported."""
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A text."""
 
-    type: Literal["text"]
     text: str
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One message. The fields that must be null are those of a response that a client sends back unchanged."""
+class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    """The model's refusal, in a message of the assistant."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    refusal: str
+
+
+class MediaUrl(msgspec.Struct, frozen=True):
+    """The address of an image, or the image itself as a `data:` URL."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image."""
+
+    image_url: MediaUrl
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A recording as base64."""
+
+    data: str
+    format: str
+
+
+class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """A recording."""
+
+    input_audio: Recording
+
+
+class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
+    """A file, as the model's server expects it."""
+
+    file: dict[str, Any]
+
+
+Part = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+Content = str | list[Part]
+
+
+class Turn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role"):
+    """One message of a conversation."""
+
+    content: Content
     name: str | None = None
-    refusal: None = None
-    annotations: list[None] | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
+
+
+class SystemTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="system"):
+    """Instructions of the application."""
+
+
+class DeveloperTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="developer"):
+    """Instructions of the application, by their newer name."""
+
+
+class UserTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="user"):
+    """A message of the user."""
+
+
+class ToolTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="tool"):
+    """The result of a tool call."""
+
+    tool_call_id: str
+
+
+class AssistantTurn(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="assistant"
+):
+    """An earlier message of the model. A client may send back every member of a response unchanged."""
+
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+ChatMessage = SystemTurn | DeveloperTurn | UserTurn | AssistantTurn | ToolTurn
 
 
 class ChatBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The request body."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_MESSAGES})]
     max_completion_tokens: Integer | None = None
     response_format: dict[str, Any] | None = None
     store: bool | None = None
     modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
+
+
+class _AnyChatBody(ChatBody, forbid_unknown_fields=False, frozen=True, kw_only=True):
+    """The body with fields that only some servers know."""
 
 
 class AssistantMessage(msgspec.Struct, gc=False):
-    """The message of the model."""
+    """The message of the model. A model that passes chats on may add members, such as `reasoning_content`."""
 
     role: str
-    content: str
-    refusal: None = None
+    content: str | None
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, gc=False):
-    """The message, and the reason of its end: `stop` or `length`."""
+    """The message, and the reason of its end: `stop`, `length`, `tool_calls` or another one of the model's server."""
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: dict[str, Any] | None
     finish_reason: str
 
 
@@ -89,24 +180,68 @@ class ChatCompletion(msgspec.Struct, gc=False):
     system_fingerprint: str
 
 
-_decoder = msgspec.json.Decoder(ChatBody)
-ACCEPTED = ACCEPTED_VALUES | {
-    "response_format": (None, {"type": "text"}),
-    "store": (None, False),
-    "modalities": (None, ["text"]),
-    "logprobs": (None, False),
-    "top_logprobs": (None,),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
+_decoder = msgspec.json.Decoder(_AnyChatBody)
+_strict = msgspec.json.Decoder(ChatBody)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+ACCEPTED: dict[str, tuple[Any, ...]] = {"store": (None, False)}
+"""Unsupported fields -> the values that are accepted, because they have no effect."""
+
+_GATEWAYS = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "service_tier",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "metadata",
+        "store",
+    }
+)
+"""Fields that are not passed on: the gateway's own, and those about the client."""
+
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "logprobs": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
 }
+"""Values that change nothing, and so need no capability. `tool_choice` has an effect only with tools."""
+
+_NEEDS = {
+    "tools": Capability.TOOLS,
+    "tool_choice": Capability.TOOLS,
+    "functions": Capability.TOOLS,
+    "function_call": Capability.TOOLS,
+    "response_format": Capability.STRUCTURED_OUTPUT,
+    "logprobs": Capability.LOGPROBS,
+    "top_logprobs": Capability.LOGPROBS,
+    "n": Capability.CHOICES,
+    "frequency_penalty": Capability.PENALTIES,
+    "presence_penalty": Capability.PENALTIES,
+    "logit_bias": Capability.LOGIT_BIAS,
+    "reasoning_effort": Capability.REASONING,
+    "modalities": Capability.AUDIO,
+    "audio": Capability.AUDIO,
+}
+"""Field -> the capability that it needs, unless its value changes nothing."""
 
 
 def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
+    members = _members.decode(raw)
     check_model("model", body.model)
     check_values(body, ACCEPTED)
     if body.max_tokens is not None and body.max_completion_tokens is not None:  # OpenAI rejects both, too.
@@ -115,26 +250,96 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
         )
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
-    conversation = encode_messages([PromptMessage(message.role, _text(message.content)) for message in body.messages])
-    check_text("messages", conversation, max_input_bytes)
+    document = chat_document(body, members)
+    check_text("messages", document.input, max_input_bytes)
+    parameters = parameters_of(body, body.max_completion_tokens)
     return InferenceRequest(
-        conversation,
+        document.input if document.needs else plain_messages(body.messages),
         body.model,
-        parameters_of(body, body.max_completion_tokens),
+        parameters,
         Task.CHAT,
         service_tier=body.service_tier,
         stream=bool(body.stream),
         include_usage=includes_usage(body),
+        document=document,
     )
 
 
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDocument:
+    """The document form of a body. `members`: its members as they are written."""
+    needs: dict[Capability, str] = {}
+    for name, capability in _NEEDS.items():
+        value = getattr(body, name)
+        if value is not None and value not in _NO_EFFECT.get(name, ()):
+            needs.setdefault(capability, name)
+    unknown = next((name for name in members if name not in _FIELDS), None)
+    if unknown is not None:
+        needs[Capability.EXTENSIONS] = unknown
+    media_bytes = media = 0
+    for message in body.messages:
+        if isinstance(message, ToolTurn) or (isinstance(message, AssistantTurn) and message.tool_calls):
+            needs.setdefault(Capability.TOOLS, "messages")
+        for part in message.content if isinstance(message.content, list) else ():
+            if (wanted := _PART_NEEDS.get(type(part))) is not None:
+                needs.setdefault(wanted, "messages")
+                media_bytes, media = media_bytes + _media_bytes(part), media + 1
+    kept = {name: value for name, value in members.items() if name not in _GATEWAYS}
+    tokens = media * MEDIA_TOKENS - media_bytes // 4
+    return ChatDocument(msgspec.json.encode(kept).decode(), needs, tokens, body.n or 1)
+
+
+_FIELDS = frozenset(ChatBody.__struct_fields__)
+_PART_NEEDS: dict[type, Capability] = {
+    ImagePart: Capability.IMAGES,
+    AudioPart: Capability.AUDIO,
+    FilePart: Capability.FILES,
+}
+
+
+def _media_bytes(part: Part) -> int:
+    """Bytes of base64 in the body, which are not text for the model."""
+    if isinstance(part, ImagePart):
+        return len(part.image_url.url)
+    if isinstance(part, AudioPart):
+        return len(part.input_audio.data)
+    return (
+        sum(len(value) for value in part.file.values() if isinstance(value, str)) if isinstance(part, FilePart) else 0
+    )
+
+
+def plain_messages(messages: list[ChatMessage]) -> str:
+    """The plain form of a conversation whose parts are texts."""
+    return encode_messages([PromptMessage(_role(message), _text(message.content)) for message in messages])
+
+
+def _role(message: ChatMessage) -> str:
+    return str(type(message).__struct_config__.tag)
+
+
+def _text(content: Content | None) -> str:
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(part.text if isinstance(part, TextPart) else getattr(part, "refusal", "") for part in content)
+
+
+def missing_capability(document: ChatDocument, model: str, has: frozenset[str]) -> RequestError | None:
+    """The error for the first capability that the request needs and the model does not have; None if it has all."""
+    for capability, name in document.needs.items():
+        if capability in has:
+            continue
+        if capability is Capability.EXTENSIONS:
+            return unknown_field(name, _FIELDS)
+        message = f"`{name}` needs the capability `{capability}`, which the model `{model}` does not have."
+        return RequestError(ErrorCode.INVALID_REQUEST, message, name)
+    return None
 
 
 def write_chat(result: InferenceResult) -> HttpResponse:
     """Write the response to a completed request."""
     reply = result.replies[0]
+    if result.passed_on:
+        body = encode_json(passed_on_completion(result, joined(reply.output)))
+        return completed(reply, body, result.latency_ms, result.lines)
     document = ChatCompletion(
         id=reply.id,
         object="chat.completion",
@@ -148,4 +353,19 @@ def write_chat(result: InferenceResult) -> HttpResponse:
     return completed(reply, encode_json(document), result.latency_ms, result.lines)
 
 
-CHAT = ApiFormat(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks, endpoint="/v1/chat/completions")
+def passed_on_completion(result: InferenceResult, response: dict[str, Any]) -> dict[str, Any]:
+    """The response of a model's server, with the gateway's id, model and tier, and tokens even if it counted none."""
+    reply: Reply = result.replies[0]
+    return {
+        "id": reply.id,
+        "object": "chat.completion",
+        "created": created_ms(reply.id) // 1000,
+        "model": result.model,
+        "usage": usage(result.replies),
+        "service_tier": response_tier(result.request.service_tier),
+        "system_fingerprint": reply.model_version,
+        **{name: value for name, value in response.items() if value is not None},
+    }
+
+
+CHAT = ApiFormat(read_chat, write_chat, "messages", flat=True, chunks=chat_chunks, endpoint="/v1/chat/completions")

@@ -8,7 +8,7 @@ import msgspec
 from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
-from gateway.api.stream_chunks import CompletionChunks
+from gateway.api.stream_chunks import completion_chunks
 from gateway.http.request import check_duplicates, decode, texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
@@ -92,5 +92,5 @@ def write_completion(result: InferenceResult) -> HttpResponse:
 
 
 COMPLETIONS = ApiFormat(
-    read_completion, write_completion, "prompt", flat=True, chunks=CompletionChunks, endpoint="/v1/completions"
+    read_completion, write_completion, "prompt", flat=True, chunks=completion_chunks, endpoint="/v1/completions"
 )

@@ -6,15 +6,30 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.payload import Task
+from scheduler.chat_document import DOCUMENT, Capability
+from scheduler.payload import Payload, Task
 from scheduler.protocol.replies import Reply
+
+
+class ChatDocument(msgspec.Struct, frozen=True, gc=False):
+    """A chat for a model that passes chats on: the body for its server (scheduler/chat_document.py).
+
+    `needs`: the capabilities that it needs, each with the field that needs it. `tokens` corrects the estimate from the size
+    of the input, in which images and recordings are no text. `choices`: number of outputs.
+    """
+
+    input: str
+    needs: Mapping[Capability, str]
+    tokens: int = 0
+    choices: int = 1
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A decoded and checked body.
 
     `more`: further inputs of a list, each a request of its own; all of them are admitted or none. `include_usage`: whether a
-    stream ends with a chunk of its usage. `floats`: whether vectors are lists of numbers instead of base64.
+    stream ends with a chunk of its usage. `floats`: whether vectors are lists of numbers instead of base64. `document`: a
+    chat's other form, for models that pass chats on; the only one if it needs a capability.
     """
 
     input: str
@@ -26,6 +41,19 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     stream: bool = False
     include_usage: bool = False
     floats: bool = False
+    document: ChatDocument | None = None
+
+    def payload(self, model: str, *, passed_on: bool) -> Payload:
+        """The payload of the first input; `passed_on`: in the document form, for a model that passes chats on."""
+        if passed_on and self.document is not None:
+            return Payload(model, self.document.input, dict(self.parameters), Task.CHAT_DOCUMENT)
+        return Payload(model, self.input, dict(self.parameters), self.task)
+
+    def identified(self, payload: Payload) -> Payload:
+        """What the request is compared by if its Idempotency-Key is used again. The form of a chat makes no difference."""
+        if payload.task is not Task.CHAT_DOCUMENT or self.document is None or self.document.needs:
+            return payload
+        return self.payload(payload.model, passed_on=False)
 
 
 class InferenceResult(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +68,11 @@ class InferenceResult(msgspec.Struct, frozen=True, gc=False):
     tier: str
     latency_ms: float
     lines: str
+
+    @property
+    def passed_on(self) -> bool:
+        """Whether the output is lines of a model's server."""
+        return self.replies[0].finish_reason == DOCUMENT
 
 
 class TokenUsage(msgspec.Struct, gc=False):

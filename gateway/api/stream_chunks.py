@@ -3,8 +3,8 @@
 A chunk contains what is new: added text, then the reason of the end, then, if the client requested it, the usage.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
+from scheduler.chat_document import as_deltas
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
@@ -108,8 +109,8 @@ class Chunks:
         raise NotImplementedError
 
 
-MakeChunks = Callable[[str, str, InferenceRequest], Chunks]
-"""From request id, model and request."""
+MakeChunks = Callable[[str, str, InferenceRequest, bool], Chunks]
+"""From request id, model, request, and whether the output is lines of a model's server."""
 
 
 class CompletionChunks(Chunks):
@@ -126,8 +127,18 @@ class CompletionChunks(Chunks):
         return event(encode_json(chunk))
 
 
-class ChatChunks(Chunks):
+def completion_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
+    """The stream of `/v1/completions`."""
+    return CompletionChunks(request_id, model, request)
+
+
+def chat_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
     """The stream of `/v1/chat/completions`."""
+    return (DocumentChunks if passed_on else ChatChunks)(request_id, model, request)
+
+
+class ChatChunks(Chunks):
+    """The stream of `/v1/chat/completions` for generated text."""
 
     def opening(self) -> bytes:
         """The role. Some clients measure the time to the first chunk, which must not include the queue."""
@@ -143,3 +154,42 @@ class ChatChunks(Chunks):
     def _event(self, choices: list[ChatDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
         kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
         return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, tokens)))
+
+
+class DocumentChunks(ChatChunks):
+    """The stream of `/v1/chat/completions` from the lines of a model's server. Increments may end within a line."""
+
+    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
+        super().__init__(request_id, model, request)
+        self._rest = ""
+        self._usage: msgspec.Raw | None = None
+        self._identity = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
+
+    def opening(self) -> bytes:
+        """The role. All else is left to the server's events, since a message may have no content."""
+        return self._write({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+
+    def delta(self, text: str) -> bytes:
+        """The events of the lines that are complete now."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        return b"".join(self._line(line) for line in lines if line)
+
+    def closing(self, reply: Reply) -> bytes:
+        """The usage, if the client requested it: the server's, else the counted tokens."""
+        if self._no_usage is UNSET:
+            return b""
+        tokens = usage([reply]) if self._usage is None else self._usage
+        return event(encode_json({**self._identity, "choices": [], "service_tier": self._tier, "usage": tokens}))
+
+    def _line(self, line: str) -> bytes:
+        members = as_deltas(line)
+        counted = members.pop("usage", None)
+        if counted is not None and bytes(counted) != b"null":
+            self._usage = counted
+        if bytes(members.get("choices", b"[]")) == b"[]":
+            return b""
+        return self._write(members)
+
+    def _write(self, members: Mapping[str, Any]) -> bytes:
+        asked = {} if self._no_usage is UNSET else {"usage": None}
+        return event(encode_json({**self._identity, "service_tier": self._tier, **members, **asked}))

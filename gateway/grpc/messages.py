@@ -70,7 +70,7 @@ def stream_format(check_model: CheckModel) -> ApiFormat:
         TEXT_INPUT,
         "model_name",
         endpoint=f"/{SERVICE}/{STREAM}",
-        chunks=MessageChunks,
+        chunks=message_chunks,
     )
 
 
@@ -191,6 +191,11 @@ class MessageChunks(Chunks):
         message = _message(self._request, self._model, [text])
         _set(message, parameters)
         return framed(ModelStreamInferResponse(infer_response=message).SerializeToString())
+
+
+def message_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
+    """The stream of ModelStreamInfer, whose requests are never passed on."""
+    return MessageChunks(request_id, model, request)
 
 
 _errors = msgspec.json.Decoder(ErrorBody)

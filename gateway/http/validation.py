@@ -94,7 +94,7 @@ def _fault(reason: str) -> str:
         return f"must {'not be empty' if (sign, count) == ('>=', '1') else size}"
     if (found := _BOUND.match(reason)) is not None:
         return f"must be {_BOUNDS[found[1]]} {found[2]}"
-    if reason.startswith("Invalid enum value"):  # The value may be long or private.
+    if reason.startswith(("Invalid enum value", "Invalid value")):  # The value may be long or private.
         return "is not one of the values that /docs lists"
     return f"is not valid: {reason[:1].lower()}{reason[1:]}"
 
@@ -106,6 +106,11 @@ def _types(names: str) -> str:
         kinds.remove("int")
     *first, last = [_TYPES.get(kind, kind) for kind in kinds]
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def unknown_field(name: str, fields: Collection[str]) -> RequestError:
+    """The error for a field of a body that only has `fields`."""
+    return invalid(name[:MAX_NAME_CHARACTERS], _unknown(name, "", fields))
 
 
 def _unknown(name: str, where: str, fields: Collection[str]) -> str:

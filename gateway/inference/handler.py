@@ -92,7 +92,7 @@ class AwaitedCall(InferenceCall):
         pending = super().build()
         self._pending_requests = [pending]
         if self.body.stream:
-            self._stream = StreamedResponse(self, pending, self._futures[0])
+            self._stream = StreamedResponse(self, pending, self._futures[0], passed_on=self.passed_on)
         return pending
 
     def _build_list(self) -> list[PendingRequest]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from multidict import CIMultiDictProxy
 
+from gateway.api.chat import missing_capability
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator
@@ -45,10 +46,11 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
+from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload
+from scheduler.payload import Payload, Task
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
@@ -80,6 +82,7 @@ class InferenceParts:
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = _ignore
     remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
+    passes_on: Callable[[], bool] = bool  # Whether all workers pass chats on to a server.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
     counters: Counters = field(default_factory=Counters)
@@ -142,9 +145,22 @@ class InferencePipeline:
         return self.elsewhere(wanted) or self
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
-        """The model's payload for the first input. Raises RequestError `model_not_found`."""
-        model = self.models.choose(self._parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
-        return Payload(model, body.input, dict(body.parameters), body.task)
+        """The model's payload for the first input.
+
+        Raises RequestError `model_not_found`, or `invalid_request` if the model lacks a capability that the body needs.
+        """
+        parts = self._parts
+        model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
+        document = body.document
+        if document is None:
+            return body.payload(model, passed_on=False)
+        passes_on = parts.passes_on()
+        if document.needs:
+            row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
+            has = capabilities(None if row is None else row.capabilities, passes_on=passes_on)
+            if (error := missing_capability(document, model, has)) is not None:
+                raise error
+        return body.payload(model, passed_on=passes_on)
 
     def build_pending(
         self,
@@ -170,6 +186,7 @@ class InferencePipeline:
             key=key,
             trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
+            body=call.body,
         )
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream:
@@ -313,11 +330,23 @@ class InferenceCall:
     FAULT = "request failed"
     """The log event of an exception that is not a RequestError."""
 
-    __slots__ = ("api_format", "body", "headers", "identity", "key", "pending", "pipeline", "request_id", "started")
+    __slots__ = (
+        "api_format",
+        "body",
+        "headers",
+        "identity",
+        "key",
+        "passed_on",
+        "pending",
+        "pipeline",
+        "request_id",
+        "started",
+    )
 
     identity: IdentityView  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
+    passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
 
     def __init__(
         self, pipeline: InferencePipeline, api_format: ApiFormat, request_id: str, headers: CIMultiDictProxy[str]
@@ -371,6 +400,7 @@ class InferenceCall:
         """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""
         pipeline = self.pipeline
         payload = pipeline.payload(self.body, self.api_format)
+        self.passed_on = payload.task is Task.CHAT_DOCUMENT
         return pipeline.build_pending(self, payload, self.sink(), self.request_id, self.key)
 
     def sink(self) -> ResponseSink:

@@ -15,6 +15,7 @@ from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
 from gateway.inference.submission import BYTES_PER_TOKEN, REPLAYED
+from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Verdict
@@ -71,9 +72,14 @@ class StreamAssembly:
 
 
 class StreamedResponse:
-    """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome."""
+    """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome.
 
-    def __init__(self, call: InferenceCall, pending: PendingRequest, future: "asyncio.Future[Outcome]") -> None:
+    `passed_on`: its output is lines of a model's server.
+    """
+
+    def __init__(
+        self, call: InferenceCall, pending: PendingRequest, future: "asyncio.Future[Outcome]", *, passed_on: bool
+    ) -> None:
         self._call = call
         self._pending = pending
         self._future = future
@@ -82,7 +88,7 @@ class StreamedResponse:
         self._stream: EventStream | None = None
         self._early = ""  # Text that arrived before the headers were written.
         self._reply: Reply | None = None
-        self._chunks: Chunks = self._new_chunks(pending.id)
+        self._chunks: Chunks = self._new_chunks(pending.id, passed_on=passed_on)
         pending.reader, pending.streams = self, True
 
     def admitted(self) -> None:
@@ -112,7 +118,7 @@ class StreamedResponse:
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
-            self._chunks = self._new_chunks(request_id)
+            self._chunks = self._new_chunks(request_id, passed_on=self._reply.finish_reason == DOCUMENT)
             stream.headers.append(REPLAYED)
         limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
         stream.lines = f"x-request-id: {request_id}\r\n{limits}"
@@ -184,8 +190,8 @@ class StreamedResponse:
         self._pending.reader = None
         self._future.cancel()  # Does nothing if it is resolved; else its callback, which references this, is dropped.
 
-    def _new_chunks(self, request_id: str) -> Chunks:
+    def _new_chunks(self, request_id: str, *, passed_on: bool) -> Chunks:
         call = self._call
         if call.api_format.chunks is None:
             raise RuntimeError("This is a bug: this endpoint has no streams.")
-        return call.api_format.chunks(request_id, self._pending.submission.model, call.body)
+        return call.api_format.chunks(request_id, self._pending.submission.model, call.body, passed_on)

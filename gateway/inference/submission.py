@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from multidict import CIMultiDictProxy
 
+from gateway.api.format import ChatDocument, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -57,6 +58,11 @@ def one_version(workers: Sequence[WorkerView]) -> str:
     """The model version that all healthy workers run; "" if they run several versions or none is known."""
     versions = {worker.model_version for worker in workers if worker.healthy}
     return versions.pop() if len(versions) == 1 else ""
+
+
+def passes_chats_on(workers: Sequence[WorkerView]) -> bool:
+    """Whether every worker of the pool passes chats on to a server; False if no worker is known."""
+    return bool(workers) and all(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
 
 
 def greedy_by_default(workers: Sequence[WorkerView]) -> bool:
@@ -174,9 +180,15 @@ def build_submission(
     key: str | None = None,
     trace: str = "",
     stream_to: str = "",
+    body: InferenceRequest | None = None,
 ) -> Submission:
-    """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or ""."""
-    value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, payload)
+    """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
+
+    `body`: the request, if it may be a chat in its document form.
+    """
+    document = None if body is None else body.document
+    identified = payload if document is None or body is None else body.identified(payload)
+    value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, identified)
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
     nonce = _nonces.draw()
@@ -195,14 +207,17 @@ def build_submission(
         trace_id=trace,
         idempotency=value,
         fingerprint=fingerprint,
-        tokens=_charged(token_estimate(payload, input_bytes), limits),
+        tokens=_charged(token_estimate(payload, input_bytes, document), limits),
         body=encode_payload(payload.with_target(address, identity.priority)),
     )
 
 
-def token_estimate(payload: Payload, input_bytes: int) -> int:
-    """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output."""
-    return math.ceil(input_bytes / BYTES_PER_TOKEN) + _output_tokens(payload)
+def token_estimate(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
+    """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output of each choice."""
+    read, written = math.ceil(input_bytes / BYTES_PER_TOKEN), _output_tokens(payload)
+    if document is None or payload.task is not Task.CHAT_DOCUMENT:
+        return read + written
+    return max(1, read + document.tokens) + written * document.choices
 
 
 def _charged(estimate: int, limits: EffectiveLimits) -> int:

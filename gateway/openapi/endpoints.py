@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.api import chat, completions
 from gateway.api.account import Account
-from gateway.api.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
+from gateway.api.chat import ChatBody, ChatCompletion
 from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings
 from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, PredictBody, Prediction, Success
@@ -78,12 +78,6 @@ TEXTS: Schema = {
     "anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": MAX_SUBMISSIONS}]
 }
 SERVICE_TIER = {"service_tier": only(None, *KNOWN)}
-MESSAGES: Schema = {
-    "type": "array",
-    "items": {"$ref": f"#/components/schemas/{ChatMessage.__name__}"},
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-}
 ONE_TOKEN_LIMIT: Schema = {
     "not": {
         "properties": {"max_tokens": {"type": "integer"}, "max_completion_tokens": {"type": "integer"}},
@@ -156,7 +150,7 @@ API: tuple[ApiEndpoint, ...] = (
         ChatCompletion,
         "Continue a conversation (OpenAI format)",
         example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
-        rules={"messages": MESSAGES} | SERVICE_TIER | {name: only(*each) for name, each in chat.ACCEPTED.items()},
+        rules=SERVICE_TIER | {name: only(*each) for name, each in chat.ACCEPTED.items()},
         conditions=(ONE_TOKEN_LIMIT, STREAM_OPTIONS),
         events=ChatChunk,
     ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.errors import ErrorCode
-from scheduler.payload import context_in, decode_payload
+from scheduler.payload import Task, context_in, decode_payload
 
 PIECES_EVERY_S = 0.05
 AGAIN = 3
@@ -121,6 +121,10 @@ class Listeners:
 
 
 UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
+NOT_PASSED_ON = ItemResult(
+    "The worker's model does not pass chats on; send the request again.", 0, ErrorCode.NO_CAPACITY
+)
+"""A model of another kind was started in a pool while requests for an endpoint were queued."""
 
 
 Listen = Callable[[int, str, float], OutputListener]
@@ -143,8 +147,13 @@ def run_readable(
     same.
     """
     items = read_items(bodies, listen, deadlines, stream_deadlines)
-    readable = [item for item in items if item is not None]
-    return with_unreadable(items, with_late(readable, run(readable)) if readable else [])
+    usable = [item if item is not None and item.task is not Task.CHAT_DOCUMENT else None for item in items]
+    readable = [item for item in usable if item is not None]
+    results = with_unreadable(usable, with_late(readable, run(readable)) if readable else [])
+    return [
+        NOT_PASSED_ON if item is not None and item.task is Task.CHAT_DOCUMENT else result
+        for item, result in zip(items, results, strict=True)
+    ]
 
 
 def read_items(

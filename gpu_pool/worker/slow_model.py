@@ -94,8 +94,9 @@ def trial_body(body: bytes) -> bytes:
         known = decode_payload(body)
     except ValueError:
         known = Payload("trial", "", {})
-    text = encode_messages([PromptMessage("user", TRIAL_TEXT)]) if known.task is Task.CHAT else TRIAL_TEXT
-    return encode_payload(Payload(known.model, text, {}, known.task))
+    task = Task.CHAT if known.task is Task.CHAT_DOCUMENT else known.task
+    text = encode_messages([PromptMessage("user", TRIAL_TEXT)]) if task is Task.CHAT else TRIAL_TEXT
+    return encode_payload(Payload(known.model, text, {}, task))
 
 
 class Trials:

@@ -20,6 +20,7 @@ from asyncpg import (
 from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
 
 from ledger.schema import metadata
+from scheduler.chat_document import Capability
 from scheduler.errors import TierlaneError
 
 THINGS = {
@@ -38,6 +39,7 @@ _WORDS = {
     "ck_tiers_name": _LETTERS,
     "ck_models_pool": _LETTERS,
     "ck_tiers_slo_success": "must be above 0 and below 1, such as 0.999",
+    "ck_models_capabilities": f"must be text, or some of {', '.join(Capability)}, separated by commas",
     "ck_models_name": "must begin with a letter or digit and go on with at most 127 of A-Z, a-z, 0-9 and . _ : / -",
     "ck_customers_callback_hosts": "must be hosts separated by commas, each name, *.name, name:port or [address]:port, in at "
     "most 2,000 characters",

@@ -110,12 +110,17 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
 
 def models_from(rows: Iterable[Row]) -> dict[str, Model]:
     """The models by name. Raises BadCatalogRow."""
-    models = {model.name: model for model in (Model(*row) for row in rows)}
+    models = {model.name: model for model in map(_model, rows)}
     for name, model in models.items():
         _positive("models", name, batch=model.max_batch_size, timeout=model.gpu_timeout_ms, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.max_wait_ms >= 0 and model.cache_ttl_s >= 0, "models", name, "has a negative time")
     return models
+
+
+def _model(row: Row) -> Model:
+    *columns, capabilities = row
+    return Model(*(*columns, None if capabilities is None else frozenset(capabilities)))
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:

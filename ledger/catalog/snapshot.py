@@ -92,6 +92,7 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     enabled: bool
     cache_scope: str = "customer"  # Or global: among whom equal requests share.
     rps_per_gpu_fixed: bool = False  # Capacity is `rps_per_gpu` of each healthy GPU, whatever is measured.
+    capabilities: frozenset[str] | None = None  # Of the server behind it, beyond text; None: all but extensions.
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadata, one_of, within
 from ratelimit.limits import LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
+from scheduler.chat_document import Capability
 
 MOST_WAIT_MS = 60_000
 MOST_OBJECTIVE_MS = 600_000
@@ -160,6 +161,8 @@ quotas = Table(
     comment="Requests per period, of a customer or of each customer of a tier.",
 )
 
+CAPABILITIES = "|".join(Capability)
+
 models = Table(
     "models",
     metadata,
@@ -185,6 +188,13 @@ models = Table(
         server_default="customer",
     ),
     column("enabled", Boolean, "False: requests get 404.", server_default=text("true")),
+    column(
+        "capabilities",
+        Text,
+        "Capabilities of its server, separated by commas; text: none; null: all but extensions.",
+        null=True,
+    ),
+    matches("capabilities", f"^(text|({CAPABILITIES})(,({CAPABILITIES}))*)$"),
     matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
     matches("pool", NAME_PATTERN),
     within("max_batch_size", 1, 4096),

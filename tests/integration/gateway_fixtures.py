@@ -24,6 +24,7 @@ from ledger.audit.queries import RequestRow
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
 from ledger.postgres import Connection, closing, connect
+from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Task, decode_payload, write_vector
 from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
@@ -68,6 +69,7 @@ def model(name: str = "tiny", **changes: Any) -> Model:
         "target_utilization": 0.8,
         "cache_ttl_s": 0,
         "cache_scope": "customer",
+        "capabilities": None,
         "enabled": True,
     }
     return Model(**fields | changes)
@@ -128,8 +130,13 @@ def reverse(member: ClaimedRequest) -> Outcome:
 
 
 def reverse_or_vector(member: ClaimedRequest) -> Outcome:
-    """Return a vector for an embedding, else the input reversed."""
-    if decode_payload(member.body).task is not Task.EMBED:
+    """Return a vector for an embedding, a server's response for a chat that is passed on, else the input reversed."""
+    task = decode_payload(member.body).task
+    if task is Task.CHAT_DOCUMENT:
+        message = {"role": "assistant", "content": "hello", "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        return Outcome(member.id, "", 1.5, 8, "v1", json.dumps({"choices": [choice]}) + "\n", 3, DOCUMENT)
+    if task is not Task.EMBED:
         return reverse(member)
     return Outcome(member.id, "", 1.5, 4, "v1", write_vector([0.5, -1.0]))
 
@@ -146,6 +153,7 @@ class TestWorker:
         self.hold = False
         self.most = 32  # Requests of a tier in a batch.
         self.direct = ""  # The address of its direct endpoint.
+        self.backend = "simulated"
         self.seen: list[str] = []
         self._client = client
         self._keys = keys
@@ -153,7 +161,7 @@ class TestWorker:
 
     async def heartbeat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
         """Report a worker."""
-        heartbeat = WorkerReport(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
+        heartbeat = WorkerReport(worker_id, status, 0.5, 0, 1000.0, 5.0, self.backend, "v1", self.direct)
         await self.presence.worker_beat(heartbeat)
         with contextlib.suppress(OutOfMemoryError):  # A scheduler's script may write this to a full Redis.
             await self._client.set(self._keys.reaped_at, int(time.time() * 1000), px=60_000)

@@ -55,6 +55,7 @@ async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterat
     ) as running:
         tiers = tuple(tier(name, at + 1, 0.1, max_queue_ms=LONG_MS) for at, name in enumerate(TIERS))
         running.worker.answerer = reverse_or_vector
+        running.worker.backend = "openai:http://127.0.0.1/v1"  # All fields of a chat are accepted.
         running.catalog.set(tiers=tiers, models=(model(), model("org/small")))
         yield running
 

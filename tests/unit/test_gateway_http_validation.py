@@ -92,11 +92,6 @@ def test_messages_for_the_native_body(body: str, param: str | None, message: str
         (CHAT + '"stream": "yes"}', "stream", "`stream` must be true or false or null, not a string."),
         (CHAT + '"logit_bias": {"a": "b"}}', "logit_bias", "A value in `logit_bias` must be a number, not a string."),
         (
-            CHAT + '"input": "a"}',
-            "input",
-            "The field `input` is not known here: it belongs to /v1/inference and /v1/embeddings.",
-        ),
-        (
             '{"model": "tiny", "messages": [{"role": "robot", "content": "a"}]}',
             "messages",
             "`messages[0].role` is not one of the values that /docs lists.",

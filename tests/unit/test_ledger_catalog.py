@@ -20,7 +20,7 @@ PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, Fal
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None)
-MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
+MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None)
 DAILY = ("c1", None, "10000/day")
 
 

@@ -140,6 +140,13 @@ MODEL = (
         default="customer",
     ),
     Field("enabled", "switch", "False: requests get 404.", default="on"),
+    Field(
+        "capabilities",
+        "text",
+        "Capabilities of its server, separated by commas; text: none; null: all but extensions.",
+        none=True,
+        default="none",
+    ),
 )
 
 OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL}

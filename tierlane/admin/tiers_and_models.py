@@ -115,5 +115,6 @@ MODELS = NamedRows(
         Column("target_utilization", "TARGET"),
         Column("cache_ttl_s", "CACHE S"),
         Column("cache_scope", "SHARED"),
+        Column("capabilities", "CAPABILITIES"),
     ),
 )

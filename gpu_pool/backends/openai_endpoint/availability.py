@@ -231,11 +231,12 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
 
 async def _routes(transport: Transport, model: str) -> ProbeResult:
     """Generates nothing: the status for a body without an input shows whether a route exists."""
-    tasks = list(ROUTES)
-    found = await asyncio.gather(*(_status(transport, ROUTES[task], model) for task in tasks))
+    routes = sorted(set(ROUTES.values()))
+    found = await asyncio.gather(*(_status(transport, route, model) for route in routes))
     if any(status in _KEY for status in found):
         return ProbeResult(_NO_KEY, ours=True)
-    there = frozenset(task for task, status in zip(tasks, found, strict=True) if status not in _ABSENT)
+    present = {route for route, status in zip(routes, found, strict=True) if status not in _ABSENT}
+    there = frozenset(task for task, route in ROUTES.items() if route in present)
     if not there:
         return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
     return ProbeResult(model=model, tasks=there)

@@ -9,10 +9,16 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
+from scheduler.chat_document import DOCUMENT, Members, ServerUsage, output_line, read_head, read_members
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task, decode_messages, write_vector
 
-ROUTES = {Task.COMPLETE: "/completions", Task.CHAT: "/chat/completions", Task.EMBED: "/embeddings"}
+ROUTES = {
+    Task.COMPLETE: "/completions",
+    Task.CHAT: "/chat/completions",
+    Task.EMBED: "/embeddings",
+    Task.CHAT_DOCUMENT: "/chat/completions",
+}
 
 PARAMETERS = frozenset(
     {
@@ -30,11 +36,14 @@ PARAMETERS = frozenset(
 )
 """Sampling parameters that clients may set. Never `n`, `stream`, `priority` or `model`."""
 
+_CHATS = (Task.CHAT, Task.CHAT_DOCUMENT)
 _ROLES = {"developer": "system"}  # OpenAI's newer name, which templates of open models do not know.
 
 
 def rejected_early(item: Item) -> ItemResult | None:
     """The error for an item that must not be sent, for the client; else None."""
+    if item.task is Task.CHAT_DOCUMENT:
+        return None  # The gateway has checked it, and the server knows its own fields.
     unknown = sorted(item.parameters.keys() - PARAMETERS)
     if unknown:
         return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
@@ -55,7 +64,7 @@ def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, ti
     groups: dict[bytes, list[int]] = {}
     for place in places:
         item = items[place]
-        alone = not lists or item.task is Task.CHAT or item.listener is not None
+        alone = not lists or item.task in _CHATS or item.listener is not None
         groups.setdefault(b"%d" % place if alone else _kind(item, tiers=tiers), []).append(place)
     return list(groups.values())
 
@@ -70,19 +79,35 @@ def body_of(
     first = items[0]
     if first.task is Task.EMBED:
         return {"model": model, "input": _inputs(items), "encoding_format": "float"}
-    body: dict[str, Any] = {"model": model, **first.parameters}
+    document = first.task is Task.CHAT_DOCUMENT
+    body: dict[str, Any] = {"model": model, **(document_of(first) if document else first.parameters)}
     if priority and first.priority:
         body["priority"] = first.priority
     if first.task is Task.CHAT:
         body["messages"] = [
             {"role": _ROLES.get(each.role, each.role), "content": each.content} for each in decode_messages(first.input)
         ]
-    else:
+    elif not document:
         body["prompt"] = _inputs(items)
     if stream:
         body["stream"] = True
         body |= {"stream_options": {"include_usage": True}} if usage else {}
     return body
+
+
+def document_of(item: Item) -> Members:
+    """The fields of a chat that is passed on whole, as the client sent them but for the name of a role."""
+    members = read_members(item.input)
+    if b'"developer"' in bytes(members["messages"]):
+        messages = _messages.decode(members["messages"])
+        for message in messages:
+            role = msgspec.json.decode(message["role"])
+            message["role"] = msgspec.Raw(msgspec.json.encode(_ROLES.get(role, role)))
+        members["messages"] = msgspec.Raw(msgspec.json.encode(messages))
+    return members
+
+
+_messages = msgspec.json.Decoder(list[Members])
 
 
 def traceparent_of(items: Sequence[Item]) -> str:
@@ -101,13 +126,6 @@ def _kind(item: Item, *, tiers: bool) -> bytes:
 
 
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
-
-
-class EndpointUsage(msgspec.Struct, gc=False):
-    """Tokens of a call. Servers that do not count omit them or send null."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
 
 
 class EndpointMessage(msgspec.Struct, gc=False):
@@ -129,7 +147,7 @@ class Texts(msgspec.Struct, gc=False):
     """The response of both."""
 
     choices: list[EndpointChoice]
-    usage: EndpointUsage | None = None
+    usage: ServerUsage | None = None
 
 
 class Vector(msgspec.Struct, gc=False):
@@ -143,7 +161,7 @@ class Vectors(msgspec.Struct, gc=False):
     """The response of `/embeddings`."""
 
     data: list[Vector]
-    usage: EndpointUsage | None = None
+    usage: ServerUsage | None = None
 
 
 _texts = msgspec.json.Decoder(Texts)
@@ -155,8 +173,10 @@ def read_answer(body: bytes, items: Sequence[Item]) -> list[ItemResult]:
     try:
         if items[0].task is Task.EMBED:
             return _read_vectors(_vectors.decode(body), items)
+        if items[0].task is Task.CHAT_DOCUMENT:
+            return [_read_document(body)]
         return _read_texts(_texts.decode(body), items)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         raise InvalidOutput("The model's response cannot be read.") from None
 
 
@@ -165,7 +185,7 @@ def finish(reason: str | None) -> str:
     return "length" if reason == "length" else "stop"
 
 
-def counted(usage: EndpointUsage | None) -> tuple[int, int]:
+def counted(usage: ServerUsage | None) -> tuple[int, int]:
     """Tokens (input, output), 0 if unknown."""
     if usage is None:
         return 0, 0
@@ -193,6 +213,14 @@ def _read_texts(answer: Texts, items: Sequence[Item]) -> list[ItemResult]:
     tokens_out = shares(written, [len(text) + 1 for text in texts])
     rows = zip(texts, choices, tokens_in, tokens_out, strict=True)
     return [ItemResult(text, i + o, "", o, finish(choice.finish_reason)) for text, choice, i, o in rows]
+
+
+def _read_document(body: bytes) -> ItemResult:
+    head = read_head(body)
+    if head.error or not head.choices or not head.whole:
+        raise InvalidOutput("The model's response holds no message.")
+    read, written = counted(head.usage)
+    return ItemResult(output_line(body), read + written, "", written, DOCUMENT)
 
 
 def _read_vectors(answer: Vectors, items: Sequence[Item]) -> list[ItemResult]:
@@ -241,7 +269,7 @@ class Chunk(msgspec.Struct, gc=False):
     """One event's data. The one with the tokens has no choices."""
 
     choices: list[StreamedPiece] = []
-    usage: EndpointUsage | None = None
+    usage: ServerUsage | None = None
     error: Any = None
 
 
@@ -276,7 +304,7 @@ class StreamedCompletion:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._reason: str | None = None
-        self._usage: EndpointUsage | None = None
+        self._usage: ServerUsage | None = None
         self.length = 0
         """Characters so far."""
         self.ended = False
@@ -306,6 +334,46 @@ class StreamedCompletion:
         """The output so far."""
         read, written = counted(self._usage)
         return ItemResult("".join(self._texts), read + written, "", written, finish(self._reason))
+
+
+class StreamedDocument(StreamedCompletion):
+    """The lines of a chat that is passed on whole: one for each event that has choices or tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: set[int] = set()  # Choices without a finish reason.
+
+    @property
+    def over(self) -> bool:
+        return self.ended or (self._reason is not None and not self._open)
+
+    def add(self, data: bytes) -> str:
+        """As above; the text is a line."""
+        if data == END:
+            self.ended = True
+            return ""
+        try:
+            head, line = read_head(data), output_line(data)
+        except ValueError:
+            raise InvalidOutput("The model's stream cannot be read.") from None
+        if head.error:
+            raise StreamFault("The model failed while it was streaming.")
+        self._usage = head.usage or self._usage
+        self._reason = head.finish_reason or self._reason
+        for choice in head.choices:
+            self._open.add(choice.index)
+            if choice.finish_reason is not None:
+                self._open.discard(choice.index)
+        if not head.choices and head.usage is None:
+            return ""
+        self._texts.append(line)
+        self.length += len(line)
+        return line
+
+    def result(self) -> ItemResult:
+        """The lines so far."""
+        read, written = counted(self._usage)
+        return ItemResult("".join(self._texts), read + written, "", written, DOCUMENT)
 
 
 def _read(data: bytes) -> Chunk:

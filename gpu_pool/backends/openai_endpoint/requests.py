@@ -23,6 +23,7 @@ from gpu_pool.backends.openai_endpoint.messages import (
     ROUTES,
     EventLines,
     StreamedCompletion,
+    StreamedDocument,
     body_of,
     group_calls,
     read_answer,
@@ -148,7 +149,8 @@ class Calls:
 
     async def _stream_once(self, item: Item, *, usage: bool, priority: bool) -> CallResult:
         body = body_of(self._context.model(), [item], stream=True, usage=usage, priority=priority)
-        completion, left_s = StreamedCompletion(), self.left_s([item])
+        completion = StreamedDocument() if item.task is Task.CHAT_DOCUMENT else StreamedCompletion()
+        left_s = self.left_s([item])
         try:
             async with asyncio.timeout(self._context.transport.call_limit_s(left_s)) as limit:
                 self._streams[id(item)] = item, limit
@@ -224,6 +226,7 @@ LEAST_S = 0.1  # With less time left, nothing is retried.
 NO_ROUTE = {
     Task.COMPLETE: "This model does not complete texts.",
     Task.CHAT: "This model has no chat.",
+    Task.CHAT_DOCUMENT: "This model has no chat.",
     Task.EMBED: "This model makes no embeddings.",
 }
 _CALLERS = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.REQUEST_TOO_LARGE})

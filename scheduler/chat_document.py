@@ -1,0 +1,211 @@
+"""Chats that are passed on whole: the stored request, the lines of its output, and the capabilities that it needs.
+
+The input of such a request (`Task.CHAT_DOCUMENT`) is the client's JSON body without the fields that are the gateway's. Its
+output is lines of JSON: for a whole response one line, for a stream a line for each event of the model's server. A line
+is the server's object without id, model and time, which are the gateway's. So nothing that a server can send is lost,
+and lines can be streamed as text. `joined` makes a whole response of a stream, `as_deltas` the reverse, for replays.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Capability(StrEnum):
+    """What a model may be able to do beyond text; a row of `models` and error messages name it."""
+
+    TOOLS = "tools"
+    STRUCTURED_OUTPUT = "structured_output"
+    LOGPROBS = "logprobs"
+    CHOICES = "choices"
+    PENALTIES = "penalties"
+    LOGIT_BIAS = "logit_bias"
+    REASONING = "reasoning"
+    IMAGES = "images"
+    AUDIO = "audio"
+    FILES = "files"
+    DIMENSIONS = "dimensions"
+    EXTENSIONS = "extensions"
+
+
+DOCUMENT = "document"
+"""The finish reason of a reply whose output is lines; the real ones are in the lines."""
+
+PASSED_ON = frozenset(Capability) - {Capability.EXTENSIONS}
+"""Capabilities of a backend that passes requests on. Unknown fields must be allowed by the row of the model."""
+
+
+def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[str]:
+    """What a model can do: nothing beyond text without a server behind it; else what its row says, by default all."""
+    if not passes_on:
+        return frozenset()
+    return PASSED_ON if row is None else row
+
+
+_GATEWAYS = frozenset({"id", "object", "created", "model", "service_tier"})
+"""Members of a response that the gateway sets."""
+
+Members = dict[str, msgspec.Raw]
+_members = msgspec.json.Decoder(Members)
+_any = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.encode
+
+
+class ServerUsage(msgspec.Struct, gc=False):
+    """Tokens of a response. Servers that do not count omit them or send null."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Part(msgspec.Struct, gc=False):
+    """The part of a choice that shows its kind and whether it has ended."""
+
+    index: int = 0
+    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    finish_reason: str | None = None
+
+
+class LineHead(msgspec.Struct, gc=False):
+    """The parts of a line that are interpreted. `error`: the server failed while it responded."""
+
+    choices: list[_Part] = []
+    usage: ServerUsage | None = None
+    error: Any = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the line has messages, not deltas."""
+        return any(choice.message is not msgspec.UNSET for choice in self.choices)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """That of the first choice that has one."""
+        return next((choice.finish_reason for choice in self.choices if choice.finish_reason), None)
+
+
+_head = msgspec.json.Decoder(LineHead)
+
+
+def read_members(data: bytes | str) -> Members:
+    """The members of an object, each as it is written. Raises ValueError for anything else."""
+    try:
+        return _members.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ValueError("not a JSON object") from None
+
+
+def read_head(line: bytes | str) -> LineHead:
+    """The interpreted parts of a line, or of a server's response. Raises ValueError for anything else."""
+    try:
+        return _head.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ValueError("not a chat response") from None
+
+
+def output_line(response: bytes) -> str:
+    """A server's response or event as a line of the output. Raises ValueError for anything but an object."""
+    members = read_members(response)
+    return _encode({name: value for name, value in members.items() if name not in _GATEWAYS}).decode() + "\n"
+
+
+def without_usage(members: Members) -> Members:
+    """The members but `usage`."""
+    return {name: value for name, value in members.items() if name != "usage"}
+
+
+def lines_of(output: str) -> Iterator[str]:
+    """The lines of an output, without their ends."""
+    return (line for line in output.split("\n") if line)
+
+
+def joined(output: str) -> dict[str, Any]:
+    """The whole response of an output: its one line, or the sum of its events. Raises ValueError for junk."""
+    total: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for line in lines_of(output):
+        try:
+            event = _any.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            raise ValueError("not a chat response") from None
+        for choice in event.pop("choices", None) or ():
+            index = choice.get("index", 0)
+            choices[index] = _added(choices.get(index, {}), _as_message(choice))
+        total |= {name: value for name, value in event.items() if value is not None or name not in total}
+    return {"choices": [_finished(choices[index]) for index in sorted(choices)], **total}
+
+
+def _as_message(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The choice of an event in the form of a whole response."""
+    return {("message" if name == "delta" else name): value for name, value in choice.items()}
+
+
+_SET = frozenset({"index", "role", "type", "id", "finish_reason", "name", "stop_reason", "call_id"})
+"""Members that are sent once or repeated, never continued."""
+
+
+def _added(so_far: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`so_far` continued by `more`, by the rules of OpenAI's clients."""
+    total = dict(so_far)
+    for name, value in more.items():
+        before = total.get(name)
+        if value is None:
+            total.setdefault(name, None)
+        elif before is None or name in _SET:
+            total[name] = _collected([], value) if isinstance(value, list) else value
+        elif isinstance(before, str) and isinstance(value, str):
+            total[name] = before + value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            total[name] = _added(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            total[name] = _collected(before, value)
+        else:
+            total[name] = value
+    return total
+
+
+def _collected(before: Sequence[Any], more: Iterable[Any]) -> list[Any]:
+    """Items with an index continue the item of that index; others are appended."""
+    total = list(before)
+    places = {item["index"]: at for at, item in enumerate(total) if isinstance(item, dict) and "index" in item}
+    for item in more:
+        index = item.get("index") if isinstance(item, dict) else None
+        if index is None or index not in places:
+            if index is not None:
+                places[index] = len(total)
+            total.append(item)
+        else:
+            total[places[index]] = _added(total[places[index]], item)
+    return total
+
+
+def _finished(choice: dict[str, Any]) -> dict[str, Any]:
+    """A whole choice: its tool calls have no index, as in a response that was not streamed."""
+    message = choice.get("message")
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if isinstance(message, dict) and isinstance(calls, list):
+        plain = [{k: v for k, v in call.items() if k != "index"} if isinstance(call, dict) else call for call in calls]
+        choice["message"] = {**message, "tool_calls": plain}
+    return choice
+
+
+def as_deltas(line: str) -> Members:
+    """The members of a line as an event of a stream: messages become deltas. Raises ValueError for junk."""
+    members = read_members(line)
+    if "message" not in line or not read_head(line).whole:
+        return members
+    choices = [_as_delta(choice) for choice in _any.decode(line)["choices"]]
+    return {**members, "choices": msgspec.Raw(_encode(choices))}
+
+
+def _as_delta(choice: Mapping[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return dict(choice)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        numbered = [{"index": at, **call} if isinstance(call, dict) else call for at, call in enumerate(calls)]
+        message = {**message, "tool_calls": numbered}
+    return {**{name: value for name, value in choice.items() if name != "message"}, "delta": message}

@@ -1,0 +1,146 @@
+"""Chats that are passed on whole: capabilities, lines, and the joined response of a stream."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from endpoint_stand_in import rich_chat, rich_events
+from gateway.api.chat import missing_capability, read_chat
+from scheduler.chat_document import (
+    PASSED_ON,
+    Capability,
+    as_deltas,
+    capabilities,
+    joined,
+    lines_of,
+    output_line,
+    read_head,
+    read_members,
+)
+from scheduler.errors import RequestError
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 4000 * "A"}}
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "n": st.integers(1, 3),
+        "tools": st.lists(st.just(TOOL), min_size=1, max_size=3),
+        "logprobs": st.just(True),
+        "reasoning_effort": st.sampled_from(["low", "high"]),
+        "response_format": st.just({"type": "json_object"}),
+        "messages": st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text()}), max_size=2),
+    },
+)
+
+
+def without_identity(response: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in response.items() if name not in ("id", "object", "created", "model")}
+
+
+@given(BODIES)
+def test_the_joined_events_are_the_whole_response(body: dict[str, Any]) -> None:
+    """Whatever a stream is cut into, its sum is what the server would have returned without a stream, and the reverse."""
+    whole = rich_chat(body)
+    usage = {"choices": [], "usage": whole["usage"]}
+    streamed = "".join(output_line(json.dumps(event).encode()) for event in (*rich_events(body), usage))
+    line = output_line(json.dumps(whole).encode())
+
+    assert joined(streamed) == without_identity(whole) == joined(line)
+    deltas = json.dumps({name: json.loads(bytes(value)) for name, value in as_deltas(line).items()}) + "\n"
+    assert not read_head(deltas).whole
+    assert joined(deltas) == without_identity(whole)
+
+
+@pytest.mark.parametrize("junk", ["[1]", "nonsense", "[" * 100_000, '{"choices": 1}', '{"choices": [1]}'])
+def test_junk_is_rejected(junk: str) -> None:
+    """A server's output that is no chat response is an error, not a fault."""
+    with pytest.raises(ValueError, match="not a"):
+        read_head(junk)
+    with pytest.raises(ValueError, match="not a"):
+        read_members("[]")
+
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+CALLED = [
+    *CHAT["messages"],
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]},
+    {"role": "tool", "tool_call_id": "c", "content": "21"},
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({}, {}),
+        ({"n": 1, "tools": [], "response_format": {"type": "text"}, "logprobs": False, "seed": 1, "stop": "x"}, {}),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, {"tools": "tools"}),
+        ({"messages": CALLED}, {"tools": "messages"}),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, {"images": "messages"}),
+        ({"response_format": {"type": "json_object"}}, {"structured_output": "response_format"}),
+        ({"logprobs": True, "n": 2}, {"logprobs": "logprobs", "choices": "n"}),
+        (
+            {"reasoning_effort": "low", "logit_bias": {"1": 2}},
+            {"reasoning": "reasoning_effort", "logit_bias": "logit_bias"},
+        ),
+        ({"presence_penalty": 0.5, "beams": 4}, {"penalties": "presence_penalty", "extensions": "beams"}),
+        ({"modalities": ["text", "audio"], "audio": {"voice": "x"}}, {"audio": "modalities"}),
+    ],
+)
+def test_needs(changes: dict[str, Any], needs: dict[str, str]) -> None:
+    """Each field beyond text needs a capability; a value without an effect needs none."""
+    document = read_chat(json.dumps(CHAT | changes).encode(), 100_000).document
+    assert document is not None
+    assert document.needs == needs
+    assert json.loads(document.input) == {k: v for k, v in (CHAT | changes).items() if k != "model"}
+
+
+def test_the_estimate_of_an_image_does_not_depend_on_its_size() -> None:
+    """The base64 of an image is no text; until the endpoint reports its usage it counts as 1,000 tokens."""
+    with_image = CHAT | {"messages": [{"role": "user", "content": [IMAGE]}]}
+    document = read_chat(json.dumps(with_image).encode(), 100_000).document
+    assert document is not None
+    assert 1000 <= len(document.input) // 4 + document.tokens < 1050
+
+
+@pytest.mark.parametrize(
+    ("row", "passes_on", "has"),
+    [
+        (None, False, frozenset()),
+        (None, True, PASSED_ON),
+        (frozenset({"text"}), True, frozenset({"text"})),
+        (frozenset({"tools"}), False, frozenset()),
+    ],
+)
+def test_capabilities(row: frozenset[str] | None, passes_on: bool, has: frozenset[str]) -> None:
+    """A model without a server has none; with one, those of its row, or by default all but unknown fields."""
+    assert capabilities(row, passes_on=passes_on) == has
+
+
+@pytest.mark.parametrize(
+    ("changes", "has", "error"),
+    [
+        ({"tools": [TOOL]}, frozenset({"tools"}), None),
+        ({"tools": [TOOL]}, frozenset(), "`tools` needs the capability `tools`, which the model `m` does not have."),
+        (
+            {"input": "a"},
+            PASSED_ON,
+            "The field `input` is not known here: it belongs to /v1/inference and /v1/embeddings.",
+        ),
+        ({"kv_options": 4}, frozenset({Capability.EXTENSIONS}), None),
+    ],
+)
+def test_missing_capability(changes: dict[str, Any], has: frozenset[str], error: str | None) -> None:
+    """A request is rejected by the name of its field and the capability."""
+    document = read_chat(json.dumps(CHAT | changes).encode(), 100_000).document
+    assert document is not None
+    found: RequestError | None = missing_capability(document, "m", has)
+    assert (None if found is None else str(found)) == error
+
+
+def test_lines_of_an_output() -> None:
+    """An output may have been cut within a line."""
+    assert list(lines_of('{"a":1}\n{"b"')) == ['{"a":1}', '{"b"']
