@@ -21,7 +21,7 @@ TEST_READY := $(VENV)/.test-ready
 DOCS_READY := $(VENV)/.docs-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench browser floor chaos lock docs docs-site clean
+.PHONY: help install up test lint types bench browser floor chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,10 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
+
+grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto anew
+	$(PIP) install --quiet 'grpcio-tools>=1.85,<2'
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. gateway/grpc/open_inference.proto
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md

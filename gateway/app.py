@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
@@ -22,10 +23,14 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.redis_client.connections import check_server
 from scheduler.tasks import end_all
 
+if TYPE_CHECKING:
+    from gateway.grpc.server import GrpcServer
+
 log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
 LAST_CANCELLATIONS_S = 0.5
+GRPC_LINGER_S = 0.1  # For the status of calls that have just ended.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -50,7 +55,10 @@ class Gateway(GatewayParts):
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._leaving: asyncio.Task[None] | None = None  # The end of gRPC calls while draining.
         self.port = config.port
+        self.grpc_port = 0  # Once it is served.
 
     async def start(self) -> None:
         """Send heartbeats, subscribe and listen. Raises StartError for an unusable server or port.
@@ -81,6 +89,12 @@ class Gateway(GatewayParts):
             asyncio.create_task(run_forever(name, loop), name=f"gateway {name}") for name, loop in loops.items()
         ]
         self._runner, self.port = await serve(edge, self.config)
+        if self.config.grpc is not None:
+            from gateway.grpc.server import GrpcServer, InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
+
+            service = InferenceService(self.open_inference, self.inference, self.config)
+            self._grpc = GrpcServer(service, self.config, self.config.grpc)
+            self.grpc_port = await self._grpc.start()
 
     async def ready(self) -> None:
         """Return when the gateway accepts traffic: catalog loaded, subscription acknowledged."""
@@ -110,9 +124,16 @@ class Gateway(GatewayParts):
                 await site.stop()
             await asyncio.sleep(0)  # Requests that were just read are still served.
             self._edge.leave()
+        if self._grpc is not None:
+            grace_s = self.config.drain_timeout_s + LAST_CANCELLATIONS_S
+            self._leaving = asyncio.create_task(self._grpc.stop(grace_s), name="gateway gRPC drain")
 
     async def stop(self) -> None:
         """Stop at once; open requests are aborted."""
+        if self._grpc is not None:
+            await self._grpc.stop(GRPC_LINGER_S)
+        if self._leaving is not None:
+            await self._leaving
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)

@@ -26,6 +26,16 @@ class JobConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    """Configuration of the gRPC server, whose address and bounds are those of HTTP."""
+
+    port: int  # 0: chosen by the system.
+    tls_cert: Path | None = None  # PEM; None: no TLS.
+    tls_key: Path | None = None
+    tls_ca: Path | None = None  # Clients need a certificate of this CA; None: they need none.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Configuration of a gateway."""
 
@@ -61,6 +71,7 @@ class GatewayConfig:
     silent_s: float = 1.0  # Gateways replace the schedulers when none has been active for this time.
     reap_ms: int = 100  # Between two passes of a scheduler.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
+    grpc: GrpcConfig | None = None  # None: gRPC is not served.
     replays: ReplayLimits = REPLAYS  # Limits of stored replies for Idempotency-Keys.
     max_pending: int = 4096  # Requests queued for the next admission call; more are rejected at once.
 

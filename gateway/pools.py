@@ -7,6 +7,7 @@ and jobs must end.
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
@@ -98,6 +99,12 @@ class Pools:
         """All models that requests can name."""
         snapshot = self._catalog.snapshot
         return frozenset[str]().union(*(parts.inference.models.names(snapshot) for parts in self.all))
+
+    def has_gpu(self, model: str) -> bool:
+        """Whether the pool of a model has a healthy GPU, or lost its last one a moment ago."""
+        snapshot, now = self._catalog.snapshot, time.monotonic()
+        pools = [parts for parts in self.all if model in parts.inference.models.names(snapshot)]
+        return any(not parts.limits.no_gpu(now) for parts in pools)
 
     @property
     def subscribed(self) -> bool:

@@ -11,6 +11,7 @@ from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
+from gateway.api.open_inference import INFER, TENSOR_FORM, OpenInference, OpenInferenceParts
 from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import CatalogView
@@ -23,7 +24,7 @@ from gateway.inference.fast_path import FastPath
 from gateway.inference.handler import InferenceHandler
 from gateway.inference.traces import RequestTraces
 from gateway.metrics.counters import Counters
-from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures
+from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures, installed_version
 from gateway.openapi.html import Pages
 from gateway.operations.action_requests import AuditedTransaction, Connect
 from gateway.operations.actions import Actions
@@ -115,15 +116,9 @@ class GatewayParts(PoolParts):
                 snapshots=self.snapshots,
             )
         )
-        self.me = AccountEndpoint(
-            AccountParts(
-                authenticator=self.authenticator,
-                customer_limits=self.inference.customer_limits,
-                read_limits=LimitState(self._client, self._keys).read,
-                find_usage=find_usage,
-            )
-        )
+        self.me = self._account(find_usage)
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
         self.lookups = self._lookups(catalog, session_auth, connect)
@@ -131,6 +126,28 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
+        return AccountEndpoint(
+            AccountParts(
+                authenticator=self.authenticator,
+                customer_limits=self.inference.customer_limits,
+                read_limits=LimitState(self._client, self._keys).read,
+                find_usage=find_usage,
+            )
+        )
+
+    def _open_inference(self, catalog: CatalogView, faults: ErrorResponses) -> OpenInferenceParts:
+        return OpenInferenceParts(
+            authenticator=self.authenticator,
+            catalog=catalog,
+            customer_limits=self.inference.customer_limits,
+            error_responses=faults,
+            names=self.pools.names,
+            not_ready=self.internal.not_ready,
+            model_ready=self.pools.has_gpu,
+            version=installed_version(),
+        )
 
     def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
         return Lookups(
@@ -195,7 +212,10 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
     routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.inference))
     routes.set_form("/v1/messages", MESSAGE_FORM)
+    routes.set_form("/v2", TENSOR_FORM)
     routes.add("POST", "/v1/inference", jobs.submit)
+    tensors = OpenInference(parts.open_inference, partial(InferenceHandler, parts.inference))
+    routes.add("POST", INFER, tensors.infer)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
@@ -218,6 +238,11 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/v1/me", parts.me)
         routes.add(method, "/v1/models", models.list)
         routes.add(method, "/v1/models/{id...}", models.one)
+        routes.add(method, "/v2", tensors.server)
+        routes.add(method, "/v2/health/live", tensors.live)
+        routes.add(method, "/v2/health/ready", tensors.ready)
+        routes.add(method, "/v2/models/{id...}", tensors.model)
+        routes.add(method, "/v2/models/{id...}/ready", tensors.model_ready)
         routes.add(method, "/livez", internal.livez)
         routes.add(method, "/readyz", internal.readyz)
         routes.add(method, "/metrics", parts.metrics)

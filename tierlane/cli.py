@@ -79,7 +79,7 @@ def lean_imports() -> Iterator[None]:
 LOGGING = ("log_format", "log_level")
 GATEWAY_SECTIONS = (GatewaySettings, JobSettings, AutoscaleSettings, MetricsSettings, TraceSettings, PoolTimeSettings)
 UP_FLAGS = (
-    "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
+    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
     *LOGGING,
 )  # fmt: skip
 

@@ -61,7 +61,7 @@ def read_inference(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     parameters: Parameters = {}
     if body.parameters is not UNSET:
         parameters = body.parameters
-        _check_parameters(parameters)
+        check_parameters(parameters)
         keys += 1 + len(parameters)
     # An escaped colon in the input is not a colon in `raw`, so bodies with escapes are parsed again.
     if b"\\u" in raw or raw.count(b":") - body.input.count(":") != keys:
@@ -69,7 +69,8 @@ def read_inference(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     return InferenceRequest(body.input, body.model, parameters, service_tier=body.service_tier)
 
 
-def _check_parameters(parameters: Parameters) -> None:
+def check_parameters(parameters: Parameters) -> None:
+    """Raises RequestError for too many parameters, or a name or list that is too long."""
     if len(parameters) > MAX_PARAMETERS:
         raise invalid("parameters", f"`parameters` must not have more than {MAX_PARAMETERS} members.")
     for name, value in parameters.items():
@@ -154,7 +155,7 @@ class ApiFormat:
     `read`: from a body and the maximum bytes of an input; raises RequestError. `write`: from the result to the response.
     `flat`: whether parameters are fields of the body itself. `chunks`: makes the events of a stream, None without streams.
     `names`: a parameter -> its field, where they differ. `key_header`: accepted instead of Authorization, with the key
-    alone. `form`: of errors and headers, None for OpenAI's.
+    alone. `form`: of errors and headers, None for OpenAI's. `media`: media types of bodies beside JSON.
     """
 
     read: Callable[[bytes, int], InferenceRequest]
@@ -167,6 +168,7 @@ class ApiFormat:
     names: Mapping[str, str] = field(default_factory=dict)
     key_header: str = ""
     form: ResponseForm | None = None
+    media: tuple[str, ...] = ()
 
     def bad_parameters(self, sentence: str) -> RequestError:
         """The error for the model's message about parameters, which it calls `parameters.<name>`, in the terms of this format."""

@@ -26,6 +26,7 @@ ALLOWED = (
     "Content-Type",
     "Accept",
     "Idempotency-Key",
+    "Inference-Header-Content-Length",
     "Prefer",
     "traceparent",
     "tracestate",

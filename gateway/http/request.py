@@ -142,10 +142,13 @@ class TimedConnection(Protocol):
     def body_ended(self) -> None: ...
 
 
-def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int) -> None:
-    """Check a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
+def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, also: tuple[str, ...] = ()) -> None:
+    """Check a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`.
+
+    `also`: the accepted types beside JSON.
+    """
     media_type = headers.get("Content-Type", "")
-    if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() != JSON:
+    if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() not in (JSON, *also):
         raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, param="Content-Type")
     if "Content-Encoding" in headers:
         encodings = headers.getall("Content-Encoding")

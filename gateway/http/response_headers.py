@@ -80,6 +80,9 @@ RESPONSE_HEADERS = {
         "tierlane; hit",
         only("tierlane; hit", "tierlane; fwd=miss; collapsed"),
     ),
+    "Inference-Header-Content-Length": ResponseHeader(
+        "The number of bytes of JSON in a body with binary tensor data.", 133, COUNT
+    ),
     "WWW-Authenticate": ResponseHeader("The authentication scheme.", "Bearer", only("Bearer")),
     "Location": ResponseHeader("The URL of the job's result.", "/v1/result/req_01a1fcc578457330952e380ef16929eb"),
     "Preference-Applied": ResponseHeader("The preference that was applied.", "respond-async", only("respond-async")),

@@ -37,21 +37,25 @@ Methods = dict[str, Handler]
 class Router:
     """The route table. Exact paths are matched first, then prefixes.
 
-    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/models/{id...}` any number.
+    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/models/{id...}` any number. Behind `{id...}`
+    a route may have a suffix: `/v2/models/{id...}/infer`.
     """
 
     def __init__(self) -> None:
         self._exact: dict[str, Methods] = {}
         self._prefixes: dict[str, Methods] = {}
-        self._trees: dict[str, Methods] = {}
+        self._trees: dict[tuple[str, str], Methods] = {}  # By prefix and suffix; longer suffixes first.
         self._forms: dict[str, ResponseForm] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Add a route."""
         prefix, brace, name = path.partition("{")
-        prefixes = self._trees if name.endswith("...}") else self._prefixes
-        table = prefixes if brace else self._exact
-        table.setdefault(prefix, {})[method] = handler
+        if "...}" in name:
+            self._trees.setdefault((prefix, name.partition("...}")[2]), {})[method] = handler
+            self._trees = dict(sorted(self._trees.items(), key=lambda item: -len(item[0][1])))
+        else:
+            table = self._prefixes if brace else self._exact
+            table.setdefault(prefix, {})[method] = handler
 
     def set_form(self, path: str, form: ResponseForm) -> None:
         """Write the errors of this path, and of those below it, in this form."""
@@ -64,8 +68,13 @@ class Router:
 
     def table(self) -> dict[str, set[str]]:
         """Every path, as it was added, with its methods."""
-        ends = ((self._exact, ""), (self._prefixes, "{id}"), (self._trees, "{id...}"))
-        return {prefix + end: set(methods) for table, end in ends for prefix, methods in table.items()}
+        found = {
+            prefix + end: methods
+            for table, end in ((self._exact, ""), (self._prefixes, "{id}"))
+            for prefix, methods in table.items()
+        }
+        found |= {f"{prefix}{{id...}}{suffix}": methods for (prefix, suffix), methods in self._trees.items()}
+        return {path: set(methods) for path, methods in found.items()}
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None. Query, scheme and host are ignored."""
@@ -78,9 +87,10 @@ class Router:
         methods = self._prefixes.get(prefix + slash)
         if methods and tail:
             return methods, tail
-        for prefix, methods in self._trees.items():
-            if path.startswith(prefix) and len(path) > len(prefix):
-                return methods, path[len(prefix) :]
+        for (prefix, suffix), methods in self._trees.items():
+            end = len(path) - len(suffix)
+            if path.startswith(prefix) and path.endswith(suffix) and end > len(prefix):
+                return methods, path[len(prefix) : end]
         return None
 
 

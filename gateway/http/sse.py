@@ -13,6 +13,7 @@ from aiohttp import web
 from gateway.http.response import HttpResponse
 
 T = TypeVar("T", bound=Hashable)
+Result = TypeVar("Result")
 
 
 class ProgressTimers(Generic[T]):
@@ -93,6 +94,10 @@ class EventStream(HttpResponse):
             request.protocol.force_close()
         elif request.protocol.writing_paused:
             await request.writer.drain()
+
+    async def outcome(self, future: "asyncio.Future[Result]") -> Result:
+        """Wait for the result of the request, while events are sent."""
+        return await future
 
     @property
     def full(self) -> bool:

@@ -1,16 +1,19 @@
 """The handler of an inference request. Read this module first.
 
 `serve` runs the stages of gateway/inference/pipeline.py for all requests that are not on the fast path: single
-requests, lists, streams (gateway/inference/streaming.py) and jobs (gateway/jobs/submit.py).
+requests, lists, streams (gateway/inference/streaming.py) and jobs (gateway/jobs/submit.py). gateway/grpc/call.py runs them
+for gRPC.
 
 A list of inputs is one request per input. All of them are admitted or none. They have one response: if one fails, its
 error is the response, and the others are cancelled.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 
 from gateway.api.inference import ApiFormat
+from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
@@ -42,8 +45,13 @@ class InferenceHandler:
 async def serve(call: "AwaitedCall", request: RoutedRequest) -> HttpResponse:
     """Run the stages of one call. Raises RequestError if the caller is unknown, CancelledError if the client left."""
     call.authenticate(request)
+    return await run(call, call.read(request))
+
+
+async def run(call: "AwaitedCall", read: Awaitable[bytes]) -> HttpResponse:
+    """Run the stages of a call whose caller is known; `read` returns its body. Raises CancelledError if the client left."""
     try:
-        raw = await call.read(request)
+        raw = await read
         call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
         await call.wait()
         return await call.response()  # Recorded as a success.
@@ -59,7 +67,7 @@ class AwaitedCall(InferenceCall):
 
     __slots__ = ("_futures", "_pending_requests", "_replayed", "_replies", "_stream")
 
-    def __init__(self, pipeline: InferencePipeline, api_format: ApiFormat, request: RoutedRequest) -> None:
+    def __init__(self, pipeline: InferencePipeline, api_format: ApiFormat, request: HttpRequest) -> None:
         super().__init__(pipeline, api_format, request.request_id, request.headers)
         self._futures: list[asyncio.Future[Outcome]] = []  # One per pending request.
         self._pending_requests: list[PendingRequest] = []

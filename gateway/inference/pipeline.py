@@ -8,7 +8,7 @@ only `read` and `replayed_reply` wait for anything.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -26,6 +26,7 @@ from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.request import BodyBudget, HttpRequest, check_media, read_body
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
+from gateway.http.sse import EventStream
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
@@ -375,7 +376,7 @@ class InferenceCall:
         self.key: str | None = None  # The Idempotency-Key.
         self.pending: PendingRequest | None = None  # Of a list the first one.
 
-    def authenticate(self, request: RoutedRequest) -> None:
+    def authenticate(self, request: HttpRequest) -> None:
         """Find the identity of the caller. Raises RequestError, which is recorded, if there is none."""
         self.identity = self.pipeline.events.known(self._identify, request, self.api_format.endpoint)
 
@@ -389,7 +390,7 @@ class InferenceCall:
         arrived_whole = http_request.content.is_eof()
         if pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes)
+        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes, self.api_format.media)
         raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
             self.identity = self._identify(request)
@@ -478,6 +479,10 @@ class InferenceCall:
         """The connection was closed before the response: cancel the pending requests and record it."""
         self.release()
         self.pipeline.events.left(self.api_format.endpoint, self.request_id, self.identity, self.pending)
+
+    def event_stream(self, play: Callable[[EventStream], Awaitable[None]]) -> EventStream:
+        """The stream of the response, which `play` writes."""
+        return EventStream(play)
 
     def release(self) -> None:
         """Remove the pending request; cancel it if it has no outcome."""

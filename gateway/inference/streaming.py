@@ -114,7 +114,7 @@ class StreamedResponse:
 
     def response(self) -> EventStream:
         """The stream, which is written after its headers."""
-        stream = EventStream(self._play)
+        stream = self._call.event_stream(self._play)
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
@@ -131,7 +131,7 @@ class StreamedResponse:
             stream.send(self._chunks.opening())
             self._stream = stream
             self._send(stream, self._early)
-            reply = self._reply or await self._completed(await self._future)
+            reply = self._reply or await self._completed(await stream.outcome(self._future))
             stream.send(self._last_events(reply))
             self._record_completed(reply)
         except RequestError as error:

@@ -15,6 +15,21 @@ from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings
 from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, PredictBody, Prediction, Success
 from gateway.api.models import ModelEntry, ModelList
+from gateway.api.open_inference import (
+    BINARY,
+    INFER,
+    JSON_LENGTH,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+    ModelMetadata,
+    ModelReady,
+    PlainError,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+    TensorBody,
+    TensorResponse,
+)
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
 from gateway.autoscale import Scale
@@ -220,6 +235,61 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "x-ratelimit-limit-tokens": tuple(f"anthropic-ratelimit-tokens-{part}" for part in ("limit", "remaining", "reset")),
 }
 """Our headers -> Anthropic's."""
+MODEL_NAME = Parameter(
+    "id",
+    "path",
+    "The name of the model, which may contain slashes; `/versions/1` may follow. There are no other versions.",
+    NOT_EMPTY,
+)
+_TENSORS = inference_endpoint(
+    INFER,
+    TensorBody,
+    TensorResponse,
+    "Run a model on a tensor of texts (Open Inference Protocol)",
+    example={
+        "inputs": [{"name": TEXT_INPUT, "datatype": "BYTES", "shape": [1], "data": ["Once upon a time"]}],
+        "parameters": {"max_tokens": 16},
+    },
+    parameters=(MODEL_NAME,),
+    description=(
+        f"The input tensor is `{TEXT_INPUT}`, the output tensor `{TEXT_OUTPUT}`: BYTES with shape [N] or [N, 1], of N texts. "
+        f"With the header `{JSON_LENGTH}` the data may be binary, behind the JSON."
+    ),
+)
+TENSORS: tuple[ApiEndpoint, ...] = (
+    replace(
+        _TENSORS,
+        responses={
+            200: replace(
+                _TENSORS.responses[200],
+                content={JSON: TensorResponse, BINARY: Any},
+                optional_headers=(*_TENSORS.responses[200].optional_headers, JSON_LENGTH),
+            )
+        },
+    ),
+    account_endpoint(
+        "/v2/models/{id...}",
+        "Read the tensors of a model (Open Inference Protocol)",
+        ModelMetadata,
+        ErrorCode.MODEL_NOT_FOUND,
+        parameters=(MODEL_NAME,),
+    ),
+    account_endpoint(
+        "/v2/models/{id...}/ready",
+        "Readiness of a model (Open Inference Protocol)",
+        ModelReady,
+        ErrorCode.MODEL_NOT_FOUND,
+        parameters=(MODEL_NAME,),
+    ),
+    probe_endpoint("/v2", "Name and version of the server", {200: ("The server.", ServerMetadata)}),
+    probe_endpoint("/v2/health/live", "Liveness of the process", {200: ("The process is alive.", ServerLive)}),
+    probe_endpoint(
+        "/v2/health/ready",
+        "Readiness for traffic",
+        {200: ("Ready.", ServerReady), 503: ("Not ready.", ServerReady)},
+    ),
+)
+"""The Open Inference Protocol, whose errors have a form of their own."""
 
 OPERATIONS: tuple[ApiEndpoint, ...] = (
     operator_endpoint(
@@ -405,6 +475,7 @@ METRICS_PAGE = ApiEndpoint(
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *API,
     *(replace(endpoint, error=MessageError, beside=BESIDE) for endpoint in ANTHROPIC),
+    *(replace(endpoint, error=PlainError) for endpoint in TENSORS),
     *OPERATIONS,
     *DASHBOARD,
     *ACTIONS,

@@ -4,7 +4,7 @@ The language of a fenced block decides: `bash`, `python` and `sql` run in the or
 python block that begins with a comment `# name.py` is written to that file. `json`, `yaml`, `toml` and `ini` must parse,
 and a `json` block behind a command must have the fields of its output. `text` is not checked. A block without a language
 must not contain a command. `<!-- not run: reason -->` before a block excludes it. A shell has `URL`, `KEY` (of the demo
-customer in paid) and `TOKEN`; the address of README and `<key>` are replaced by those of the stack.
+customer in paid) and `TOKEN`; the addresses of README and of gRPC, and `<key>`, are replaced by those of the stack.
 """
 
 import json
@@ -23,7 +23,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from stack import Stack, start_stack
+from stack import Stack, free_port, start_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -35,6 +35,8 @@ COMMAND = re.compile(
 )
 RUN = {"bash", "sh", "python", "sql"}
 MARK = "\x1e"
+GRPC = "127.0.0.1:8001"
+GRPC_PORT = free_port()
 SILENT = {"text", "diff", "mermaid", "http", "promql"}
 
 
@@ -119,7 +121,8 @@ def missing_fields(shown: Any, real: Any, path: str = "") -> list[str]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack that README starts, with callbacks of jobs."""
     environment = {"TIERLANE_CALLBACK_SECRET": "whsec_" + "c2VjcmV0" * 4}
-    with start_stack(tmp_path_factory.mktemp("docs"), "--workers", "2", environment=environment) as started:
+    options = ("--workers", "2", "--grpc-port", str(GRPC_PORT))
+    with start_stack(tmp_path_factory.mktemp("docs"), *options, environment=environment) as started:
         yield started
 
 
@@ -143,7 +146,8 @@ def page_script(found: list[Block], stack: Stack) -> str:
     for number, block in enumerate(found):
         lines += [f"printf '{MARK}{number}\\n'", f"printf '{MARK}{number}\\n' >&2", block.script()]
     text = "\n".join(lines)
-    return text.replace("http://127.0.0.1:8080", stack.url).replace("<key>", stack.key("paid"))
+    text = text.replace("http://127.0.0.1:8080", stack.url).replace("<key>", stack.key("paid"))
+    return text.replace("127.0.0.1:8080", stack.url.removeprefix("http://")).replace(GRPC, f"127.0.0.1:{GRPC_PORT}")
 
 
 def outputs(text: str) -> dict[int, str]:

@@ -69,6 +69,28 @@ def test_a_path_is_exact_or_has_one_last_segment(path: str, tail: str | None) ->
     assert (found and (set(found[0]), found[1])) == (None if tail is None else ({"GET"}, tail))
 
 
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/models/a/b/infer?x=1", ({"POST"}, "a/b")),
+        ("/models/a/infer/infer", ({"POST"}, "a/infer")),
+        ("/models/a/b", ({"GET"}, "a/b")),
+        ("/models/infer", ({"GET"}, "infer")),
+        ("/models/", None),
+    ],
+)
+def test_a_tree_may_have_a_suffix(path: str, found: tuple[set[str], str] | None) -> None:
+    """The longest suffix wins, whatever the order of the routes; the tail is not empty."""
+    routes = Router()
+    routes.add("GET", "/models/{id...}", handler)
+    routes.add("POST", "/models/{id...}/infer", handler)
+
+    each = routes.find(path)
+
+    assert (each and (set(each[0]), each[1])) == found
+    assert routes.table() == {"/models/{id...}": {"GET"}, "/models/{id...}/infer": {"POST"}}
+
+
 def test_an_unsafe_parser_is_rejected_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed aiohttp passes; without its C parser, or in an old version, the gateway does not start."""
     check_parser()
@@ -204,6 +226,6 @@ def test_a_preflight_allows_known_headers_only() -> None:
     allowed = dict(response.headers)["Access-Control-Allow-Headers"].split(", ")
     assert {"Authorization", "Idempotency-Key", "x-stainless-os", "x-stainless-retry-count"} <= set(allowed)
     assert not [name for name in allowed if "evil" in name or "<" in name]
-    assert b"Content-Length" not in response.head()
+    assert b"\r\nContent-Length" not in response.head()
     for missing in ("Origin", "Access_Control_Request_Method"):
         assert cors.preflight(headers(**{k: v for k, v in sent.items() if k != missing}), {"POST"}, "req_1") is None

@@ -12,7 +12,7 @@ from uuid_utils import uuid7
 
 from gateway.app import run_gateway
 from gateway.auth.authenticator import TokenLookup
-from gateway.config import GatewayConfig, JobConfig
+from gateway.config import GatewayConfig, GrpcConfig, JobConfig
 from gateway.inference.traces import RequestTraces
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
 from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
@@ -92,8 +92,20 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
             settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes
         ),
         jobs=_job_config(settings),
+        grpc=_grpc_config(settings),
         reap_ms=settings.reap_ms,
         silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
+    )
+
+
+def _grpc_config(settings: "Settings") -> GrpcConfig | None:
+    if not settings.grpc_port:
+        return None
+    return GrpcConfig(
+        port=settings.grpc_port,
+        tls_cert=settings.grpc_tls_cert,
+        tls_key=settings.grpc_tls_key,
+        tls_ca=settings.grpc_tls_ca,
     )
 
 

@@ -27,9 +27,28 @@ class GatewaySettings:
         minimum=0,
         maximum=65535,
     )
+    grpc_port: int = number(
+        0,
+        "TCP port of the Open Inference Protocol over gRPC, shared by a host's gateways; 0: off.",
+        minimum=0,
+        maximum=65535,
+    )
+    grpc_tls_cert: Path | None = setting(
+        None,
+        "PEM certificate chain of the gRPC port, read again when the file changes. Unset: no TLS, keys are readable.",
+        "FILE",
+        needs="grpc_tls_key",
+    )
+    grpc_tls_key: Path | None = setting(None, "PEM key of that certificate.", "FILE", needs="grpc_tls_cert")
+    grpc_tls_ca: Path | None = setting(
+        None,
+        "PEM CA of clients: gRPC clients then need a certificate beside the key.",
+        "FILE",
+        needs="grpc_tls_cert",
+    )
     max_body_bytes: int = number(
         262_144,
-        "Largest request body.",
+        "Largest request body or gRPC message.",
         minimum=1024,
         maximum=64 << 20,
     )

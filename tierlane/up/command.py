@@ -4,6 +4,7 @@ The first Ctrl-C, SIGTERM or SIGHUP stops everything within five seconds, the se
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -36,7 +37,10 @@ def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
     data_dir = DataDir(settings.data_dir)
     try:
         end_leftovers(data_dir, lines, replace=settings.replace)
-        with held_port(settings.host, settings.port) as port:
+        with contextlib.ExitStack() as held:
+            port = held.enter_context(held_port(settings.host, settings.port))
+            if settings.grpc_port:
+                held.enter_context(held_port(settings.host, settings.grpc_port, "--grpc-port"))
             settings = _completed(settings, data_dir, port)
             # All processes of the stack inherit it.
             os.environ[MARK_VARIABLE] = secrets.token_hex(16)

@@ -168,10 +168,10 @@ def _holder(descriptor: int) -> int | None:
 
 
 @contextmanager
-def held_port(host: str, port: int) -> Iterator[int]:
+def held_port(host: str, port: int, option: str = "--port") -> Iterator[int]:
     """Reserve a port, any free one for 0: in the block, only servers of this user with SO_REUSEPORT can listen on it.
 
-    Raises StackError if the port is in use or not allowed.
+    Raises StackError, which names the `option` to change, if the port is in use or not allowed.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -179,7 +179,7 @@ def held_port(host: str, port: int) -> Iterator[int]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StackError(
-                f"Port {port} is in use on {host}{_by(port)}: stop that process, or choose --port."
+                f"Port {port} is in use on {host}{_by(port)}: stop that process, or choose {option}."
             ) from error
         raise StackError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
     with held:

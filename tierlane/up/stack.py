@@ -120,13 +120,16 @@ def _get(url: str, token: str | None) -> tuple[int, bytes]:
 EXAMPLE_INPUT = "Once upon a time"
 
 
-def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str) -> str:
-    """The text of the banner; it contains the demo keys, which are valid only on this machine."""
+def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, grpc: str = "") -> str:
+    """The text of the banner; it contains the demo keys, which are valid only on this machine.
+
+    `grpc`: the address of the gRPC port, "" without one.
+    """
     served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
     parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
     parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
     parts.append(
-        f"\nDocs    {http_url}/docs"
+        (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
         f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
         f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
         f"\nState   {data_dir}/stack.json"
@@ -180,7 +183,8 @@ class Stack:
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
-        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path)))
+        grpc = f"{_reachable(settings.host)}:{settings.grpc_port}" if settings.grpc_port else ""
+        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), grpc))
         await asyncio.gather(
             self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
         )

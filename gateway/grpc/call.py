@@ -1,0 +1,238 @@
+"""One inference call over gRPC: its metadata, its deadline, its stream, and the status of its errors.
+
+The stages are those of every request (gateway/inference/handler.py). The deadline of the call shortens that of the request,
+here and in Redis. A call that its client cancelled is cancelled there as well.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import Any, cast
+from urllib.parse import unquote
+
+import grpc
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.api.format import InferenceRequest
+from gateway.api.inference import ApiFormat
+from gateway.grpc.messages import messages_of
+from gateway.http.response import HttpResponse
+from gateway.http.sse import EventStream, Result
+from gateway.http.validation import invalid
+from gateway.inference.handler import AwaitedCall
+from gateway.inference.pending import PendingRequest
+from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.submission import idempotency_key
+from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.request_id import new_request_id
+
+STATUS: dict[int, grpc.StatusCode] = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    405: grpc.StatusCode.UNIMPLEMENTED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    415: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    500: grpc.StatusCode.INTERNAL,
+    502: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""The status of an error, by its HTTP status."""
+
+ERROR_CODE = "error-code"
+API_KEY = "x-api-key"
+_READ = frozenset({"authorization", "idempotency-key", "traceparent", "tracestate", "x-stainless-retry-count"})
+"""The metadata that is read, under the names of the HTTP headers."""
+
+_NOT_TRAILERS = frozenset({"www-authenticate", "server-timing"})
+MAX_BUFFERED_BYTES = 64 << 10
+"""Of one stream, not yet taken by the library; more increments are dropped, and the stored reply fills the gap."""
+
+SLOW_S = 1.0
+"""Seconds after which the caller of a message that arrives slowly is identified again."""
+
+Context = grpc.aio.ServicerContext
+Trailers = tuple[tuple[str, str], ...]
+
+
+class GrpcRequest:
+    """The metadata of a call, for authentication and its records. `arrived` is monotonic seconds."""
+
+    def __init__(self, context: "Context[Any, Any]") -> None:
+        self.request_id = new_request_id()
+        self.arrived = time.monotonic()
+        self.remote = address_of(context.peer())
+        headers: CIMultiDict[str] = CIMultiDict()
+        for name, value in context.invocation_metadata() or ():
+            if name in _READ and isinstance(value, str):
+                headers.add(name, value)
+            elif name == API_KEY and isinstance(value, str):
+                headers.add("authorization", f"Bearer {value}")
+        self.headers = CIMultiDictProxy(headers)
+
+
+def address_of(peer: str) -> str | None:
+    """The address in the library's name of a peer, such as ipv4:127.0.0.1:50051 or ipv6:%5B::1%5D:50051."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return None
+
+
+class GrpcCall(AwaitedCall):
+    """One inference call, or one request of a stream. `error` is set once it was rejected."""
+
+    __slots__ = ("_request", "_time_left", "error")
+
+    def __init__(
+        self,
+        pipeline: InferencePipeline,
+        api_format: ApiFormat,
+        request: GrpcRequest,
+        time_left: Callable[[], float | None],
+    ) -> None:
+        super().__init__(pipeline, api_format, request)
+        self._request = request
+        self._time_left = time_left
+        self.error: RequestError | None = None
+
+    async def receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
+        """Read the Idempotency-Key and the message. Raises RequestError if either is not acceptable, or while draining."""
+        self.key = idempotency_key(self.headers)
+        if self.pipeline.drain_state.closed:
+            raise RequestError(ErrorCode.DRAINING)
+        raw = await read()
+        self.started = self.pipeline.clock()  # The time of a slow upload does not count against the deadline.
+        if self.started - self._request.arrived > SLOW_S:  # The key may have been revoked or moved.
+            self.identity = self.pipeline.identify(self._request)
+        if not isinstance(raw, bytes):
+            raise invalid(None, "The call has no message.")
+        return raw
+
+    def build(self) -> PendingRequest:
+        """Build the pending requests, with the deadline of the call if it is earlier than theirs. Raises RequestError."""
+        first = super().build()
+        left = self._time_left()
+        if left is not None:
+            left_ms = max(1, int((self.pipeline.clock() - self.started + left) * 1000))
+            for pending in self._pending_requests:
+                submission = pending.submission
+                submission.total_ms = min(submission.total_ms, left_ms)
+                submission.queue_ms = min(submission.queue_ms, left_ms)
+                pending.deadline = self.started + submission.total_ms / 1000
+        return first
+
+    def event_stream(self, play: Callable[[EventStream], Awaitable[None]]) -> EventStream:
+        """A stream of messages."""
+        return MessageStream(play)
+
+    def reject(self, error: Exception) -> HttpResponse:
+        """Record the error, and build its response."""
+        known = error if isinstance(error, RequestError) else RequestError(ErrorCode.INTERNAL_ERROR)
+        # A copy without traceback, whose frames reference this call: a reference cycle.
+        self.error = RequestError(known.code, known.message, known.param)
+        return super().reject(error)
+
+    def client_left(self) -> None:
+        """The client cancelled the call, or its deadline passed: end the pending requests and record it."""
+        left = self._time_left()
+        if left is None or left > 0:
+            super().client_left()
+            return
+        code = ErrorCode.DEADLINE_EXCEEDED
+        self.pipeline.fail_list(self._pending_requests, code)
+        self.pipeline.events.failed(
+            self.api_format.endpoint, self.request_id, self.identity, self.pending, RequestError(code)
+        )
+
+    @property
+    def decoded(self) -> InferenceRequest | None:
+        """The request; None if it could not be decoded."""
+        return getattr(self, "body", None)
+
+
+def trailers(response: HttpResponse, error: RequestError | None = None) -> Trailers:
+    """The trailing metadata of a response: request id, rate limits, and for an error its code and waits."""
+    lines = [tuple(line.split(": ", 1)) for line in response.lines.split("\r\n") if line]
+    named = [(name.lower(), value) for name, value in (*response.headers, *cast("list[tuple[str, str]]", lines))]
+    code = [] if error is None else [(ERROR_CODE, error.code.value)]
+    return (*(each for each in named if each[0] not in _NOT_TRAILERS), *code)
+
+
+def fail(context: "Context[Any, Any]", error: RequestError, response: HttpResponse) -> None:
+    """Set the status of this error, with which the call ends; the library then sends no message.
+
+    `context.abort` would keep its exception, and with it all frames of the call, in a reference cycle.
+    """
+    context.set_code(STATUS[HTTP[error.code].status])
+    context.set_details(error.message)
+    context.set_trailing_metadata(trailers(response, error))
+
+
+class MessageStream(EventStream):
+    """The responses of one request, written by the coroutine of the call while it waits for the outcome.
+
+    `write_timeout_s`: how long the client may not read.
+    """
+
+    __slots__ = ("_deliver", "_messages", "_size", "_wake", "_write_timeout_s")
+
+    def __init__(self, play: Callable[[EventStream], Awaitable[None]]) -> None:
+        super().__init__(play)
+        self._messages: list[bytes] = []
+        self._size = 0
+        self._wake = asyncio.Event()
+        self._deliver: Callable[[bytes], Awaitable[None]] | None = None
+        self._write_timeout_s = 0.0
+
+    async def run(self, write: Callable[[bytes], Awaitable[None]], write_timeout_s: float) -> None:
+        """Write all messages. Raises ConnectionResetError if the client does not read them."""
+        self._deliver, self._write_timeout_s = write, write_timeout_s
+        await self._play(self)
+        await self._flush()
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads slower than messages are written."""
+        return self._size > MAX_BUFFERED_BYTES
+
+    def start(self) -> None:
+        """Nothing: the library writes the headers."""
+
+    def send(self, events: bytes) -> None:
+        """Add the messages of complete frames."""
+        messages = messages_of(events)
+        self._messages += messages
+        self._size += sum(map(len, messages))
+        self._wake.set()
+
+    def end(self) -> None:
+        """Nothing: other requests may follow."""
+
+    async def outcome(self, future: "asyncio.Future[Result]") -> Result:
+        """Write messages until the request has an outcome."""
+        future.add_done_callback(lambda _: self._wake.set())
+        while not future.done():
+            await self._wake.wait()
+            self._wake.clear()
+            await self._flush()
+        return future.result()
+
+    async def _flush(self) -> None:
+        while self._messages and self._deliver is not None:
+            message = self._messages.pop(0)
+            self._size -= len(message)
+            try:
+                async with asyncio.timeout(self._write_timeout_s):
+                    await self._deliver(message)
+            except TimeoutError:
+                raise ConnectionResetError("The client does not read.") from None
