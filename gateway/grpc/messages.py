@@ -166,7 +166,7 @@ def _set(message: ModelInferResponse, parameters: Mapping[str, str | int | bool]
             message.parameters[name].int64_param = value
 
 
-class MessageChunks(Chunks):
+class TensorChunks(Chunks):
     """The responses of one request of a stream, as frames: the text in parts, then a final one without text."""
 
     END = b""
@@ -195,7 +195,7 @@ class MessageChunks(Chunks):
 
 def message_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
     """The stream of ModelStreamInfer, whose requests are never passed on."""
-    return MessageChunks(request_id, model, request)
+    return TensorChunks(request_id, model, request)
 
 
 _errors = msgspec.json.Decoder(ErrorBody)

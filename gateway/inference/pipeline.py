@@ -38,6 +38,7 @@ from gateway.inference.submission import (
     idempotency_key,
     is_retry,
     let_share,
+    store_body,
     stored_reply,
 )
 from gateway.inference.traces import RequestTraces, trace_id
@@ -51,8 +52,8 @@ from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload, Task, add_context, context_in, decode_payload, encode_payload
-from scheduler.protocol.admission import Submission, Verdict
+from scheduler.payload import Payload, Task
+from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
 
@@ -94,7 +95,6 @@ class InferenceParts:
 
 
 NO_GPU = "No GPU is ready to serve this request; try again soon."
-NO_ROOM = "Too many large requests are in progress; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
 
 
@@ -222,23 +222,10 @@ class InferencePipeline:
             self._count_rejection(tier)
             raise RequestError(ErrorCode.BACKPRESSURE)
         if parts.body_store.takes(len(pending.submission.body)):
-            self._store_body(pending.submission)
+            store_body(pending.submission, parts.body_store)
         if not (self._submit_directly(pending) if direct else self._submit(pending)):
             self._count_rejection(tier)
             raise RequestError(ErrorCode.QUEUE_FULL)
-
-    def _store_body(self, submission: Submission) -> None:
-        """Put a large chat into a file beside Redis. Raises RequestError `no_capacity` if there is no room for it."""
-        payload = decode_payload(submission.body)
-        if payload.task is not Task.CHAT_DOCUMENT:
-            return
-        if not self._parts.body_store.put(submission.id, payload.input):
-            self._count_rejection(submission.tier)
-            raise RequestError(ErrorCode.NO_CAPACITY, NO_ROOM)
-        context = context_in(submission.body)
-        body = encode_payload(payload.with_input(submission.id))
-        submission.body = body if context is None else add_context(body, context)
-        submission.same = ""  # The file is removed with this request, so no other may depend on its run.
 
     def _submit(self, pending: PendingRequest) -> bool:
         for each in pending.together or (pending,):

@@ -23,9 +23,10 @@ from multidict import CIMultiDictProxy
 from gateway.api.format import ChatDocument, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
+from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload, Task, encode_payload
+from scheduler.payload import Payload, Task, add_context, context_in, decode_payload, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
@@ -210,6 +211,22 @@ def build_submission(
         tokens=_charged(token_estimate(payload, input_bytes, document), limits),
         body=encode_payload(payload.with_target(address, identity.priority)),
     )
+
+
+NO_ROOM = "Too many large requests are in progress; try again soon."
+
+
+def store_body(submission: Submission, store: BodyStore) -> None:
+    """Put a large chat into a file beside Redis. Raises RequestError `no_capacity` if there is no room for it."""
+    payload = decode_payload(submission.body)
+    if payload.task is not Task.CHAT_DOCUMENT:
+        return
+    if not store.put(submission.id, payload.input):
+        raise RequestError(ErrorCode.NO_CAPACITY, NO_ROOM)
+    context = context_in(submission.body)
+    body = encode_payload(payload.with_input(submission.id))
+    submission.body = body if context is None else add_context(body, context)
+    submission.same = ""  # The file is removed with this request, so no other may depend on its run.
 
 
 def token_estimate(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
