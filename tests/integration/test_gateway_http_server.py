@@ -90,7 +90,8 @@ async def test_trickled_bytes_do_not_extend_the_header_deadline(stack: Stack) ->
 
     trickling = asyncio.create_task(trickle())
     try:
-        status, _, _ = head_of(await reader.read())
+        # Not to the end: a byte that crosses the response resets the connection, which ends `read` with an error.
+        status, _, _ = head_of(await reader.readuntil(b"\r\n\r\n"))
     finally:
         trickling.cancel()
         writer.close()
