@@ -72,6 +72,11 @@ def test_greedy_text_is_that_of_the_bare_network(folder: Path, backend: HfBacken
         assert text == tokenizer.decode(tokens[:until], skip_special_tokens=True).rstrip("\ufffd")
 
 
+def test_attention_that_is_planned_for_each_length_is_off(backend: HfBackend) -> None:
+    """Loading a model disables the attention of cuDNN, which torch prefers on Hopper GPUs."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_rows_end_one_after_another(backend: HfBackend) -> None:
     """A row that ends does not change the others; a row past its deadline ends alone."""
     counts = [1, 30, 2, 17, 3, 9]

@@ -39,6 +39,10 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(threads)
+    # For 16-bit attention on Hopper GPUs torch prefers cuDNN, which plans anew for each new length, so at each token
+    # until its length was seen. On an H200 a text of 16 tokens took 1,361 ms at first and 713 ms in the median, without
+    # cuDNN 135 and 123 ms; at 25 requests/s the p95 was 3,648 ms with 16 errors, without cuDNN 897 ms and no error.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     tokenizer = _load(lambda: AutoTokenizer.from_pretrained(found.folder, **SAFELY), "its tokenizer")
     if found.sentences is None:
