@@ -51,7 +51,7 @@ class Answers(BaseHTTPRequestHandler):
     """Ready, and healthy with the token; never ready if the scheduler does not start."""
 
     def do_GET(self) -> None:
-        """Serve /readyz, /internal/health, and /internal/autoscale with the content of the file STAND_IN_ADVICE."""
+        """Serve /readyz, /internal/dashboard/events, and /internal/autoscale with the content of the file STAND_IN_ADVICE."""
         authorized = self.headers.get("Authorization") == f"Bearer {os.environ['TIERLANE_SERVICE_TOKEN']}"
         allowed = self.path == "/readyz" or authorized
         self.send_response(503 if os.environ.get("STAND_IN_REFUSES") else 200 if allowed else 401)
@@ -60,7 +60,8 @@ class Answers(BaseHTTPRequestHandler):
         scale = self.path == "/internal/autoscale" and authorized
         if scale:
             print("was asked for advice", flush=True)
-        self.wfile.write(advice.read_bytes() if scale else json.dumps({"healthy_gpus": 1}).encode())
+        state = {"gateway": os.environ["TIERLANE_PROCESS_NAME"], "status": "healthy", "healthy_gpus": 1, "pools": []}
+        self.wfile.write(advice.read_bytes() if scale else json.dumps(state).encode())
 
     def log_message(self, *args: object) -> None:
         """No log line for a request."""

@@ -57,7 +57,7 @@ OWNERS = {
 }
 """Libraries that only these packages may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
-WITH_TORCH = {f"gpu_pool.backends.hf.{name}" for name in ("causal", "embedding", "loading", "row")}
+WITH_TORCH = {f"gpu_pool.backends.{name}" for name in ("device", "hf.causal", "hf.embedding", "hf.loading", "hf.row")}
 """Modules that import torch, beside those of `tiny`; they are imported when a model is loaded."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
@@ -66,6 +66,7 @@ FEWEST_LINES = 60
 SHORT = {
     "gateway/auth/service_tier.py": "one rule, apart from the sources of identities",
     "gateway/http/static.py": "pages with an ETag, used by the documentation and the dashboard",
+    "gpu_pool/backends/device.py": "imports torch, which the modules beside it must not",
     "gpu_pool/backends/openai_endpoint/settings.py": "imported by the command line, so no HTTP client",
     "gpu_pool/backends/simulated.py": "a backend",
     "gpu_pool/model_process/backend_registry.py": "the one place that imports backends",

@@ -90,11 +90,13 @@ async def test_trickled_bytes_do_not_extend_the_header_deadline(stack: Stack) ->
 
     trickling = asyncio.create_task(trickle())
     try:
-        status, _, _ = head_of(await reader.read())
+        # Not to the end: a byte that crosses the response resets the connection, which ends `read` with an error.
+        line = await reader.readuntil(b"\r\n")
     finally:
         trickling.cancel()
         writer.close()
-    assert (status, time.monotonic() - began < 2.0) == (408, True)
+    assert line.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - began < 2.0
 
 
 async def test_invalid_http_gets_a_constant_error(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:

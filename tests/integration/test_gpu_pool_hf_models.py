@@ -72,6 +72,19 @@ def test_greedy_text_is_that_of_the_bare_network(folder: Path, backend: HfBacken
         assert text == tokenizer.decode(tokens[:until], skip_special_tokens=True).rstrip("\ufffd")
 
 
+def test_attention_that_is_planned_for_each_length_is_off(backend: HfBackend) -> None:
+    """Loading a model disables the attention of cuDNN, which torch prefers on Hopper GPUs."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_missing_gpu_is_a_start_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the setting and the GPUs that exist."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    with pytest.raises(StartError, match=r"^TIERLANE_DEVICE=cuda:7: torch finds cuda:0\. "):
+        HfBackend(str(folder), "cuda:7", 1).load()
+
+
 def test_rows_end_one_after_another(backend: HfBackend) -> None:
     """A row that ends does not change the others; a row past its deadline ends alone."""
     counts = [1, 30, 2, 17, 3, 9]

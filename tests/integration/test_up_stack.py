@@ -14,15 +14,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from eventually import eventually
 from tierlane.connect import STACK_FILE
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.leftovers import end_leftovers
 from tierlane.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
+from tierlane.up.stack import wait_until_ready
 from up_harness import RunningUp, free_port, running, working_in
 
 Start = Callable[..., RunningUp]
@@ -86,6 +90,31 @@ async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: S
     assert await up.interrupt(within_s=5.0) == 0
     assert running(processes) == []
     assert up.stack() is None
+
+
+async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateways share a port, so a connection reaches any of them, under the name of its process."""
+    monkeypatch.setattr("tierlane.up.stack.DISTRIBUTES", True)
+    looks = [("gateway-1", 1), ("gateway-1", 1), ("gateway-2", 0), ("gateway-1", 1), ("gateway-2", 1)]
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response()
+
+    async def state(_: web.Request) -> web.Response:
+        name, gpus = looks.pop(0)
+        status = "healthy" if gpus else "down"
+        document = {"gateway": f"{name}-{uuid4().hex}", "status": status, "healthy_gpus": gpus, "pools": []}
+        return web.json_response(document)
+
+    app = web.Application()
+    app.add_routes([web.get("/readyz", ready), web.get("/internal/dashboard/events", state)])
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        await wait_until_ready(url, "token", redis_url, ["default"], ["gateway-1", "gateway-2"])
+
+    assert looks == []
 
 
 async def test_a_second_start_on_one_data_directory(start: Start) -> None:

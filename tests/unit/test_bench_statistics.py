@@ -1,11 +1,15 @@
 """Latency histograms, objectives, and figures over time of `tierlane bench`."""
 
 import math
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError
 from random import Random
 
 import pytest
 
-from tierlane.bench.runner import Timeline
+from tierlane.bench import report
+from tierlane.bench.plan import read_plan
+from tierlane.bench.runner import Measurement, Timeline
 from tierlane.bench.statistics import (
     Histogram,
     SloError,
@@ -137,3 +141,16 @@ def test_the_latency_of_a_good_request() -> None:
     """It is the bound of the tier's highest quantile, else that of `all`."""
     objectives = parse_slo("all.p99=1s,enterprise.p50=100ms,enterprise.p99=250ms,paid.success=99%", TIERS)
     assert good_bounds(objectives, TIERS) == pytest.approx({"enterprise": 0.25, "paid": 1.0})
+
+
+def test_a_checkout_that_was_never_installed_has_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the metadata of its package, the run keeps its figures."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(report, "version", version)
+    now = datetime.now(UTC)
+    document = report.document(read_plan({}), "http://127.0.0.1:8080", Measurement(now, now, [], []))
+
+    assert (document["passed"], document["versions"]["tierlane"]) == (True, "not installed")

@@ -1,5 +1,6 @@
 """`tierlane check`: how a model's answers and the state of the servers are judged, and the settings that it suggests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tierlane.check.system import CheckItem
 
 POISON = ItemResult("The model cannot process this input.", 0, "poison_request")
 NO_STRING = ItemResult("The model's answer is not a string.", 0, "invalid_output")
+LATE = ItemResult("The time limit was reached.", 0, "gpu_timeout")
 LOST = ProbeAnswer(lost="The model process was ended by signal 9.")
 WRONG_LENGTH = "The model returned 1 answers for 2 inputs."
 
@@ -67,6 +69,7 @@ def test_length_and_kind_of_answers() -> None:
         (ProbeAnswer(20.0), True, "a batch of one takes 20 ms; a batch may take 3,000 ms"),
         (ProbeAnswer(3500.0), False, "takes 3,500 ms for a batch of one request, over TIERLANE_GPU_TIMEOUT_MS = 3,000"),
         (ProbeAnswer(lost="It hung.", hung=True), False, "takes 30,000 ms"),
+        (ProbeAnswer(29_900.0, [LATE]), False, "takes 29,900 ms"),
         (LOST, None, "not known"),
     ],
 )
@@ -85,12 +88,43 @@ def test_time(alone: ProbeAnswer, ok: bool | None, text: str) -> None:
         (answer("yes"), True),
         (ProbeAnswer(1.0, [ItemResult("Too long.", 0, "invalid_request")]), True),
         (ProbeAnswer(1.0, [POISON], "The model raised ValueError."), False),
+        (ProbeAnswer(3000.0, [LATE]), False),
         (LOST, False),
     ],
 )
 def test_odd_inputs(result: ProbeAnswer, ok: bool) -> None:
     """A model may reject an input with an error code, but not raise an exception or die."""
     assert model.judge_odd("empty", result).ok is ok
+
+
+class SlowProbe(model.Probe):
+    """A model that finishes only the first inputs of a batch in time."""
+
+    def __init__(self, in_time: int) -> None:
+        self.in_time = in_time
+
+    async def ask(self, texts: Sequence[str], *, caps: float = 1.0) -> ProbeAnswer:
+        late = len(texts) - self.in_time
+        return ProbeAnswer(500.0, [ItemResult("a")] * min(len(texts), self.in_time) + [LATE] * late)
+
+
+@pytest.mark.parametrize(
+    ("in_time", "timed", "ok", "text", "advice"),
+    [
+        (2, [(1, 500.0), (2, 500.0)], True, "batches of 4 run for too long", ""),
+        (0, [], False, "a batch of 1: gpu_timeout", model.LONGER),
+    ],
+)
+async def test_batches_with_late_inputs_are_too_slow(
+    in_time: int, timed: list[Timed], ok: bool, text: str, advice: str
+) -> None:
+    """Inputs that end in gpu_timeout need a longer time limit, not more memory."""
+    found = await model.measure(SlowProbe(in_time), [1, 2, 4], ["a"])
+
+    assert (found.timed, found.finding.ok, found.finding.advice) == (timed, ok, advice)
+    assert text in found.finding.said
+    answers = model.judge_answered(ProbeAnswer(3000.0, [ItemResult("a"), LATE]))
+    assert (answers.ok, answers.advice) == (False, model.LONGER)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.backends.tiny.generate import TinyModel
 from gpu_pool.backends.tiny.model import BEGIN, END, PATH, WeightsError, load_network
 from gpu_pool.backends.tiny.row import StreamBuffer, TinySequence
+from scheduler.errors import StartError
 from scheduler.payload import Task, read_vector
 
 CPU = torch.device("cpu")
@@ -57,6 +58,17 @@ def test_weights_are_pinned(tmp_path: Path) -> None:
     changed.write_bytes(data)
     with pytest.raises(WeightsError, match=r"has SHA-256 [0-9a-f]{64}, but tiny-1 was released with [0-9a-f]{64}"):
         load_network(CPU, changed)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "found"), [("cuda:7", 2, "cuda:0, cuda:1"), ("cuda:1", 1, "cuda:0"), ("cuda", 0, "no GPU")]
+)
+def test_a_missing_gpu_is_a_start_error(device: str, count: int, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the setting and the GPUs that exist."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    with pytest.raises(StartError, match=rf"^TIERLANE_DEVICE={device}: torch finds {found}\. Set "):
+        TinyBackend(device, 1).load()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

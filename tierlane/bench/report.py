@@ -9,7 +9,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Console
@@ -290,8 +290,16 @@ def _settings(plan: BenchPlan, url: str, found: Measurement) -> Document:
 
 
 def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("tierlane", "uvloop", "msgspec", "psutil")}
+    packages = {name: _version(name) for name in ("tierlane", "uvloop", "msgspec", "psutil")}
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}
+
+
+def _version(package: str) -> str:
+    """A checkout that was never installed has no metadata, which must not cost the figures of the run."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 LATENCIES = ("median", "p95", "p99", "p99.9", "max")

@@ -77,6 +77,12 @@ class ProbeAnswer:
         return [None if result.error_code else result.output for result in self.results]
 
     @property
+    def too_long(self) -> bool:
+        """Whether the time limit ended the process or inputs; after a fault it may be the fault that took the time."""
+        late = any(result.error_code == ErrorCode.GPU_TIMEOUT for result in self.results)
+        return self.hung or (late and not self.fault)
+
+    @property
     def wrong(self) -> str:
         """Why this is not one good answer for each input, in a sentence; "": it is."""
         failed = [result for result in self.results if result.error_code]
@@ -146,6 +152,7 @@ class Probe:
 
 FEWEST, MOST = 3, 20
 ENOUGH_MS = 1000.0
+LONGER = "Raise --gpu-timeout-ms, or give the device less to do."
 SMALLER = "Leave --batch-sizes and max_batch_size under it, or give the device more memory."
 
 
@@ -161,7 +168,7 @@ async def measure(probe: Probe, sizes: Sequence[int], texts: Sequence[str]) -> T
     timed: list[Timed] = []
     for size in sorted(set(sizes)):
         runs_ms, last = await _runs(probe, [texts[place % len(texts)] for place in range(size)])
-        if last.hung:
+        if last.too_long:
             return Timing(timed, _too_long(timed, size, last.wrong))
         if last.wrong:
             return Timing(timed, fails("sizes", f"a batch of {size}: {last.wrong}", SMALLER))
@@ -187,7 +194,7 @@ def _too_long(timed: Sequence[Timed], size: int, said: str) -> ModelFinding:
     """No fault of the model, as long as smaller batches end in time."""
     if timed:
         return holds("sizes", f"batches of {size} run for too long, smaller ones do not")
-    return fails("sizes", f"a batch of {size}: {said}", "Raise --gpu-timeout-ms, or give the device less to do.")
+    return fails("sizes", f"a batch of {size}: {said}", LONGER)
 
 
 BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT, ErrorCode.GPU_TIMEOUT})
@@ -212,7 +219,7 @@ def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelF
         return undetermined("time", "a batch of one was lost, so its time is not known")
     if why := shortfall("the model", ms, timeout_ms, total_ms):
         return fails(
-            "time", f"{why}{' (stopped)' if alone.hung else ''}: no request can be served", advice(ms, timeout_ms)
+            "time", f"{why}{' (stopped)' if alone.too_long else ''}: no request can be served", advice(ms, timeout_ms)
         )
     limits = (
         f"a batch may take {timeout_ms:,.0f} ms (--gpu-timeout-ms), a request {total_ms:,.0f} ms (--total-request-ms)"
@@ -222,8 +229,8 @@ def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelF
 
 def judge_answered(together: ProbeAnswer) -> ModelFinding:
     """Whether a plain batch was answered at all."""
-    if together.hung:
-        return fails("answers", together.lost, "Raise --gpu-timeout-ms, or give the device less to do.")
+    if together.too_long:
+        return fails("answers", together.wrong, LONGER)
     if together.lost:
         return fails("answers", together.lost, SURVIVE)
     if together.fault.startswith(RAISED):
@@ -281,6 +288,8 @@ def judge_odd(name: str, answer: ProbeAnswer) -> ModelFinding:
     """Whether an input of an unusual kind is answered, or refused in good form."""
     if answer.lost:
         return fails(name, answer.lost, SURVIVE)
+    if answer.too_long:
+        return fails(name, answer.wrong, LONGER)
     result = answer.results[0]
     if result.error_code in BLAMED:
         return fails(name, answer.fault or result.output, REFUSE)
@@ -340,7 +349,7 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFindin
     yield judge_answered(together)
     if together.hung or not together.lost:
         yield await probe.timing()
-    if together.lost:
+    if together.lost or together.too_long:
         return
     again = await probe.ask(TEXTS)
     steady = judge_determinism(together, again)

@@ -1,8 +1,9 @@
 """The local stack: start order, readiness, stack.json and banner.
 
-Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when a
-gateway is ready and each pool has a healthy worker, or one whose model is too slow, which a warning then says. stack.json lists the running processes, for tools and tests; it is
-replaced when a process changes. The banner has a curl command for each tier.
+Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when each
+gateway is ready and has seen a healthy worker of each pool, or one whose model is too slow, which a warning then says.
+stack.json lists the running processes, for tools and tests; it is replaced when a process changes. The banner has a curl
+command for each tier.
 """
 
 import asyncio
@@ -10,14 +11,16 @@ import http.client
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
+from urllib.parse import urlsplit
 
+from gateway.operations.health.model import process_name
 from tierlane.child_process import ChildProcess
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -71,50 +74,66 @@ class StackFile:
 POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
 OK = 200
-
-# Proxies of the environment do not apply to a gateway on this machine.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one port; elsewhere one of them gets all.
 
 
-async def wait_until_ready(http_url: str, service_token: str, redis_url: str, pools: Collection[str]) -> None:
-    """Return when the stack with these pools is ready; the caller sets the deadline."""
+async def wait_until_ready(
+    http_url: str, service_token: str, redis_url: str, pools: Collection[str], gateways: Collection[str]
+) -> None:
+    """Return when each of the gateways serves these pools; the caller sets the deadline.
+
+    They share a port, so a new connection reaches any of them; a poll makes as many connections as there are gateways.
+    """
+    waiting_for = set(gateways)
     while True:
-        waiting = await asyncio.to_thread(_not_serving, http_url, service_token, pools)
-        if waiting:  # A pool whose model is too slow has started, but has no healthy worker.
-            workers = await measured_workers(redis_url, waiting)
-            waiting = [pool for pool in waiting if all(worker.status != SLOW for worker in workers[pool])]
-        if waiting is not None and not waiting:
-            return
+        for _ in gateways:
+            seen = await asyncio.to_thread(_look, http_url, service_token, pools)
+            if seen is None or await _missing(redis_url, seen.unserved):
+                break
+            waiting_for.discard(seen.gateway)
+            if not waiting_for or not DISTRIBUTES:
+                return
         await asyncio.sleep(POLL_S)
 
 
-def _not_serving(http_url: str, service_token: str, pools: Collection[str]) -> list[str] | None:
-    """The pools without a healthy worker; None while the gateway is not ready."""
-    if _get(f"{http_url}/readyz", None)[0] != OK:
-        return None
-    status, body = _get(f"{http_url}/internal/health", service_token)
-    try:
-        health: Any = json.loads(body)
-        seen = health.get("pools") or dict.fromkeys(pools, health)
-        waiting = [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return waiting if waiting or status == OK else None  # Without a healthy worker, health is down: its status is 503.
+async def _missing(redis_url: str, pools: Sequence[str]) -> bool:
+    """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
+    if not pools:
+        return False
+    workers = await measured_workers(redis_url, pools)
+    return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
 
 
-def _get(url: str, token: str | None) -> tuple[int, bytes]:
-    """Status and body of the response; 0 without one."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
+class _Look(NamedTuple):
+    """What one gateway sees: its name, and the pools without a healthy worker."""
+
+    gateway: str
+    unserved: list[str]
+
+
+def _look(http_url: str, service_token: str, pools: Collection[str]) -> _Look | None:
+    """What the gateway sees that accepts a new connection; None if it is not ready."""
+    address = urlsplit(http_url)
+    # One connection, so that the same gateway returns both responses; proxies of the environment do not apply to it.
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=CALL_TIMEOUT_S)
     try:
-        try:
-            response = _opener.open(request, timeout=CALL_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            return response.status, bytes(response.read())
-    except (OSError, http.client.HTTPException, ValueError):
-        return 0, b""
+        with closing(connection):
+            if _get(connection, "/readyz")[0] != OK:
+                return None
+            state: Any = json.loads(_get(connection, "/internal/dashboard/events", service_token)[1])
+        seen = {each["name"]: each for each in state["pools"]} or dict.fromkeys(pools, state)
+        unserved = [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
+        down = state["status"] == "down" and not unserved  # It is down, too, without a healthy worker.
+        return None if down else _Look(process_name(state["gateway"]), unserved)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+
+
+def _get(connection: http.client.HTTPConnection, path: str, token: str = "") -> tuple[int, bytes]:
+    """Status and body of the response."""
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    response = connection.getresponse()
+    return response.status, response.read()
 
 
 EXAMPLE_INPUT = "Once upon a time"
@@ -267,9 +286,10 @@ class Stack:
 
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()
+        gateways = [member.name for member in self._supervisor.members if member.role == "gateway"]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await wait_until_ready(self._http_url, token, settings.redis_url, _pools(settings))
+                await wait_until_ready(self._http_url, token, settings.redis_url, _pools(settings), gateways)
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_pool.backends.backend import OutputListener, Padding
+from gpu_pool.backends.device import select_device
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.model import VERSION, Cache, Network, load_network, nothing
@@ -83,11 +84,10 @@ class TinyModel:
 
         `threads` sets torch's CPU threads for the whole process, 1 if it is None: the matrices are so small that a
         second thread gains a quarter on idle cores and loses tenfold on busy ones. Raises `WeightsError` if the weights
-        are not those of this version, `RuntimeError` from torch if the device does not exist.
+        are not those of this version, `StartError` if the device does not exist.
         """
         torch.set_num_threads(1 if threads is None else threads)
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        place = torch.device(name)
+        place = select_device(device)
         return cls(load_network(place), place)
 
     def generate(
