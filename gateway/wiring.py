@@ -37,6 +37,8 @@ from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
+from gateway.translations.response_handlers import ResponseHandlers
+from gateway.translations.response_store import ResponseStore
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
@@ -121,6 +123,7 @@ class GatewayParts(PoolParts):
                 find_usage=find_usage,
             )
         )
+        self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
@@ -193,6 +196,9 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
     routes.add("POST", "/v1/inference", jobs.submit)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
+    routes.add("POST", "/v1/responses", parts.responses.create)
+    routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
+    routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     routes.add("GET", "/internal/autoscale", internal.autoscale)
@@ -211,6 +217,8 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
         routes.add(method, "/internal/runbooks/{id}", runbooks)
         routes.add(method, "/v1/result/{id}", jobs.result.get)
+        routes.add(method, "/v1/responses/{id}", parts.responses.retrieve)
+        routes.add(method, "/v1/responses/{id}/input_items", parts.responses.input_items)
         routes.add(method, "/v1/me", parts.me)
         routes.add(method, "/v1/models", models.list)
         routes.add(method, "/v1/models/{id...}", models.one)

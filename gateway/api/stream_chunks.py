@@ -16,9 +16,6 @@ from scheduler.chat_document import as_deltas
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of a complete stream."""
-
 
 def event(json: bytes) -> bytes:
     """One event."""
@@ -74,7 +71,10 @@ class ChatChunk(msgspec.Struct, gc=False):
 
 
 class Chunks:
-    """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing`."""
+    """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing`, `DONE`; or a `failure`."""
+
+    DONE = b"data: [DONE]\n\n"
+    """The last event of a complete stream."""
 
     def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
         self._id = request_id
@@ -95,6 +95,10 @@ class Chunks:
         """The reason of the end, and the usage."""
         last = self._chunk(None, reply.finish_reason)
         return last if self._no_usage is UNSET else last + self._usage_chunk(usage([reply]))
+
+    def failure(self, body: bytes) -> bytes:
+        """The last event of a stream that failed. `body`: that of the error's response."""
+        return event(body)
 
     def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
         raise NotImplementedError

@@ -36,17 +36,22 @@ Methods = dict[str, Handler]
 class Router:
     """The route table. Exact paths are matched first, then prefixes.
 
-    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/models/{id...}` any number.
+    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/responses/{id}/cancel` one between two parts,
+    `/v1/models/{id...}` any number.
     """
 
     def __init__(self) -> None:
         self._exact: dict[str, Methods] = {}
         self._prefixes: dict[str, Methods] = {}
         self._trees: dict[str, Methods] = {}
+        self._between: dict[tuple[str, str], Methods] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Add a route."""
         prefix, brace, name = path.partition("{")
+        if last := name.partition("}/")[2]:
+            self._between.setdefault((prefix, last), {})[method] = handler
+            return
         prefixes = self._trees if name.endswith("...}") else self._prefixes
         table = prefixes if brace else self._exact
         table.setdefault(prefix, {})[method] = handler
@@ -54,7 +59,9 @@ class Router:
     def table(self) -> dict[str, set[str]]:
         """Every path, as it was added, with its methods."""
         ends = ((self._exact, ""), (self._prefixes, "{id}"), (self._trees, "{id...}"))
-        return {prefix + end: set(methods) for table, end in ends for prefix, methods in table.items()}
+        found = {prefix + end: set(methods) for table, end in ends for prefix, methods in table.items()}
+        between = self._between.items()
+        return found | {f"{prefix}{{id}}/{last}": set(methods) for (prefix, last), methods in between}
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None. Query, scheme and host are ignored."""
@@ -67,6 +74,9 @@ class Router:
         methods = self._prefixes.get(prefix + slash)
         if methods and tail:
             return methods, tail
+        before, slash, middle = prefix.rpartition("/")
+        if middle and (methods := self._between.get((before + slash, tail))):
+            return methods, middle
         for prefix, methods in self._trees.items():
             if path.startswith(prefix) and len(path) > len(prefix):
                 return methods, path[len(prefix) :]

@@ -44,6 +44,7 @@ async def serve(call: "AwaitedCall", request: RoutedRequest) -> HttpResponse:
     call.authenticate(request)
     try:
         raw = await call.read(request)
+        call = call.successor()
         call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
         await call.wait()
         return await call.response()  # Recorded as a success.
@@ -66,6 +67,10 @@ class AwaitedCall(InferenceCall):
         self._replies: list[Reply] = []
         self._replayed = False  # Whether a reply is the stored one of an Idempotency-Key.
         self._stream: StreamedResponse | None = None
+
+    def successor(self) -> "AwaitedCall":
+        """The call that continues after the body was read: a job's, if the body asks for one."""
+        return self
 
     def sink(self) -> ResponseSink:
         """A sink that resolves a future. It must not reference the call, which references the pending request."""
@@ -116,9 +121,11 @@ class AwaitedCall(InferenceCall):
                 outcome = await future
                 if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
                     self._replayed = True
-                    self._replies.append(await self.replayed_reply(pending, outcome))
+                    reply = await self.replayed_reply(pending, outcome)
                 else:
-                    self._replies.append(self.completed(pending, outcome))
+                    reply = self.completed(pending, outcome)
+                self._replies.append(reply)
+                await self.keep(reply)
         except Exception as error:
             code = error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR
             self.pipeline.fail_list(self._pending_requests, code)

@@ -10,7 +10,7 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 import asyncio
 import math
 
-from gateway.api.stream_chunks import DONE, Chunks, event
+from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
@@ -131,7 +131,10 @@ class StreamedResponse:
             self._stream = stream
             self._send(stream, self._early)
             reply = self._reply or await self._completed(await self._future)
-            stream.send(self._last_events(reply))
+            rest = self._rest(reply)
+            await self._call.keep(reply)
+            events = self._chunks.delta(rest) if rest else b""
+            stream.send(events + self._chunks.closing(reply) + self._chunks.DONE)
             self._record_completed(reply)
         except RequestError as error:
             self._fail(stream, error)
@@ -154,11 +157,12 @@ class StreamedResponse:
         if self._assembly.broken and not self._future.done():
             self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
 
-    def _last_events(self, reply: Reply) -> bytes:
+    def _rest(self, reply: Reply) -> str:
+        """The text that was not sent yet. Raises RequestError if the reply does not continue the text that was sent."""
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
             raise RequestError(ErrorCode.WORKER_LOST)
-        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
+        return rest
 
     async def _completed(self, outcome: Outcome) -> Reply:
         """The completed reply. Raises RequestError for any other outcome."""
@@ -174,7 +178,7 @@ class StreamedResponse:
     def _fail(self, stream: EventStream, error: RequestError) -> None:
         call = self._call
         call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
-        stream.send(event(call.pipeline.error_responses.answer(error, self._pending.id).body))
+        stream.send(self._chunks.failure(call.pipeline.error_responses.answer(error, self._pending.id).body))
         stream.keep_alive = False
 
     @property

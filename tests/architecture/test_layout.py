@@ -33,11 +33,12 @@ GATEWAY_MAY_IMPORT = {
     "inference": {*LEAVES, "api", "auth", "direct", "http", "limits", "metrics"},
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
     "jobs": {*LEAVES, "api", "http", "inference"},
+    "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {
         *LEAVES,
         *("auth", "autoscale", "dead_letter_rerun", "direct", "heartbeat", "http", "limits", "pool", "pools"),
     },
-    "openapi": {*LEAVES, "api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations"},
+    "openapi": {*LEAVES, "api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations", "translations"},
 }
 """Imports between the packages and leaf modules of `gateway`. Its other modules assemble them and may import all."""
 

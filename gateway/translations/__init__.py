@@ -1,0 +1,1 @@
+"""Other providers' request formats, translated to chats: requests, responses and events of streams."""
