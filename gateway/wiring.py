@@ -115,14 +115,7 @@ class GatewayParts(PoolParts):
                 snapshots=self.snapshots,
             )
         )
-        self.me = AccountEndpoint(
-            AccountParts(
-                authenticator=self.authenticator,
-                customer_limits=self.inference.customer_limits,
-                read_limits=LimitState(self._client, self._keys).read,
-                find_usage=find_usage,
-            )
-        )
+        self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
@@ -132,6 +125,16 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
+        return AccountEndpoint(
+            AccountParts(
+                authenticator=self.authenticator,
+                customer_limits=self.inference.customer_limits,
+                read_limits=LimitState(self._client, self._keys).read,
+                find_usage=find_usage,
+            )
+        )
 
     def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
         return Lookups(

@@ -52,14 +52,6 @@ class ResponseItems(msgspec.Struct, gc=False):
     object: Literal["list"] = "list"
 
 
-class ResponseDeleted(msgspec.Struct, gc=False):
-    """The response was deleted."""
-
-    id: str
-    deleted: bool = True
-    object: Literal["response"] = "response"
-
-
 class ResponseHandlers:
     """The handlers. `jobs` are those of the gateway's own pool, which know those of the others."""
 
@@ -94,7 +86,7 @@ class ResponseHandlers:
         return await self._respond(call, self._cancel)
 
     async def delete(self, call: RoutedRequest) -> HttpResponse:
-        """Delete the response; cancel it if it is open. Raises RequestError if the caller is unknown."""
+        """Delete the response, and return it; cancel it if it is open. Raises RequestError if the caller is unknown."""
         return await self._respond(call, self._delete)
 
     async def _respond(
@@ -133,11 +125,11 @@ class ResponseHandlers:
             return document
         return document_of(await self.store.find(call.tail, identity.customer_id))
 
-    async def _delete(self, call: RoutedRequest, identity: IdentityView) -> ResponseDeleted:
+    async def _delete(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
         row = await self.store.find(call.tail, identity.customer_id)
         await self._end(row, identity)
         await self.store.delete(row.id, identity.customer_id)
-        return ResponseDeleted(row.id)
+        return msgspec.structs.replace(document_of(row), deleted=True)
 
     async def _end(self, row: ResponseRow, identity: IdentityView) -> bool:
         """Cancel the job of a response. Returns whether it was open."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, completed
@@ -15,9 +16,9 @@ from gateway.api.stream_chunks import Chunks
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
 from gateway.translations.responses import (
+    PlainFormat,
     ResponseBody,
     ResponsesRequest,
-    TextFormat,
     read_responses,
     renamed,
     response_id,
@@ -97,6 +98,14 @@ class ResponseDocument(msgspec.Struct, kw_only=True, gc=False):
     usage: ResponseTokens | None = None
     user: str | None
     metadata: dict[str, str]
+    deleted: bool | UnsetType = UNSET
+
+
+class ResponseEvent(msgspec.Struct, gc=False):
+    """An event of a stream, with the members of its type. The last one has the whole response."""
+
+    type: str
+    sequence_number: int
 
 
 def started(request_id: str, model: str, request: ResponsesRequest, status: Status = "in_progress") -> ResponseDocument:
@@ -127,9 +136,9 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
     )
 
 
-def _format_of(body: ResponseBody) -> dict[str, Any]:
-    wanted = body.text.format if body.text is not None and body.text.format is not None else TextFormat("text")
-    return {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+def _format_of(body: ResponseBody) -> Any:
+    wanted = None if body.text is None else body.text.format
+    return msgspec.to_builtins(PlainFormat() if wanted is None else wanted)
 
 
 class Output(NamedTuple):

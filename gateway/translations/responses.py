@@ -58,18 +58,15 @@ class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
 class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
     """An image, by its address or as a `data:` URL."""
 
-    image_url: str | None = None
+    image_url: str
     detail: str | None = None
-    file_id: str | None = None
 
 
 class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
     """A file as a `data:` URL."""
 
-    file_data: str | None = None
+    file_data: str
     filename: str | None = None
-    file_id: str | None = None
-    file_url: str | None = None
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
@@ -142,14 +139,24 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generate_summary: Literal["auto"] | None = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Text, any JSON object, or JSON of a schema."""
+class PlainFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any text."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    schema: dict[str, Any] | None = None
+
+class JsonFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    name: str
+    schema: dict[str, Any]
     strict: bool | None = None
     description: str | None = None
+
+
+TextFormat = PlainFormat | JsonFormat | SchemaFormat
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,6 +170,15 @@ class ObfuscationOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Padding that hides the size of tokens. It is ignored."""
 
     include_obfuscation: bool | None = None
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(max_length=MAX_METADATA_NAME)],
+        Annotated[str, msgspec.Meta(max_length=MAX_METADATA_VALUE)],
+    ],
+    msgspec.Meta(max_length=MAX_METADATA),
+]
 
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -187,7 +203,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     include: list[str] | None = None
     top_logprobs: Integer | None = None
     truncation: Literal["disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     service_tier: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -204,10 +220,10 @@ class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
 
 _decoder = msgspec.json.Decoder(ResponseBody)
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = frozenset({_LOGPROBS, "message.input_image.image_url"})
+INCLUDED = (_LOGPROBS, "message.input_image.image_url")
 """Values of `include` that have an effect, or change nothing because the value is always there."""
 
-_CHOICES = ("none", "auto", "required")
+TOOL_CHOICES = ("none", "auto", "required")
 
 
 def read_body(raw: bytes) -> ResponseBody:
@@ -216,8 +232,8 @@ def read_body(raw: bytes) -> ResponseBody:
     check_duplicates(raw)
     check_model("model", body.model)
     for name in body.include or ():
-        if name not in _INCLUDED:
-            known = ", ".join(f"`{each}`" for each in sorted(_INCLUDED))
+        if name not in INCLUDED:
+            known = ", ".join(f"`{each}`" for each in INCLUDED)
             raise invalid("include", f"`include` cannot have `{name[:64]}`, which is not returned here, only {known}.")
     if body.background and body.stream:
         raise invalid("stream", "`background: true` has no stream here: read it with GET /v1/responses/{id}.")
@@ -225,17 +241,7 @@ def read_body(raw: bytes) -> ResponseBody:
         raise invalid("store", "`background: true` needs a stored response: leave `store` out.")
     if body.previous_response_id is not None and request_id_of(body.previous_response_id) is None:
         raise invalid("previous_response_id", "`previous_response_id` must be the id of a response: `resp_...`.")
-    _check_metadata(body.metadata or {})
     return body
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if len(metadata) > MAX_METADATA:
-        raise invalid("metadata", f"`metadata` must not have more than {MAX_METADATA} members.")
-    for name, value in metadata.items():
-        if len(name) > MAX_METADATA_NAME or len(value) > MAX_METADATA_VALUE:
-            limits = f"{MAX_METADATA_NAME} characters in a name and {MAX_METADATA_VALUE} in a value"
-            raise invalid("metadata", f"`metadata` must not have more than {limits}.")
 
 
 def read_responses(raw: bytes, max_input_bytes: int) -> ResponsesRequest:
@@ -313,11 +319,11 @@ def _read_items(items: Sequence[Item]) -> list[InputItem]:
 
 
 def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
-    """The body of the chat. Fields without a value are left out: not every server knows all of them."""
+    """The body of the chat."""
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     for item in items:
         _add_message(messages, item)
-    if not messages:
+    if all(isinstance(item, ReasoningItem) for item in items):
         raise invalid("input", "`input` has only reasoning: add a message.")
     logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
     chat = {
@@ -336,7 +342,7 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs or None,
         "service_tier": body.service_tier,
     }
-    return {name: value for name, value in chat.items() if value is not None}
+    return _present(chat)
 
 
 def _add_message(messages: list[dict[str, Any]], item: InputItem) -> None:
@@ -363,13 +369,9 @@ def _content(content: str | Iterable[InputPart]) -> str | list[dict[str, Any]]:
 
 def _chat_part(part: InputPart) -> dict[str, Any]:
     if isinstance(part, InputImage):
-        if part.image_url is None:
-            raise invalid("input", "`input_image` must have `image_url`: no files are stored here.")
         url = {"url": part.image_url} | ({} if part.detail is None else {"detail": part.detail})
         return {"type": "image_url", "image_url": url}
     if isinstance(part, InputFile):
-        if part.file_data is None:
-            raise invalid("input", "`input_file` must have `file_data`: no files are stored or fetched here.")
         name = {} if part.filename is None else {"filename": part.filename}
         return {"type": "file", "file": {"file_data": part.file_data} | name}
     if isinstance(part, InputAudio):
@@ -387,21 +389,17 @@ def _chat_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
         )
         raise invalid("tools", message)
     function = _converted(tool, FunctionTool, f"tools[{number}]")
-    fields = {
-        "name": function.name,
-        "description": function.description,
-        "parameters": function.parameters,
-        "strict": function.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+    fields = msgspec.structs.asdict(function)
+    del fields["type"]
+    return {"type": "function", "function": _present(fields)}
 
 
 def _chat_tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    if choice is None or choice in _CHOICES:
+    if choice is None or choice in TOOL_CHOICES:
         return choice
     if isinstance(choice, str) or choice.get("type") != "function":
         kind = choice if isinstance(choice, str) else choice.get("type")
-        known = ", ".join(f"`{each}`" for each in _CHOICES)
+        known = ", ".join(f"`{each}`" for each in TOOL_CHOICES)
         message = f"`tool_choice` is `{str(kind)[:64]}`: only {known} and a tool of the type `function` are supported."
         raise invalid("tool_choice", message)
     return {"type": "function", "function": {"name": _converted(choice, ToolChoiceFunction, "tool_choice").name}}
@@ -418,16 +416,13 @@ def _converted(value: Mapping[str, Any], kind: type[T], place: str) -> T:
 
 
 def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
+    if isinstance(wanted, JsonFormat):
         return {"type": "json_object"}
-    if wanted.name is None or wanted.schema is None:
-        raise invalid("text", "`text.format` of the type `json_schema` must have `name` and `schema`.")
-    fields = {
-        "name": wanted.name,
-        "description": wanted.description,
-        "schema": wanted.schema,
-        "strict": wanted.strict,
-    }
-    return {"type": "json_schema", "json_schema": {name: value for name, value in fields.items() if value is not None}}
+    if isinstance(wanted, SchemaFormat):
+        return {"type": "json_schema", "json_schema": _present(msgspec.structs.asdict(wanted))}
+    return None
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value: not every server knows all of them."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -238,7 +238,7 @@ def without_ids(document: Any) -> Any:
     return [without_ids(each) for each in document] if isinstance(document, list) else document
 
 
-def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(events: list[Any]) -> Any:
     """The response that the events of a stream add up to, by their deltas alone."""
     apply: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
         "response.content_part.added": lambda item, event: item["content"].append(event["part"]),
@@ -257,8 +257,10 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
             assert output[event["output_index"]] == event["item"]
         elif (change := apply.get(event["type"])) is not None:
             change(output[event["output_index"]], event)
-    last = {"status": "completed", "usage": events[-1]["response"]["usage"]}
-    return events[0]["response"] | {"output": output} | last
+    last = events[-1]
+    ends = {name: last["response"][name] for name in ("status", "incomplete_details", "usage")}
+    assert last["type"] == f"response.{ends['status']}"
+    return events[0]["response"] | {"output": output} | ends
 
 
 def _add_text(item: dict[str, Any], event: dict[str, Any]) -> None:
