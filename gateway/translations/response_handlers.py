@@ -146,7 +146,7 @@ def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: b
     if after is not None:
         place = next((at for at, item in enumerate(ordered) if item.get("id") == after), None)
         if place is None:
-            raise invalid("after", "`after` must be the id of an item of this response.")
+            raise RequestError(ErrorCode.NOT_FOUND, "`after` must be the id of an item of this response.", "after")
         ordered = ordered[place + 1 :]
     page = ordered[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)

@@ -38,7 +38,18 @@ GATEWAY_MAY_IMPORT = {
         *LEAVES,
         *("auth", "autoscale", "dead_letter_rerun", "direct", "heartbeat", "http", "limits", "pool", "pools"),
     },
-    "openapi": {*LEAVES, "api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations", "translations"},
+    "openapi": {
+        *LEAVES,
+        "api",
+        "auth",
+        "autoscale",
+        "http",
+        "inference",
+        "jobs",
+        "metrics",
+        "operations",
+        "translations",
+    },
 }
 """Imports between the packages and leaf modules of `gateway`. Its other modules assemble them and may import all."""
 

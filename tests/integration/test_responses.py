@@ -16,9 +16,9 @@ from endpoint_stand_in import StandIn
 from eventually import eventually
 from gateway.config import JobConfig, ResponseStoreConfig
 from integration.endpoint_fixtures import stand_in
-from integration.gateway_fixtures import TIERS, Stack, openai_client, running_stack
+from integration.gateway_fixtures import Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
-from integration.jobs_fixtures import JobCatalog, customer_id
+from integration.jobs_fixtures import JobCatalog, add_customers
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.streaming_fixtures import scheduling
 
@@ -32,10 +32,7 @@ async def stack(
     client: Redis, redis_url: str, database_url: str, db: "asyncpg.Connection[asyncpg.Record]"
 ) -> AsyncIterator[Stack]:
     """A ready gateway with jobs and a store of four responses, and a scheduler."""
-    for name in TIERS:
-        await db.execute(
-            "INSERT INTO customers (id, name, tier) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", customer_id(name), name
-        )
+    await add_customers(db)
     parts = {
         "jobs": JobConfig(database_url=database_url),
         "responses": ResponseStoreConfig(database_url=database_url, count=4),
