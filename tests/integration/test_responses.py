@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -16,11 +16,12 @@ from endpoint_stand_in import StandIn
 from eventually import eventually
 from gateway.config import JobConfig, ResponseStoreConfig
 from integration.endpoint_fixtures import stand_in
-from integration.gateway_fixtures import Stack, openai_client, running_stack
+from integration.gateway_fixtures import Stack, openai_client, reverse_or_vector, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
 from integration.jobs_fixtures import JobCatalog, add_customers
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.streaming_fixtures import scheduling
+from response_events import events_of, joined
 
 __all__ = ["database_url", "db", "faulty_models", "postgres_server", "stand_in", "start_worker"]
 
@@ -235,37 +236,6 @@ def without_ids(document: Any) -> Any:
     return [without_ids(each) for each in document] if isinstance(document, list) else document
 
 
-def joined(events: list[Any]) -> Any:
-    """The response that the events of a stream add up to, by their deltas alone."""
-    apply: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
-        "response.content_part.added": lambda item, event: item["content"].append(event["part"]),
-        "response.output_text.delta": _add_text,
-        "response.reasoning_text.delta": _add_text,
-        "response.function_call_arguments.delta": lambda item, event: item.update(
-            arguments=item["arguments"] + event["delta"]
-        ),
-    }
-    output: list[dict[str, Any]] = []
-    for event in events:
-        if event["type"] == "response.output_item.added":
-            output.append(event["item"])
-        elif event["type"] == "response.output_item.done":
-            output[event["output_index"]]["status"] = event["item"]["status"]
-            assert output[event["output_index"]] == event["item"]
-        elif (change := apply.get(event["type"])) is not None:
-            change(output[event["output_index"]], event)
-    last = events[-1]
-    ends = {name: last["response"][name] for name in ("status", "incomplete_details", "usage")}
-    assert last["type"] == f"response.{ends['status']}"
-    return events[0]["response"] | {"output": output} | ends
-
-
-def _add_text(item: dict[str, Any], event: dict[str, Any]) -> None:
-    part = item["content"][event["content_index"]]
-    part["text"] += event["delta"]
-    part.get("logprobs", []).extend(event.get("logprobs", ()))
-
-
 @pytest.mark.timeout(120)
 async def test_events_add_up_to_the_response(stack: Stack, served: StandIn) -> None:
     """The joined events of a stream, its last event, and the response that is not streamed are equal, for 60 requests."""
@@ -276,11 +246,35 @@ async def test_events_add_up_to_the_response(stack: Stack, served: StandIn) -> N
                 whole = await response.json()
                 assert response.status == 200, whole
             async with http.post(f"{stack.url}/v1/responses", json=body | {"stream": True}) as response:
-                lines = (await response.text()).splitlines()
-            events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-            names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+                events = events_of(await response.text())
 
-            assert names == [event["type"] for event in events]
-            assert [event["sequence_number"] for event in events] == list(range(len(events)))
             assert joined(events) == events[-1]["response"]
             assert without_ids(events[-1]["response"]) == without_ids(whole)
+
+
+async def test_a_model_without_a_server(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """A text, whole and streamed, and in the background; what the model cannot do is rejected by the client's field."""
+    stack.worker.hold, stack.worker.answerer = False, reverse_or_vector
+    whole = await caller.responses.create(model="tiny", input=[{"role": "user", "content": "hello"}])
+    async with caller.responses.stream(model="tiny", input="hello", previous_response_id=whole.id) as stream:
+        streamed = await stream.get_final_response()
+    made = await caller.responses.create(model="tiny", input="hello", background=True)
+
+    async def ended() -> openai.types.responses.Response | None:
+        found = await caller.responses.retrieve(made.id)
+        return found if found.status != "queued" else None
+
+    found = await eventually(ended, "the response has ended")
+    assert found is not None
+    assert whole.output_text
+    assert found.output_text == whole.output_text
+    assert streamed.output_text
+    options: list[tuple[str, Any]] = [
+        ("tools", [TOOL]),
+        ("text", {"format": {"type": "json_object"}}),
+        ("reasoning", {"effort": "low"}),
+    ]
+    for name, value in options:
+        with pytest.raises(openai.BadRequestError, match=f"`{name}` needs the capability") as caught:
+            await caller.responses.create(model="tiny", input="hello", store=False, **{name: value})
+        assert caught.value.param == name
