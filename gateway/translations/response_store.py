@@ -35,8 +35,8 @@ NOT_NOW = (
     "Responses cannot be stored or read right now: try again soon, or send `store: false`, without an earlier response."
 )
 UNKNOWN = "There is no such response, or it is not stored any more."
-LONG = 4
-"""A conversation's JSON may have so many times the bytes of an input: the input is measured again as a chat."""
+LONG = 16
+"""A conversation, with the fields of its requests, may have so many times the bytes of an input, which are checked again."""
 
 T = TypeVar("T")
 _document = msgspec.json.Decoder(ResponseDocument)

@@ -21,6 +21,7 @@ from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_work
 from integration.jobs_fixtures import JobCatalog, add_customers
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.streaming_fixtures import scheduling
+from pool import Pool
 from response_events import events_of, joined
 
 __all__ = ["database_url", "db", "faulty_models", "postgres_server", "stand_in", "start_worker"]
@@ -188,8 +189,11 @@ async def test_a_deleted_response_ends_its_conversation(caller: openai.AsyncOpen
         await caller.responses.create(model="tiny", input="three", previous_response_id=second.id)
 
 
-async def test_without_postgresql(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn) -> None:
-    """Only requests that need the store are rejected, in words that name `store: false`; a stream ends with the error."""
+async def test_without_postgresql(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn, pool: Pool) -> None:
+    """Only requests that need the store fail, in words that name `store: false`; a stream ends with the error.
+
+    A request that ran has this error in the audit, too.
+    """
     store = stack.gateway.responses.store
     await store.close()
     for session in (store._writing, store._reading):
@@ -210,8 +214,13 @@ async def test_without_postgresql(stack: Stack, caller: openai.AsyncOpenAI, serv
         await read()
     whole = await caller.responses.create(model="tiny", input="hello", store=False)
 
+    async def failed() -> list[str]:
+        codes = [str(end.error_code) for end in (await pool.audit())[1]]
+        return codes if codes.count("catalog_unavailable") == 2 else []
+
     assert names[-1] == "response.failed"
     assert whole.output_text == "olleh"
+    assert await eventually(failed, "the first request and the stream have the error in the audit")
 
 
 def generated(number: int) -> dict[str, Any]:
