@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from api_description import Described
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
+from gateway.translations.response_output import RESPONSES
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, reverse_or_vector, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -21,6 +22,7 @@ __all__ = ["database_url", "db", "postgres_server"]
 VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None}
 ACTIONS = [each.path for each in ENDPOINTS if each.body is not None and each.token == "service"]
 INFERENCE = [path for path in VALID if path not in ACTIONS]
+FORMATS = API_FORMATS | {RESPONSES.endpoint: RESPONSES}
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 """The value that holds the text, for fields that are not a text themselves."""
 ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}
@@ -32,7 +34,7 @@ def text_field(path: str) -> str:
     """Return the field whose text is replaced."""
     if path in ACTIONS:
         return "worker" if "worker" in VALID[path] else "tier"
-    return API_FORMATS[path].input_field
+    return FORMATS[path].input_field
 
 
 class Hostile(NamedTuple):
@@ -143,7 +145,7 @@ async def error_of(stack: Stack, path: str, raw: bytes) -> tuple[int, str, str |
 
 def test_every_endpoint_with_a_body_is_tested() -> None:
     """The described endpoints are the formats of the API and the four actions."""
-    assert sorted(INFERENCE) == sorted(API_FORMATS)
+    assert sorted(INFERENCE) == sorted(FORMATS)
     assert len(ACTIONS) == 4
 
 
