@@ -263,6 +263,8 @@ class BackgroundCall(JobCall):
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
             return await super().known_job(verdict)
+        if row.lost:  # Its job is being stored, or the gateway crashed before that.
+            return await super().known_job(verdict)
         self.pipeline.customer_limits.judged(self.identity, self._pending_requests[0].submission, verdict)
         response = self._written(verdict, verdict.stored_id, document_of(row))
         response.headers.append(REPLAYED)

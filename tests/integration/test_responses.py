@@ -129,6 +129,7 @@ async def test_background(stack: Stack, caller: openai.AsyncOpenAI, served: Stan
 
     done = await eventually(ended, "the response has ended")
     assert done is not None
+    stored = await caller.responses.create(model="tiny", input="hello")
     served.slow_s = 5.0
     slow = await caller.responses.create(model="tiny", input="slow", background=True)
     cancelled = await caller.responses.cancel(slow.id)
@@ -143,6 +144,25 @@ async def test_background(stack: Stack, caller: openai.AsyncOpenAI, served: Stan
     with pytest.raises(openai.BadRequestError, match="cannot be continued"):
         await caller.responses.create(model="tiny", input="go on", previous_response_id=slow.id)
     assert (await caller.responses.cancel(done.id)).status == "completed"
+    running = await caller.responses.create(model="tiny", input="slow", background=True)
+    await caller.responses.delete(running.id)
+    with pytest.raises(openai.NotFoundError):
+        await caller.responses.retrieve(running.id)
+    with pytest.raises(openai.BadRequestError, match="`background: true`"):
+        await caller.responses.cancel(stored.id)
+
+
+async def test_an_idempotency_key(caller: openai.AsyncOpenAI, served: StandIn) -> None:
+    """The same key returns the same response, whole, as a stream and from the store, without another call."""
+    options: Any = {"model": "tiny", "input": "hello", "extra_headers": {"Idempotency-Key": "k"}}
+    first = await caller.responses.create(**options)
+    second = await caller.responses.create(**options)
+    stream = await caller.responses.create(**options, stream=True)
+    last = [event async for event in stream][-1]
+    assert last.type == "response.completed"
+
+    assert first == second == last.response == await caller.responses.retrieve(first.id)
+    assert len(served.asked("chat/completions")) == 1
 
 
 async def test_an_idempotency_key_of_a_background_response(caller: openai.AsyncOpenAI, served: StandIn) -> None:
