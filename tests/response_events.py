@@ -32,6 +32,8 @@ def joined(events: list[Any]) -> Any:
             output[at]["content"][event["content_index"]]["refusal"] += event["delta"]
         elif kind == "response.function_call_arguments.delta":
             output[at]["arguments"] += event["delta"]
+        elif kind == "response.function_call_arguments.done":
+            output[at]["name"] = event["name"]  # Some servers send it late.
         elif kind == "response.output_item.done":
             output[at]["status"] = event["item"]["status"]
             assert output[at] == event["item"]

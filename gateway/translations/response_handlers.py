@@ -169,9 +169,9 @@ def stored_items(body: ResponseBody, request_id: str) -> bytes:
 class ResponsesCall(AwaitedCall):
     """The creation of one response."""
 
-    __slots__ = ("asked", "handlers", "history", "request")
+    __slots__ = ("handlers", "history", "original", "request")
 
-    asked: ResponseBody  # Set by `read`.
+    original: ResponseBody  # Set by `read`.
 
     def __init__(self, handlers: ResponseHandlers, pipeline: InferencePipeline, request: RoutedRequest) -> None:
         super().__init__(pipeline, RESPONSES, request)
@@ -182,9 +182,9 @@ class ResponsesCall(AwaitedCall):
     async def read(self, request: RoutedRequest) -> bytes:
         """The body. Finds the response that it continues. Raises RequestError that names the field."""
         raw = await super().read(request)
-        asked = self.asked = read_body(raw)
-        previous = asked.previous_response_id
-        if asked.store is not False or previous is not None:
+        original = self.original = read_body(raw)
+        previous = original.previous_response_id
+        if original.store is not False or previous is not None:
             self.handlers.store.check()
         if previous is not None:
             store, bound = self.handlers.store, self.pipeline.max_input_bytes
@@ -193,7 +193,7 @@ class ResponsesCall(AwaitedCall):
 
     def successor(self) -> AwaitedCall:
         """A job, with `background: true`. Raises RequestError if this gateway serves no jobs."""
-        if not self.asked.background:
+        if not self.original.background:
             return self
         serving = self.handlers.jobs.serving
         if serving is None:
@@ -202,12 +202,12 @@ class ResponsesCall(AwaitedCall):
 
     def decode(self, raw: bytes) -> ResponsesRequest:  # noqa: ARG002  # decoded before
         """The chat of the body that `read` has decoded. Raises RequestError that names the field."""
-        return request_of(self.asked, self.history, self.pipeline.max_input_bytes)
+        return request_of(self.original, self.history, self.pipeline.max_input_bytes)
 
     async def keep(self, reply: Reply) -> None:
         """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""
         pending = self.pending
-        if self.asked.store is False or pending is None:
+        if self.original.store is False or pending is None:
             return
         document = encode_json(response_to(reply, pending.submission.model, self.body))
         try:
@@ -222,9 +222,9 @@ class ResponsesCall(AwaitedCall):
             request_id,
             response_id(request_id),
             self.identity.customer_id,
-            self.asked.previous_response_id,
+            self.original.previous_response_id,
             document,
-            stored_items(self.asked, request_id),
+            stored_items(self.original, request_id),
             is_open,
         )
 

@@ -110,7 +110,7 @@ class ResponseEvent(msgspec.Struct, gc=False):
 
 def started(request_id: str, model: str, request: ResponsesRequest, status: Status = "in_progress") -> ResponseDocument:
     """The response before there is an output."""
-    body = request.asked
+    body = request.original
     effort = None if body.reasoning is None else body.reasoning.effort
     return ResponseDocument(
         id=response_id(request_id),
@@ -312,8 +312,10 @@ class OutputItems:
             fields = {"call_id": call_id, "name": function.get("name") or "", "arguments": ""}
             yield from self._begin("fc", {"type": "function_call", **fields})
         at = self._calls[index]
+        item = self.items[at]
+        item["name"] = item["name"] or function.get("name") or ""
         if more := function.get("arguments"):
-            item = self.items[at]
+            more = more if isinstance(more, str) else encode_json(more).decode()
             item["arguments"] += more
             fields = {"item_id": item["id"], "output_index": at}
             yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
@@ -396,10 +398,10 @@ def failed(document: ResponseDocument, error: RequestError) -> ResponseDocument:
 
 def response_to(reply: Reply, model: str, request: InferenceRequest) -> ResponseDocument:
     """The whole response to a completed request, which was read by this format. Raises ValueError for junk."""
-    return whole(started(reply.id, model, _asked(request)), output_of(reply))
+    return whole(started(reply.id, model, _own(request)), output_of(reply))
 
 
-def _asked(request: InferenceRequest) -> ResponsesRequest:
+def _own(request: InferenceRequest) -> ResponsesRequest:
     if not isinstance(request, ResponsesRequest):
         raise TypeError("This is a bug: the request was read by another format.")
     return request
@@ -419,7 +421,7 @@ class ResponseChunks(Chunks):
 
     def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
         super().__init__(request_id, model, request)
-        self._document = started(request_id, model, _asked(request))
+        self._document = started(request_id, model, _own(request))
         self._items = OutputItems(request_id)
         self._passed_on = passed_on
         self._rest = ""

@@ -215,7 +215,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
     """The chat of a body, with the body itself, whose fields are repeated in the response."""
 
-    asked: ResponseBody
+    original: ResponseBody
 
 
 _decoder = msgspec.json.Decoder(ResponseBody)
@@ -262,7 +262,7 @@ def request_of(body: ResponseBody, history: Sequence[Item], max_input_bytes: int
         needs = {capability: _RENAMED.get(name, name) for capability, name in document.needs.items()}
         document = msgspec.structs.replace(document, needs=needs)
     fields = msgspec.structs.asdict(request) | {"document": document}
-    return ResponsesRequest(**fields, asked=body)
+    return ResponsesRequest(**fields, original=body)
 
 
 _RENAMED = {

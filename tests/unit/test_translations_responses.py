@@ -199,8 +199,8 @@ def test_capabilities_name_the_field() -> None:
 
 def test_a_conversation_comes_before_the_input() -> None:
     """The items of earlier responses, as they were stored, are read as those of the input."""
-    body = read(previous_response_id="resp_" + "0" * 32, instructions="Now").asked
-    history = json.loads(stored_items(read(input="one").asked, "req_" + "0" * 32))
+    body = read(previous_response_id="resp_" + "0" * 32, instructions="Now").original
+    history = json.loads(stored_items(read(input="one").original, "req_" + "0" * 32))
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "two"}]}
     document = request_of(body, [*history, answer], MAX).document
 
