@@ -89,7 +89,7 @@ class AwaitedCall(InferenceCall):
         pending = super().build()
         self._pending_requests = [pending]
         if self.body.stream:
-            self._stream = StreamedResponse(self, pending, self._futures[0], passed_on=self.passed_on)
+            self._stream = StreamedResponse(self, pending, self._futures[0], self.keep, passed_on=self.passed_on)
         return pending
 
     def _build_list(self) -> list[PendingRequest]:
@@ -131,6 +131,9 @@ class AwaitedCall(InferenceCall):
             self.pipeline.fail_list(self._pending_requests, code)
             raise
         self.release()
+
+    async def keep(self, reply: Reply) -> None:
+        """Store what a client may read later, before the end of its response is sent. Raises RequestError if it cannot be."""
 
     async def response(self) -> HttpResponse:
         """Build the response: 200 with the outputs, or the stream."""

@@ -442,9 +442,6 @@ class InferenceCall:
             raise ReplayedFailure(failure(reply, self.api_format), reply.id)
         return reply
 
-    async def keep(self, reply: Reply) -> None:
-        """Store what a client may read later, before the end of its response is sent. Raises RequestError if it cannot be."""
-
     def respond(self, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
         """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
         pipeline, identity = self.pipeline, self.identity

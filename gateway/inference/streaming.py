@@ -9,6 +9,7 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
@@ -74,13 +75,20 @@ class StreamAssembly:
 class StreamedResponse:
     """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome.
 
-    `passed_on`: its output is lines of a model's server.
+    `keep` is awaited before its end is sent. `passed_on`: its output is lines of a model's server.
     """
 
     def __init__(
-        self, call: InferenceCall, pending: PendingRequest, future: "asyncio.Future[Outcome]", *, passed_on: bool
+        self,
+        call: InferenceCall,
+        pending: PendingRequest,
+        future: "asyncio.Future[Outcome]",
+        keep: Callable[[Reply], Awaitable[None]],
+        *,
+        passed_on: bool,
     ) -> None:
         self._call = call
+        self._keep = keep
         self._pending = pending
         self._future = future
         self._started = asyncio.Event()
@@ -132,7 +140,7 @@ class StreamedResponse:
             self._send(stream, self._early)
             reply = self._reply or await self._completed(await self._future)
             rest = self._rest(reply)
-            await self._call.keep(reply)
+            await self._keep(reply)
             events = self._chunks.delta(rest) if rest else b""
             stream.send(events + self._chunks.closing(reply) + self._chunks.DONE)
             self._record_completed(reply)
