@@ -140,6 +140,7 @@ class Gateway(GatewayParts):
         await self.actions.close()
         self.metrics.close()
         await self.me.close()
+        await self.responses.store.close()
         await self.snapshots.history.close()
         await self.pools.close()
         await self.close()

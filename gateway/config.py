@@ -36,6 +36,16 @@ class GrpcConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseStoreConfig:
+    """Configuration of the store of /v1/responses. The oldest responses of a customer over a limit are deleted."""
+
+    database_url: str = field(repr=False)
+    count: int = 1000  # Of one customer.
+    bytes: int = 64 << 20  # Of one customer.
+    kept_s: float = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Configuration of a gateway."""
 
@@ -72,6 +82,7 @@ class GatewayConfig:
     reap_ms: int = 100  # Between two passes of a scheduler.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
     grpc: GrpcConfig | None = None  # None: gRPC is not served.
+    responses: ResponseStoreConfig | None = None  # None: no responses are stored.
     replays: ReplayLimits = REPLAYS  # Limits of stored replies for Idempotency-Keys.
     max_pending: int = 4096  # Requests queued for the next admission call; more are rejected at once.
 

@@ -39,6 +39,8 @@ from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
+from gateway.translations.response_handlers import ResponseHandlers
+from gateway.translations.response_store import ResponseStore
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
@@ -117,6 +119,7 @@ class GatewayParts(PoolParts):
             )
         )
         self.me = self._account(find_usage)
+        self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
@@ -217,6 +220,9 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     tensors = OpenInference(parts.open_inference, partial(InferenceHandler, parts.inference))
     routes.add("POST", INFER, tensors.infer)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
+    routes.add("POST", "/v1/responses", parts.responses.create)
+    routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
+    routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     routes.add("GET", "/internal/autoscale", internal.autoscale)
@@ -235,6 +241,8 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
         routes.add(method, "/internal/runbooks/{id}", runbooks)
         routes.add(method, "/v1/result/{id}", jobs.result.get)
+        routes.add(method, "/v1/responses/{id}", parts.responses.retrieve)
+        routes.add(method, "/v1/responses/{id}/input_items", parts.responses.input_items)
         routes.add(method, "/v1/me", parts.me)
         routes.add(method, "/v1/models", models.list)
         routes.add(method, "/v1/models/{id...}", models.one)

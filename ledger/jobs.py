@@ -70,6 +70,8 @@ class JobEnd(msgspec.Struct, frozen=True):
     output: str = ""
     customer_id: str = ""
     tokens_used: int = 0
+    output_tokens: int = 0
+    finish_reason: str = "stop"
 
 
 class Callback(msgspec.Struct, frozen=True):
@@ -171,6 +173,8 @@ async def end_jobs(connection: Connection, ends: Sequence[JobEnd], kept_s: float
             None if end.error_code and not end.output else end.output.encode(),
             end.error_code or None,
             min(end.tokens_used, MAX_TOKENS_USED) if end.tokens_used > 0 else None,
+            min(max(0, end.output_tokens), MAX_TOKENS_USED),
+            end.finish_reason,
         )
         for end in ends
     ]
@@ -240,6 +244,11 @@ class JobSession:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._not_before = 0.0
+
+    @property
+    def available(self) -> bool:
+        """Whether an operation would be tried: False for a moment after PostgreSQL was not available."""
+        return self._clock() >= self._not_before
 
     async def run(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
         """Run an operation. It is run twice if the connection turns out to be lost, so it must be repeatable.

@@ -16,9 +16,6 @@ from scheduler.chat_document import as_deltas
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of a complete stream."""
-
 
 def event(json: bytes) -> bytes:
     """One event."""
@@ -76,7 +73,8 @@ class ChatChunk(msgspec.Struct, gc=False):
 class Chunks:
     """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing` and `END`, or `failure`."""
 
-    END = DONE
+    END = b"data: [DONE]\n\n"
+    """The last event of a complete stream."""
 
     def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
         self._id = request_id

@@ -37,13 +37,14 @@ Methods = dict[str, Handler]
 class Router:
     """The route table. Exact paths are matched first, then prefixes.
 
-    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/models/{id...}` any number. Behind `{id...}`
-    a route may have a suffix: `/v2/models/{id...}/infer`.
+    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/responses/{id}/cancel` one between two parts,
+    `/v1/models/{id...}` any number. Behind `{id...}` a route may have a suffix: `/v2/models/{id...}/infer`.
     """
 
     def __init__(self) -> None:
         self._exact: dict[str, Methods] = {}
         self._prefixes: dict[str, Methods] = {}
+        self._between: dict[tuple[str, str], Methods] = {}
         self._trees: dict[tuple[str, str], Methods] = {}  # By prefix and suffix; longer suffixes first.
         self._forms: dict[str, ResponseForm] = {}
 
@@ -53,6 +54,8 @@ class Router:
         if "...}" in name:
             self._trees.setdefault((prefix, name.partition("...}")[2]), {})[method] = handler
             self._trees = dict(sorted(self._trees.items(), key=lambda item: -len(item[0][1])))
+        elif last := name.partition("}/")[2]:
+            self._between.setdefault((prefix, last), {})[method] = handler
         else:
             table = self._prefixes if brace else self._exact
             table.setdefault(prefix, {})[method] = handler
@@ -68,11 +71,9 @@ class Router:
 
     def table(self) -> dict[str, set[str]]:
         """Every path, as it was added, with its methods."""
-        found = {
-            prefix + end: methods
-            for table, end in ((self._exact, ""), (self._prefixes, "{id}"))
-            for prefix, methods in table.items()
-        }
+        found = dict(self._exact)
+        found |= {f"{prefix}{{id}}": methods for prefix, methods in self._prefixes.items()}
+        found |= {f"{prefix}{{id}}/{last}": methods for (prefix, last), methods in self._between.items()}
         found |= {f"{prefix}{{id...}}{suffix}": methods for (prefix, suffix), methods in self._trees.items()}
         return {path: set(methods) for path, methods in found.items()}
 
@@ -87,6 +88,9 @@ class Router:
         methods = self._prefixes.get(prefix + slash)
         if methods and tail:
             return methods, tail
+        before, slash, middle = prefix.rpartition("/")
+        if middle and (methods := self._between.get((before + slash, tail))):
+            return methods, middle
         for (prefix, suffix), methods in self._trees.items():
             end = len(path) - len(suffix)
             if path.startswith(prefix) and path.endswith(suffix) and end > len(prefix):

@@ -52,6 +52,7 @@ async def run(call: "AwaitedCall", read: Awaitable[bytes]) -> HttpResponse:
     """Run the stages of a call whose caller is known; `read` returns its body. Raises CancelledError if the client left."""
     try:
         raw = await read
+        call = call.successor()
         call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
         await call.wait()
         return await call.response()  # Recorded as a success.
@@ -75,6 +76,10 @@ class AwaitedCall(InferenceCall):
         self._replayed = False  # Whether a reply is the stored one of an Idempotency-Key.
         self._stream: StreamedResponse | None = None
 
+    def successor(self) -> "AwaitedCall":
+        """The call that continues after the body was read: a job's, if the body asks for one."""
+        return self
+
     def sink(self) -> ResponseSink:
         """A sink that resolves a future. It must not reference the call, which references the pending request."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -92,7 +97,7 @@ class AwaitedCall(InferenceCall):
         pending = super().build()
         self._pending_requests = [pending]
         if self.body.stream:
-            self._stream = StreamedResponse(self, pending, self._futures[0], passed_on=self.passed_on)
+            self._stream = StreamedResponse(self, pending, self._futures[0], self.keep, passed_on=self.passed_on)
         return pending
 
     def _build_list(self) -> list[PendingRequest]:
@@ -124,14 +129,19 @@ class AwaitedCall(InferenceCall):
                 outcome = await future
                 if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
                     self._replayed = True
-                    self._replies.append(await self.replayed_reply(pending, outcome))
+                    reply = await self.replayed_reply(pending, outcome)
                 else:
-                    self._replies.append(self.completed(pending, outcome))
+                    reply = self.completed(pending, outcome)
+                self._replies.append(reply)
+                await self.keep(reply)
         except Exception as error:
             code = error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR
             self.pipeline.fail_list(self._pending_requests, code)
             raise
         self.release()
+
+    async def keep(self, reply: Reply) -> None:
+        """Store what a client may read later, before the end of its response is sent. Raises RequestError if it cannot be."""
 
     async def response(self) -> HttpResponse:
         """Build the response: 200 with the outputs, or the stream."""

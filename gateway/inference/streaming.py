@@ -9,6 +9,7 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
@@ -74,13 +75,20 @@ class StreamAssembly:
 class StreamedResponse:
     """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome.
 
-    `passed_on`: its output is lines of a model's server.
+    `keep` is awaited before its end is sent. `passed_on`: its output is lines of a model's server.
     """
 
     def __init__(
-        self, call: InferenceCall, pending: PendingRequest, future: "asyncio.Future[Outcome]", *, passed_on: bool
+        self,
+        call: InferenceCall,
+        pending: PendingRequest,
+        future: "asyncio.Future[Outcome]",
+        keep: Callable[[Reply], Awaitable[None]],
+        *,
+        passed_on: bool,
     ) -> None:
         self._call = call
+        self._keep = keep
         self._pending = pending
         self._future = future
         self._started = asyncio.Event()
@@ -132,7 +140,10 @@ class StreamedResponse:
             self._stream = stream
             self._send(stream, self._early)
             reply = self._reply or await self._completed(await stream.outcome(self._future))
-            stream.send(self._last_events(reply))
+            rest = self._rest(reply)
+            await self._keep(reply)
+            events = self._chunks.delta(rest) if rest else b""
+            stream.send(events + self._chunks.closing(reply) + self._chunks.END)
             self._record_completed(reply)
         except RequestError as error:
             self._fail(stream, error)
@@ -155,11 +166,12 @@ class StreamedResponse:
         if self._assembly.broken and not self._future.done():
             self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
 
-    def _last_events(self, reply: Reply) -> bytes:
+    def _rest(self, reply: Reply) -> str:
+        """The text that was not sent yet. Raises RequestError if the reply does not continue the text that was sent."""
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
             raise RequestError(ErrorCode.WORKER_LOST)
-        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + self._chunks.END
+        return rest
 
     async def _completed(self, outcome: Outcome) -> Reply:
         """The completed reply. Raises RequestError for any other outcome."""

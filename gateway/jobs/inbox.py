@@ -48,7 +48,8 @@ def next_step(left_s: float, known: RequestStatus | None) -> JobStep:
 
 def end_of(reply: Reply) -> JobEnd:
     code = "" if reply.state == State.COMPLETED else reply.error_code or ErrorCode.INTERNAL_ERROR.value
-    return JobEnd(reply.id, code, reply.output, reply.customer_id, reply.tokens_used)
+    counts = reply.tokens_used, reply.output_tokens
+    return JobEnd(reply.id, code, reply.output, reply.customer_id, *counts, reply.finish_reason)
 
 
 def end_without_reply(job_id: str, known: RequestStatus) -> JobEnd:

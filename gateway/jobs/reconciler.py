@@ -41,6 +41,7 @@ from ledger.postgres import (
     reason,
     wait_for_lock,
 )
+from ledger.responses import purge_responses
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Admissions, calls_of
@@ -247,6 +248,7 @@ class JobReconciler:
             self._maintenance_due = now + MAINTENANCE_EVERY_S
             self.audited += await audit_jobs(connection, self._pool, self._audit_after_s, MAINTENANCE_ROWS)
             await purge_jobs(connection, self._pool, MAINTENANCE_ROWS)
+            await purge_responses(connection, MAINTENANCE_ROWS)
 
     async def _write(self, connection: Connection, ends: Sequence[JobEnd]) -> None:
         for group in groups(ends):

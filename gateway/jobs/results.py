@@ -119,7 +119,7 @@ class JobResultHandler:
         try:
             row = await self._find(call.tail, identity)
             if cancel and not row.ended:
-                await (self.elsewhere(row.pool) or self).cancel(row)
+                await self.cancel_open(row)
                 row = await self._find(call.tail, identity)
         except RequestError as error:
             headers = self._inference.customer_limits.headers(identity)
@@ -147,6 +147,16 @@ class JobResultHandler:
         if row is None:
             raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN)
         return row
+
+    async def cancel_job(self, job_id: str, identity: IdentityView) -> None:
+        """Cancel the customer's job if it is open. Raises RequestError."""
+        row = await self._find(job_id, identity)
+        if not row.ended:
+            await self.cancel_open(row)
+
+    async def cancel_open(self, row: JobRow) -> None:
+        """Cancel an open job, in its pool. Raises RequestError."""
+        await (self.elsewhere(row.pool) or self).cancel(row)
 
     async def cancel(self, row: JobRow) -> None:
         """End the job with its reply in Redis if there is one, or else as cancelled. Raises RequestError.

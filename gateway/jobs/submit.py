@@ -15,7 +15,7 @@ from asyncpg import PostgresError
 from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest
-from gateway.api.inference import INFERENCE, InferenceBody, read_inference
+from gateway.api.inference import INFERENCE, ApiFormat, InferenceBody, read_inference
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.request import APPLIED, check_duplicates, decode, prefers_async
@@ -108,8 +108,8 @@ class JobCall(AwaitedCall):
 
     __slots__ = ("_callback_url", "_handler", "_outcome")
 
-    def __init__(self, handler: JobSubmitHandler, request: RoutedRequest) -> None:
-        super().__init__(handler.pipeline, INFERENCE, request)
+    def __init__(self, handler: JobSubmitHandler, request: RoutedRequest, api_format: ApiFormat = INFERENCE) -> None:
+        super().__init__(handler.pipeline, api_format, request)
         self._handler = handler
         self._callback_url: str | None = None
         self._outcome: Outcome | None = None
@@ -169,14 +169,14 @@ class JobCall(AwaitedCall):
         """Store the job and build the 202, or the earlier response to its Idempotency-Key. Raises RequestError."""
         outcome, pending = cast("Outcome", self._outcome), self._pending_requests[0]
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
-            return await self._known_job(outcome)
+            return await self.known_job(outcome)
         if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
             return self.respond([pending], [self.completed(pending, outcome)])  # Raises the error of the rejection.
         self.pipeline.customer_limits.judged(self.identity, pending.submission, outcome)
-        await self._store(pending)
-        return self._accepted(outcome, self.request_id)
+        await self.store(pending)
+        return self.accepted(outcome, self.request_id)
 
-    async def _store(self, pending: PendingRequest) -> None:
+    async def store(self, pending: PendingRequest) -> None:
         """Store the admitted job. Raises RequestError if it cannot be stored; then it is cancelled."""
         submission = pending.submission
         left_s = pending.deadline - self.pipeline.clock()
@@ -197,7 +197,7 @@ class JobCall(AwaitedCall):
             if not stored:
                 self._handler.parts.cancellations.add(submission.id, code)
 
-    async def _known_job(self, verdict: Verdict) -> HttpResponse:
+    async def known_job(self, verdict: Verdict) -> HttpResponse:
         """The Idempotency-Key was used before: the 202 of its job, or the response of a request that was not a job."""
         pending = self._pending_requests[0]
         try:
@@ -206,7 +206,7 @@ class JobCall(AwaitedCall):
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
         if known is not None:
             self.pipeline.customer_limits.judged(self.identity, pending.submission, verdict)
-            response = self._accepted(verdict, known.id)
+            response = self.accepted(verdict, known.id)
         elif verdict.outcome is Admission.IN_PROGRESS:
             return self.respond([pending], [self.completed(pending, verdict)])  # Raises `idempotency_in_progress`.
         else:
@@ -214,9 +214,9 @@ class JobCall(AwaitedCall):
         response.headers.append(REPLAYED)
         return response
 
-    def _accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
+    def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
         """Record the job as accepted and build its 202."""
-        self.pipeline.events.accepted(INFERENCE.endpoint, task_id, self.identity, self._pending_requests[0])
+        self.pipeline.events.accepted(self.api_format.endpoint, task_id, self.identity, self._pending_requests[0])
         headers: Headers = [
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),

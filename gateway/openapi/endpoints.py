@@ -51,6 +51,7 @@ from gateway.openapi.model import (
     ResponseDescription,
     account_endpoint,
     inference_endpoint,
+    inlined,
     only,
     operator_endpoint,
     probe_endpoint,
@@ -73,6 +74,21 @@ from gateway.operations.state import DashboardState
 from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
+from gateway.translations.response_handlers import MOST, PAGE, ResponseItems
+from gateway.translations.response_output import ResponseDocument, ResponseEvent
+from gateway.translations.responses import (
+    INCLUDED,
+    MAX_ITEMS,
+    RESPONSE_ID_PATTERN,
+    TOOL_CHOICES,
+    FunctionCallItem,
+    FunctionOutputItem,
+    FunctionTool,
+    MessageItem,
+    ReasoningItem,
+    ResponseBody,
+    ToolChoiceFunction,
+)
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
@@ -93,6 +109,40 @@ STREAMED: Schema = {"properties": {"stream": {"const": True}}, "required": ["str
 STREAM_OPTIONS: Schema = {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, STREAMED]}
 ONE_PROMPT: Schema = {"not": {"allOf": [STREAMED, {"properties": {"prompt": {"type": "array", "minItems": 2}}}]}}
 """A stream has one prompt."""
+
+
+def _function(kind: type) -> Schema:
+    """The schema of an object about a function."""
+    return inlined(kind, type=only("function"))
+
+
+_NO_TYPE = inlined(MessageItem, optional=("type",))
+"""A message, whose type may be left out."""
+
+_REASONING = inlined(ReasoningItem)
+RESPONSE_RULES: dict[str, Schema] = {
+    "input": {
+        "anyOf": [
+            NOT_EMPTY,
+            {
+                "type": "array",
+                "items": {"anyOf": [_NO_TYPE, inlined(FunctionCallItem), inlined(FunctionOutputItem), _REASONING]},
+                "contains": {"not": _REASONING},
+                "minItems": 1,
+                "maxItems": MAX_ITEMS,
+            },
+        ]
+    },
+    "tools": {"anyOf": [{"type": "null"}, {"type": "array", "items": _function(FunctionTool)}]},
+    "tool_choice": {"anyOf": [only(None, *TOOL_CHOICES), _function(ToolChoiceFunction)]},
+    "include": {"anyOf": [{"type": "null"}, {"type": "array", "items": only(*INCLUDED)}]},
+    "previous_response_id": {"type": ["string", "null"], "pattern": RESPONSE_ID_PATTERN},
+}
+BACKGROUND: tuple[Schema, ...] = tuple(
+    {"not": {"properties": {"background": {"const": True}, name: {"const": value}}, "required": ["background", name]}}
+    for name, value in (("stream", True), ("store", False))
+)
+"""`background` excludes a stream, and needs a stored response."""
 
 INFERENCE = inference_endpoint(
     "/v1/inference",
@@ -115,6 +165,29 @@ INFERENCE = inference_endpoint(
         "the job ends, its result is sent there by POST, signed according to Standard Webhooks."
     ),
 )
+
+PAGE_PARAMETERS = (
+    Parameter("limit", "query", f"Most items, {PAGE} by default.", {"type": "integer", "minimum": 1, "maximum": MOST}),
+    Parameter("order", "query", "`desc`, the newest first, or `asc`.", only("asc", "desc")),
+    Parameter("after", "query", "The id of the last item of the page before."),
+)
+
+
+def _stored(
+    path: str, summary: str, kind: type, *, methods: tuple[str, ...], parameters: tuple[Parameter, ...] = ()
+) -> ApiEndpoint:
+    """An endpoint of a stored response."""
+    return account_endpoint(
+        f"/v1/responses/{{id}}{path}",
+        summary,
+        kind,
+        ErrorCode.NOT_FOUND,
+        methods=methods,
+        headers=("Cache-Control",),
+        parameters=(Parameter("id", "path", "The id of a response.", NOT_EMPTY), *parameters),
+    )
+
+
 API: tuple[ApiEndpoint, ...] = (
     INFERENCE,
     account_endpoint(
@@ -164,6 +237,30 @@ API: tuple[ApiEndpoint, ...] = (
         "Compute the vectors of texts (OpenAI format)",
         example={"model": "tiny", "input": "Once upon a time"},
         rules={"input": TEXTS, "dimensions": only(None)} | SERVICE_TIER,
+    ),
+    inference_endpoint(
+        "/v1/responses",
+        ResponseBody,
+        ResponseDocument,
+        "Create a response (OpenAI format)",
+        example={"model": "tiny", "input": "Hello!", "max_output_tokens": 16, "store": False},
+        rules=RESPONSE_RULES | SERVICE_TIER,
+        conditions=BACKGROUND,
+        events=ResponseEvent,
+        errors=frozenset({ErrorCode.NOT_FOUND}),
+        description=(
+            "`background: true` returns at once; GET /v1/responses/{id} returns the state and the result. Built-in tools "
+            "are rejected by name."
+        ),
+    ),
+    _stored("", "A stored response; DELETE deletes it", ResponseDocument, methods=("GET", "HEAD", "DELETE")),
+    _stored("/cancel", "Cancel a background response", ResponseDocument, methods=("POST",)),
+    _stored(
+        "/input_items",
+        "Items of the input of a stored response",
+        ResponseItems,
+        methods=READ,
+        parameters=PAGE_PARAMETERS,
     ),
     account_endpoint("/v1/models", "List the models", ModelList),
     account_endpoint(

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from gateway.http.errors import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
@@ -42,10 +44,10 @@ class ResponseDescription:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A request header or a part of the path."""
+    """A request header, a part of the path, or a parameter of the query."""
 
     name: str
-    place: Literal["header", "path"]
+    place: Literal["header", "path", "query"]
     description: str
     schema: Schema = field(default_factory=lambda: {"type": "string"})
 
@@ -128,6 +130,28 @@ def only(*values: Any) -> Schema:
     return {"enum": list(values)}
 
 
+def inlined(kind: type, *, optional: tuple[str, ...] = (), **rules: Schema) -> Schema:
+    """The schema of a type without references, for a part of a body that is decoded later.
+
+    `optional`: fields that may be absent beside the type's own. `rules`: field -> its schema instead of the type's.
+    """
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [resolved(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return resolved(components[part["$ref"]])
+        return {name: resolved(value) for name, value in part.items() if name != "discriminator"}
+
+    found: dict[str, Any] = resolved(schema)
+    found["properties"] |= rules
+    found["required"] = [name for name in found["required"] if name not in optional]
+    return found
+
+
 def inference_endpoint(
     path: str,
     body: type,
@@ -141,8 +165,12 @@ def inference_endpoint(
     parameters: tuple[Parameter, ...] = (),
     responses: Mapping[int, ResponseDescription] = {},
     description: str = "",
+    errors: frozenset[ErrorCode] = frozenset(),
 ) -> ApiEndpoint:
-    """An endpoint in one API format. `events`: the type of a stream's event, None if it cannot stream."""
+    """An endpoint in one API format. `events`: the type of a stream's event, None if it cannot stream.
+
+    `errors`: those that other formats do not have.
+    """
     completed = ResponseDescription(
         description="Completed.",
         content={JSON: result} if events is None else {JSON: result, EVENTS: events},
@@ -166,7 +194,7 @@ def inference_endpoint(
         conditions=conditions,
         parameters=(IDEMPOTENCY_KEY, TRACEPARENT, *parameters),
         responses={200: completed, **responses},
-        errors=frozenset(ErrorCode) - NOT_INFERENCE,
+        errors=frozenset(ErrorCode) - NOT_INFERENCE | errors,
         description=description,
     )
 

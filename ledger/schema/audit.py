@@ -1,4 +1,4 @@
-"""The tables that the system writes: requests (the audit, partitioned by day), jobs and dead_letters."""
+"""The tables that the system writes: requests (the audit, partitioned by day), jobs, responses and dead_letters."""
 
 from sqlalchemy import (
     BigInteger,
@@ -116,6 +116,30 @@ jobs = Table(
     Index("ix_jobs_callback_at", "callback_at", postgresql_where=text("callback_at IS NOT NULL")),
     Index("ix_jobs_completed_at", "completed_at", postgresql_where=text("completed_at IS NOT NULL AND NOT audited")),
     comment="Asynchronous requests (Prefer: respond-async), with body.",
+)
+
+responses = Table(
+    "responses",
+    metadata,
+    column("id", Text, "resp_ and the hex of the request id.", primary_key=True),
+    column("created_at", DateTime(timezone=True), "Creation time of the request."),
+    column("expires_at", DateTime(timezone=True), "From when the row may be deleted."),
+    column("customer_id", Uuid, "Customer.", ForeignKey("customers.id", ondelete="CASCADE")),
+    column("previous_id", Text, "The response that this one continues.", null=True),
+    column("document", LargeBinary, "The response as JSON; of a background response without its output."),
+    column("input_items", LargeBinary, "Items of the input as JSON."),
+    column("bytes", Integer, "Size of document, items and output."),
+    column("open", Boolean, "Whether it is a job that has not ended.", server_default=text("false")),
+    column("output", LargeBinary, "Output of the job in UTF-8, or the backend's message.", null=True),
+    column("error_code", Text, "Reason of the job's failure.", null=True),
+    column("finish_reason", Text, "Why the job's output ends; document: it is lines of JSON.", null=True),
+    column("tokens_used", Integer, "Tokens of input and output of the job.", null=True),
+    column("output_tokens", Integer, "Tokens of the output of the job.", null=True),
+    matches("id", "^resp_[0-9a-f]{32}$"),
+    check("bytes", "bytes >= 0"),
+    Index("ix_responses_customer_id_created_at", "customer_id", "created_at"),
+    Index("ix_responses_expires_at", "expires_at"),
+    comment="Stored responses of /v1/responses, with input.",
 )
 
 dead_letters = Table(

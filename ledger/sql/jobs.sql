@@ -46,17 +46,31 @@ UNION SELECT pool FROM jobs WHERE completed_at IS NOT NULL AND NOT audited
 UNION SELECT pool FROM jobs WHERE expires_at <= clock_timestamp()
 
 -- name: end_jobs
--- One array for each column. $7: seconds that the result is kept. Ends each job once: queued or processing -> completed or
--- failed. A job of another customer than the end's is not changed. Returns the jobs that this statement ended.
-UPDATE jobs AS j
-SET status = e.status, output = e.output, error_code = e.error_code, tokens_used = e.tokens_used,
-    completed_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $7),
-    callback_at = CASE WHEN j.callback_url IS NOT NULL THEN clock_timestamp() END
-FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::int[])
-    AS e (id, customer_id, status, output, error_code, tokens_used)
-WHERE j.id = e.id AND (e.customer_id = '' OR j.customer_id::text = e.customer_id)
-  AND j.status IN ('queued', 'processing')
-RETURNING j.id
+-- One array for each column. $9: seconds that the result is kept. Ends each job once: queued or processing -> completed or
+-- failed. A job of another customer than the end's is not changed. The end of a background response is stored with it, in
+-- the same statement. Returns the jobs that this statement ended.
+WITH e AS (
+    SELECT * FROM unnest(
+        $1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::int[], $7::int[], $8::text[]
+    ) AS e (id, customer_id, status, output, error_code, tokens_used, output_tokens, finish_reason)
+), ended AS (
+    UPDATE jobs AS j
+    SET status = e.status, output = e.output, error_code = e.error_code, tokens_used = e.tokens_used,
+        completed_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => $9),
+        callback_at = CASE WHEN j.callback_url IS NOT NULL THEN clock_timestamp() END
+    FROM e
+    WHERE j.id = e.id AND (e.customer_id = '' OR j.customer_id::text = e.customer_id)
+      AND j.status IN ('queued', 'processing')
+    RETURNING j.id
+), stored AS (
+    UPDATE responses AS r
+    SET open = false, output = e.output, error_code = e.error_code, tokens_used = e.tokens_used,
+        output_tokens = e.output_tokens, finish_reason = e.finish_reason,
+        bytes = r.bytes + coalesce(octet_length(e.output), 0)
+    FROM e JOIN ended USING (id)
+    WHERE r.id = 'resp_' || substr(e.id, 5) AND r.open
+)
+SELECT id FROM ended
 
 -- name: audit_jobs
 -- $1: pool. $2: seconds since the end. $3: row limit. $4: the HTTP status of each error code. Writes the audit rows of jobs

@@ -34,11 +34,11 @@ GATEWAY_MAY_IMPORT = {
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
     "grpc": {*LEAVES, "api", "http", "inference"},
     "jobs": {*LEAVES, "api", "http", "inference"},
+    "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {
         *LEAVES,
         *("auth", "autoscale", "dead_letter_rerun", "direct", "heartbeat", "http", "limits", "pool", "pools"),
     },
-    "translations": {*LEAVES, "api", "http", "inference"},
     "openapi": {
         *LEAVES,
         *("api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations", "translations"),

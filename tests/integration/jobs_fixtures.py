@@ -111,6 +111,14 @@ class JobBench:
         await eventually(holds, what)
 
 
+async def add_customers(db: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Insert the customers of a JobCatalog."""
+    for name in TIERS:
+        await db.execute(
+            "INSERT INTO customers (id, name, tier) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", customer_id(name), name
+        )
+
+
 @contextlib.asynccontextmanager
 async def running_jobs(
     client: Redis,
@@ -121,10 +129,7 @@ async def running_jobs(
     jobs: Mapping[str, Any] = {},
 ) -> AsyncIterator[JobBench]:
     """A ready gateway whose reconciler is active; `jobs` changes its JobConfig."""
-    for name in TIERS:
-        await db.execute(
-            "INSERT INTO customers (id, name, tier) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", customer_id(name), name
-        )
+    await add_customers(db)
     config = JobConfig(**{"database_url": database_url} | dict(jobs))
     async with running_stack(client, redis_url, catalog=JobCatalog(), jobs=config) as stack:
         bench = JobBench(stack, db)

@@ -12,6 +12,7 @@ from api_description import Described
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
 from gateway.translations.message_endpoints import COUNT
+from gateway.translations.response_output import RESPONSES
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, reverse_or_vector, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -22,6 +23,7 @@ __all__ = ["database_url", "db", "postgres_server"]
 VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None}
 ACTIONS = [each.path for each in ENDPOINTS if each.body is not None and each.token == "service"]
 INFERENCE = [path for path in VALID if path not in ACTIONS]
+FORMATS = API_FORMATS | {RESPONSES.endpoint: RESPONSES}
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 """The value that holds the text, for fields that are not a text themselves."""
 ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}

@@ -12,7 +12,7 @@ from uuid_utils import uuid7
 
 from gateway.app import run_gateway
 from gateway.auth.authenticator import TokenLookup
-from gateway.config import GatewayConfig, GrpcConfig, JobConfig
+from gateway.config import GatewayConfig, GrpcConfig, JobConfig, ResponseStoreConfig
 from gateway.inference.traces import RequestTraces
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
 from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
@@ -35,6 +35,7 @@ DESK_STATEMENT_TIMEOUT_MS = 5000
 SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
 
+DAY_S = 86_400.0
 SILENT_S = 1.0
 MISSED_PASSES = 3
 """Without a pass of a scheduler for so long gateways do its work."""
@@ -93,6 +94,12 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         ),
         jobs=_job_config(settings),
         grpc=_grpc_config(settings),
+        responses=ResponseStoreConfig(
+            database_url=settings.database_url,
+            count=settings.stored_responses,
+            bytes=settings.stored_response_bytes,
+            kept_s=settings.stored_response_days * DAY_S,
+        ),
         reap_ms=settings.reap_ms,
         silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
     )

@@ -131,6 +131,24 @@ class GatewaySettings:
         minimum=64 << 10,
         maximum=16 << 30,
     )
+    stored_responses: int = number(
+        1000,
+        "Stored responses of one customer; the oldest are deleted. More: longer inserts.",
+        minimum=1,
+        maximum=100_000,
+    )
+    stored_response_bytes: int = number(
+        64 << 20,
+        "Bytes of them, in PostgreSQL. Fewer: long conversations cannot be continued.",
+        minimum=1 << 20,
+        maximum=16 << 30,
+    )
+    stored_response_days: int = number(
+        30,
+        "Days that a response is stored. More: more disk.",
+        minimum=1,
+        maximum=3650,
+    )
     auth_failures: str = setting(
         "30/minute",
         "Failed authentications of an address (IPv6: /64) before more get 429; off: never.",

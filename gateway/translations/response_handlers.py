@@ -1,0 +1,287 @@
+"""The handlers of `/v1/responses`: create, retrieve, list the items of the input, cancel, delete.
+
+A response is created by the stages of every request (gateway/inference/handler.py), and one with `background: true` by
+those of a job (gateway/jobs/submit.py): its row is open until the end of its job is written, by the same statement.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.catalog import IdentityView
+from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.response import Headers, HttpResponse, encode_json
+from gateway.http.router import RoutedRequest
+from gateway.http.validation import invalid
+from gateway.inference.handler import AwaitedCall, serve
+from gateway.inference.pending import PendingRequest
+from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.submission import REPLAYED
+from gateway.jobs.service import Jobs
+from gateway.jobs.submit import JobCall, JobSubmitHandler
+from gateway.translations.response_output import RESPONSES, ResponseDocument, response_to, started
+from gateway.translations.response_store import ResponseStore, document_of, items_of
+from gateway.translations.responses import (
+    Item,
+    ResponseBody,
+    ResponsesRequest,
+    input_items,
+    read_body,
+    request_id_of,
+    request_of,
+    response_id,
+)
+from ledger.responses import NewResponse, ResponseRow
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.replies import Reply
+from scheduler.request_id import PREFIX
+
+PAGE, MOST = 20, 100
+"""Items of a page of `input_items`: by default, and at most."""
+
+
+class ResponseItems(msgspec.Struct, gc=False):
+    """A page of the items of an input."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class ResponseHandlers:
+    """The handlers. `jobs` are those of the gateway's own pool, which know those of the others."""
+
+    def __init__(self, inference: InferencePipeline, jobs: Jobs, faults: ErrorResponses, store: ResponseStore) -> None:
+        self._inference = inference
+        self.jobs = jobs
+        self._faults = faults
+        self.store = store
+
+    async def create(self, request: RoutedRequest) -> HttpResponse:
+        """Create a response. Raises RequestError if the caller is unknown."""
+        serving = self.jobs.serving
+        call = ResponsesCall(self, self._inference, request)
+        if serving is None:
+            return await serve(call, request)
+        serving.submit.under_way += 1
+        try:
+            return await serve(call, request)
+        finally:
+            serving.submit.under_way -= 1
+
+    async def retrieve(self, call: RoutedRequest) -> HttpResponse:
+        """Return the response. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, self._retrieve)
+
+    async def input_items(self, call: RoutedRequest) -> HttpResponse:
+        """Return the items of the input. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, self._input_items)
+
+    async def cancel(self, call: RoutedRequest) -> HttpResponse:
+        """Cancel a background response if it is open, and return it. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, self._cancel)
+
+    async def delete(self, call: RoutedRequest) -> HttpResponse:
+        """Delete the response, and return it; cancel it if it is open. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, self._delete)
+
+    async def _respond(
+        self, call: RoutedRequest, operation: Callable[[RoutedRequest, IdentityView], Awaitable[object]]
+    ) -> HttpResponse:
+        identity = self._inference.identify(call)
+        limits = self._inference.customer_limits.headers(identity)
+        try:
+            document = await operation(call, identity)
+        except RequestError as error:
+            return self._faults.answer(error, call.request_id, limits, problem=wants_problem(call.headers))
+        headers: Headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), *limits]
+        return HttpResponse.of(200, document, headers)
+
+    async def _retrieve(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+        if call.request.query.get("stream") == "true":
+            raise invalid("stream", "A stored response has no stream here: leave `stream` out.")
+        return document_of(await self.store.find(call.tail, identity.customer_id))
+
+    async def _input_items(self, call: RoutedRequest, identity: IdentityView) -> ResponseItems:
+        query = call.request.query
+        limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST):
+            raise invalid("limit", f"`limit` must be 1 to {MOST}.")
+        if order not in ("asc", "desc"):
+            raise invalid("order", "`order` must be `asc` or `desc`.")
+        items = items_of(await self.store.find(call.tail, identity.customer_id))
+        return page_of(items, int(limit), query.get("after"), newest_first=order == "desc")
+
+    async def _cancel(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+        row = await self.store.find(call.tail, identity.customer_id)
+        document = document_of(row)
+        if not document.background:
+            raise invalid(None, "Only a response with `background: true` can be cancelled.")
+        if not await self._end(row, identity):
+            return document
+        return document_of(await self.store.find(call.tail, identity.customer_id))
+
+    async def _delete(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+        row = await self.store.find(call.tail, identity.customer_id)
+        await self._end(row, identity)
+        await self.store.delete(row.id, identity.customer_id)
+        return msgspec.structs.replace(document_of(row), deleted=True)
+
+    async def _end(self, row: ResponseRow, identity: IdentityView) -> bool:
+        """Cancel the job of a response. Returns whether it was open."""
+        job_id = request_id_of(row.id)
+        if not row.open or row.lost or job_id is None:
+            return False
+        await self.jobs.result.cancel_job(job_id, identity)
+        return True
+
+
+def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: bool) -> ResponseItems:
+    """The page after the item `after`. Raises RequestError if there is no such item."""
+    ordered = items[::-1] if newest_first else items
+    if after is not None:
+        place = next((at for at, item in enumerate(ordered) if item.get("id") == after), None)
+        if place is None:
+            raise RequestError(ErrorCode.NOT_FOUND, "`after` must be the id of an item of this response.", "after")
+        ordered = ordered[place + 1 :]
+    page = ordered[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return ResponseItems(page, first, last, len(ordered) > limit)
+
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def stored_items(body: ResponseBody, request_id: str) -> bytes:
+    """The items of the input as they are stored, each with an id."""
+    name = request_id.removeprefix(PREFIX)
+    items = [
+        {**item, "id": item.get("id") or f"{_PREFIXES[item['type']]}_{name}_in{at}"}
+        for at, item in enumerate(input_items(body))
+    ]
+    return encode_json(items)
+
+
+class ResponsesCall(AwaitedCall):
+    """The creation of one response."""
+
+    __slots__ = ("handlers", "history", "original", "request")
+
+    original: ResponseBody  # Set by `read`.
+
+    def __init__(self, handlers: ResponseHandlers, pipeline: InferencePipeline, request: RoutedRequest) -> None:
+        super().__init__(pipeline, RESPONSES, request)
+        self.handlers = handlers
+        self.request = request
+        self.history: list[Item] = []  # The items of earlier responses.
+
+    async def read(self, request: RoutedRequest) -> bytes:
+        """The body. Finds the response that it continues. Raises RequestError that names the field."""
+        raw = await super().read(request)
+        original = self.original = read_body(raw)
+        previous = original.previous_response_id
+        if original.store is not False or previous is not None:
+            self.handlers.store.check()
+        if previous is not None:
+            store, bound = self.handlers.store, self.pipeline.max_input_bytes
+            self.history = await store.history(previous, self.identity.customer_id, bound)
+        return raw
+
+    def successor(self) -> AwaitedCall:
+        """A job, with `background: true`. Raises RequestError if this gateway serves no jobs."""
+        if not self.original.background:
+            return self
+        serving = self.handlers.jobs.serving
+        if serving is None:
+            raise invalid("background", "This gateway has no background responses: leave `background` out.")
+        return BackgroundCall(serving.submit, self)
+
+    def decode(self, raw: bytes) -> ResponsesRequest:  # noqa: ARG002  # decoded before
+        """The chat of the body that `read` has decoded. Raises RequestError that names the field."""
+        return request_of(self.original, self.history, self.pipeline.max_input_bytes)
+
+    async def keep(self, reply: Reply) -> None:
+        """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""
+        pending = self.pending
+        if self.original.store is False or pending is None:
+            return
+        document = encode_json(response_to(reply, pending.submission.model, self.body))
+        try:
+            await self.handlers.store.insert(self.stored(reply.id, document))
+        except RequestError as error:
+            self.pipeline.fail_list([pending], error.code)
+            raise
+
+    def stored(self, request_id: str, document: bytes, *, is_open: bool = False) -> NewResponse:
+        """The row of the response."""
+        return NewResponse(
+            request_id,
+            response_id(request_id),
+            self.identity.customer_id,
+            self.original.previous_response_id,
+            document,
+            stored_items(self.original, request_id),
+            is_open,
+        )
+
+
+class BackgroundCall(JobCall):
+    """The creation of a response by a job. `first` has read the body."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, handler: JobSubmitHandler, first: ResponsesCall) -> None:
+        super().__init__(handler, first.request, RESPONSES)
+        self._first = first
+        self.identity, self.started, self.key = first.identity, first.started, first.key
+
+    def decode(self, raw: bytes) -> ResponsesRequest:
+        """The chat. Raises RequestError that names the field."""
+        return self._first.decode(raw)
+
+    async def store(self, pending: PendingRequest) -> None:
+        """Store the open response, then the job, since a fast job may end at once. Raises RequestError."""
+        stored = False
+        row = self._first.stored(pending.id, encode_json(self._queued(pending.id)), is_open=True)
+        try:
+            await self._first.handlers.store.insert(row)
+            stored = True
+        finally:
+            if not stored:
+                self._handler.parts.cancellations.add(pending.id, ErrorCode.NO_CAPACITY)
+        await super().store(pending)
+
+    async def known_job(self, verdict: Verdict) -> HttpResponse:
+        """The response as it is now, of an Idempotency-Key that was used before."""
+        try:
+            row = await self._first.handlers.store.find(response_id(verdict.stored_id), self.identity.customer_id)
+        except RequestError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            return await super().known_job(verdict)
+        if row.lost:  # Its job is being stored, or the gateway crashed before that.
+            return await super().known_job(verdict)
+        self.pipeline.customer_limits.judged(self.identity, self._pending_requests[0].submission, verdict)
+        response = self._written(verdict, verdict.stored_id, document_of(row))
+        response.headers.append(REPLAYED)
+        return response
+
+    def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
+        """Record the job as accepted and return its response, which is queued."""
+        return self._written(verdict, task_id, self._queued(task_id))
+
+    def _written(self, verdict: Verdict, task_id: str, document: ResponseDocument) -> HttpResponse:
+        pending = self._pending_requests[0]
+        self.pipeline.events.accepted(RESPONSES.endpoint, task_id, self.identity, pending)
+        limits = self.pipeline.customer_limits.headers(self.identity, verdict)
+        return HttpResponse.of(200, document, [("x-request-id", task_id), *limits])
+
+    def _queued(self, request_id: str) -> ResponseDocument:
+        body = self.body
+        if not isinstance(body, ResponsesRequest):
+            raise TypeError("This is a bug: the request was read by another format.")
+        return started(request_id, self._pending_requests[0].submission.model, body, "queued")

@@ -1,0 +1,482 @@
+"""The response of `POST /v1/responses`, whole and as a stream of typed events.
+
+`OutputItems` makes both: a stream sends the events of its steps, and a whole response is the sum of the same steps. So the
+events of a stream always add up to the response that is stored.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.inference import ApiFormat, completed
+from gateway.api.stream_chunks import Chunks
+from gateway.auth.service_tier import response_tier
+from gateway.http.response import HttpResponse, encode_json
+from gateway.translations.responses import (
+    PlainFormat,
+    ResponseBody,
+    ResponsesRequest,
+    read_responses,
+    renamed,
+    response_id,
+)
+from scheduler.chat_document import DOCUMENT, as_deltas, lines_of
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.replies import Reply
+from scheduler.request_id import PREFIX, created_ms
+
+Event = dict[str, Any]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class CachedTokens(msgspec.Struct, gc=False):
+    """Details of the input's tokens, from the model's server."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class ReasoningTokens(msgspec.Struct, gc=False):
+    """Details of the output's tokens, from the model's server."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseTokens(msgspec.Struct, gc=False):
+    """Tokens of the response."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseFault(msgspec.Struct, gc=False):
+    """Why a response failed. `type` is the error code of docs/errors.md."""
+
+    code: str
+    message: str
+    type: str
+
+
+class IncompleteDetails(msgspec.Struct, gc=False):
+    """Why the output ends early."""
+
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class ResponseDocument(msgspec.Struct, kw_only=True, gc=False):
+    """The response. Most members repeat the request; `created_at` is Unix time in seconds, from the id."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    background: bool
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[dict[str, Any]] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    service_tier: str
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseTokens | None = None
+    user: str | None
+    metadata: dict[str, str]
+    deleted: bool | UnsetType = UNSET
+
+
+class ResponseEvent(msgspec.Struct, gc=False):
+    """An event of a stream, with the members of its type. The last one has the whole response."""
+
+    type: str
+    sequence_number: int
+
+
+def started(request_id: str, model: str, request: ResponsesRequest, status: Status = "in_progress") -> ResponseDocument:
+    """The response before there is an output."""
+    body = request.original
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return ResponseDocument(
+        id=response_id(request_id),
+        created_at=created_ms(request_id) // 1000,
+        status=status,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning={"effort": effort, "summary": None},
+        service_tier=response_tier(body.service_tier),
+        store=body.store is not False,
+        temperature=body.temperature,
+        text={"format": _format_of(body)},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=body.top_p,
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def _format_of(body: ResponseBody) -> Any:
+    wanted = None if body.text is None else body.text.format
+    return msgspec.to_builtins(PlainFormat() if wanted is None else wanted)
+
+
+class Output(NamedTuple):
+    """The output of a model. `finish_reason` is `document` if the text is lines of the model's server."""
+
+    text: str
+    finish_reason: str
+    tokens: TokenUsage
+
+
+def output_of(reply: Reply) -> Output:
+    """The output of a completed request."""
+    return Output(reply.output, reply.finish_reason, usage([reply]))
+
+
+class OutputItems:
+    """The output items, built from the steps of a chat; each step returns its events, which have no number yet.
+
+    A message or reasoning ends when another item begins; calls, which may be continued in any order, at the end.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self._hex = request_id.removeprefix(PREFIX)
+        self.items: list[dict[str, Any]] = []
+        self._open: int | None = None  # The message or reasoning that is continued.
+        self._calls: dict[int, int] = {}  # Index of a call in the chat -> its item.
+        self.finish_reason = "stop"
+        self.usage: Mapping[str, Any] | None = None
+
+    def text(self, text: str) -> Iterator[Event]:
+        """More text of a model without a server behind it."""
+        return self._content("output_text", text, [])
+
+    def line(self, line: str) -> Iterator[Event]:
+        """A line of a model's server. Raises ValueError for junk."""
+        members = as_deltas(line)
+        counted = _decoded(members.get("usage"))
+        if isinstance(counted, dict):
+            self.usage = counted
+        choices = _decoded(members.get("choices"))
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict) and choice.get("index", 0) == 0:
+                yield from self._choice(choice)
+
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
+        delta = choice.get("delta") or {}
+        logprobs = [_logprob(each) for each in (choice.get("logprobs") or {}).get("content") or ()]
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield from self._reasoning(str(reasoning))
+        text = _text_of(delta.get("content"))
+        if text or (logprobs and self._in_message):  # Those of calls have no place in a response.
+            yield from self._content("output_text", text, logprobs)
+        if refusal := delta.get("refusal"):
+            yield from self._content("refusal", str(refusal), [])
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def end(self, finish_reason: str) -> Iterator[Event]:
+        """The end of all items. An output without any has an empty message."""
+        if finish_reason != DOCUMENT:
+            self.finish_reason = finish_reason
+        if not self.items:
+            yield from self._content("output_text", "", [])
+        status = "completed" if self.incomplete is None else "incomplete"
+        yield from self._close(status)
+        for at in sorted(self._calls.values()):
+            item = self.items[at]
+            item["status"] = status
+            fields = {"item_id": item["id"], "output_index": at}
+            names = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **fields, **names}
+            yield {"type": "response.output_item.done", "output_index": at, "item": _copied(item)}
+
+    @property
+    def incomplete(self) -> IncompleteDetails | None:
+        """Why the output ends early; None if it does not."""
+        if self.finish_reason == "length":
+            return IncompleteDetails("max_output_tokens")
+        return IncompleteDetails("content_filter") if self.finish_reason == "content_filter" else None
+
+    @property
+    def _in_message(self) -> bool:
+        return self._open is not None and self.items[self._open]["type"] == "message"
+
+    def _begin(self, prefix: str, item: dict[str, Any]) -> Iterator[Event]:
+        at = len(self.items)
+        item = {"id": f"{prefix}_{self._hex}_{at}", "status": "in_progress", **item}
+        self.items.append(item)
+        yield {"type": "response.output_item.added", "output_index": at, "item": _copied(item)}
+
+    def _content(self, kind: str, text: str, logprobs: list[Any]) -> Iterator[Event]:
+        """More text of a message, in its last part if that is of this kind."""
+        item = self.items[self._open] if self._open is not None else None
+        if item is None or item["type"] != "message":
+            yield from self._close("completed")
+            yield from self._begin("msg", {"type": "message", "role": "assistant", "content": []})
+            self._open = len(self.items) - 1
+            item = self.items[self._open]
+        if not item["content"] or item["content"][-1]["type"] != kind:
+            yield from self._part_done()
+            empty = {"text": "", "annotations": [], "logprobs": []} if kind == "output_text" else {"refusal": ""}
+            yield from self._add_part(item, {"type": kind, **empty})
+        part = item["content"][-1]
+        fields = self._place()
+        if kind == "refusal":
+            part["refusal"] += text
+            yield {"type": "response.refusal.delta", **fields, "delta": text}
+            return
+        part["text"] += text
+        part["logprobs"] += logprobs
+        if text or logprobs:
+            yield {"type": "response.output_text.delta", **fields, "delta": text, "logprobs": logprobs}
+
+    def _reasoning(self, text: str) -> Iterator[Event]:
+        item = self.items[self._open] if self._open is not None else None
+        if item is None or item["type"] != "reasoning":
+            yield from self._close("completed")
+            yield from self._begin("rs", {"type": "reasoning", "summary": [], "content": []})
+            self._open = len(self.items) - 1
+            item = self.items[self._open]
+            yield from self._add_part(item, {"type": "reasoning_text", "text": ""})
+        item["content"][-1]["text"] += text
+        yield {"type": "response.reasoning_text.delta", **self._place(), "delta": text}
+
+    def _add_part(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
+        item["content"].append(part)
+        yield {"type": "response.content_part.added", **self._place(), "part": _copied(part)}
+
+    def _place(self) -> dict[str, Any]:
+        """The place of the last part of the open item."""
+        at = self._open or 0
+        item = self.items[at]
+        return {"item_id": item["id"], "output_index": at, "content_index": max(0, len(item["content"]) - 1)}
+
+    def _part_done(self) -> Iterator[Event]:
+        """The end of the last part of the open item, if it has one."""
+        item = self.items[self._open or 0]
+        if not item["content"]:
+            return
+        part, fields = item["content"][-1], self._place()
+        if part["type"] == "output_text":
+            logprobs = part["logprobs"]
+            yield {"type": "response.output_text.done", **fields, "text": part["text"], "logprobs": logprobs}
+        elif part["type"] == "refusal":
+            yield {"type": "response.refusal.done", **fields, "refusal": part["refusal"]}
+        else:
+            yield {"type": "response.reasoning_text.done", **fields, "text": part["text"]}
+        yield {"type": "response.content_part.done", **fields, "part": _copied(part)}
+
+    def _close(self, status: str) -> Iterator[Event]:
+        """The end of the open message or reasoning."""
+        if self._open is None:
+            return
+        yield from self._part_done()
+        at, self._open = self._open, None
+        self.items[at]["status"] = status
+        yield {"type": "response.output_item.done", "output_index": at, "item": _copied(self.items[at])}
+
+    def _call(self, call: Any) -> Iterator[Event]:
+        if not isinstance(call, dict):
+            return
+        function = call.get("function") or {}
+        index = call.get("index")
+        if index is None:  # Some servers send no index: a call with a name is a new one.
+            index = len(self._calls) if function.get("name") or not self._calls else len(self._calls) - 1
+        if index not in self._calls:
+            yield from self._close("completed")
+            at = self._calls[index] = len(self.items)
+            call_id = call.get("id") or f"call_{self._hex}_{at}"
+            fields = {"call_id": call_id, "name": function.get("name") or "", "arguments": ""}
+            yield from self._begin("fc", {"type": "function_call", **fields})
+        at = self._calls[index]
+        item = self.items[at]
+        item["name"] = item["name"] or function.get("name") or ""
+        if more := function.get("arguments"):
+            more = more if isinstance(more, str) else encode_json(more).decode()
+            item["arguments"] += more
+            fields = {"item_id": item["id"], "output_index": at}
+            yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
+
+
+def _decoded(value: msgspec.Raw | None) -> Any:
+    return None if value is None else msgspec.json.decode(value)
+
+
+def _copied(item: dict[str, Any]) -> dict[str, Any]:
+    """A copy as it is now, with the lists of its parts: events may be kept while the item grows."""
+    content = item.get("content")
+    return {**item, "content": [dict(part) for part in content]} if isinstance(content, list) else dict(item)
+
+
+def _text_of(content: Any) -> str:
+    """The text of a delta; some servers send a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content) if content else ""
+
+
+def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
+    """A token's log probability: `bytes` is null in a chat, but never here."""
+    top = [{**each, "bytes": each.get("bytes") or []} for each in token.get("top_logprobs") or ()]
+    return {**token, "bytes": token.get("bytes") or [], "top_logprobs": top}
+
+
+def finished(document: ResponseDocument, items: OutputItems, output: Output) -> ResponseDocument:
+    """The response with its output. `items` has ended."""
+    return msgspec.structs.replace(
+        document,
+        status="completed" if items.incomplete is None else "incomplete",
+        incomplete_details=items.incomplete,
+        output=items.items,
+        usage=_tokens(items.usage, output.tokens),
+    )
+
+
+def _tokens(counted: Mapping[str, Any] | None, tokens: TokenUsage) -> ResponseTokens:
+    """The tokens with the details that the model's server sent."""
+    read = (counted or {}).get("prompt_tokens_details") or {}
+    written = (counted or {}).get("completion_tokens_details") or {}
+    return ResponseTokens(
+        tokens.prompt_tokens,
+        CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),
+        tokens.completion_tokens,
+        ReasoningTokens(_count(written.get("reasoning_tokens"))),
+        tokens.total_tokens,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def whole(document: ResponseDocument, output: Output) -> ResponseDocument:
+    """The response with its output. Raises ValueError for junk."""
+    items = OutputItems(document.id.replace("resp_", PREFIX, 1))
+    steps = map(items.line, lines_of(output.text)) if output.finish_reason == DOCUMENT else (items.text(output.text),)
+    for step in steps:
+        _run(step)
+    _run(items.end(output.finish_reason))
+    return finished(document, items, output)
+
+
+def _run(step: Iterable[Event]) -> None:
+    for _ in step:
+        pass
+
+
+def failed(document: ResponseDocument, error: RequestError) -> ResponseDocument:
+    """The response with its error; one that was cancelled has none."""
+    if error.code is ErrorCode.CANCELLED:
+        return msgspec.structs.replace(document, status="cancelled")
+    code = "invalid_prompt" if error.code is ErrorCode.INVALID_REQUEST else "server_error"
+    fault = ResponseFault(code, error.message, error.code.value)
+    return msgspec.structs.replace(document, status="failed", error=fault)
+
+
+def response_to(reply: Reply, model: str, request: InferenceRequest) -> ResponseDocument:
+    """The whole response to a completed request, which was read by this format. Raises ValueError for junk."""
+    return whole(started(reply.id, model, _own(request)), output_of(reply))
+
+
+def _own(request: InferenceRequest) -> ResponsesRequest:
+    if not isinstance(request, ResponsesRequest):
+        raise TypeError("This is a bug: the request was read by another format.")
+    return request
+
+
+def write_responses(result: InferenceResult) -> HttpResponse:
+    """Write the response to a completed request."""
+    reply = result.replies[0]
+    document = response_to(reply, result.model, result.request)
+    return completed(reply, encode_json(document), result.latency_ms, result.lines)
+
+
+class ResponseChunks(Chunks):
+    """The stream of `/v1/responses`. Increments of a model's server may end within a line."""
+
+    END = b""  # The last event is `response.completed`, or another one with the whole response.
+
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
+        super().__init__(request_id, model, request)
+        self._document = started(request_id, model, _own(request))
+        self._items = OutputItems(request_id)
+        self._passed_on = passed_on
+        self._rest = ""
+        self._number = 0
+
+    def opening(self) -> bytes:
+        """The response without output."""
+        names = ("response.created", "response.in_progress")
+        return self._write({"type": name, "response": self._document} for name in names)
+
+    def delta(self, text: str) -> bytes:
+        """The events of more text, or of the lines that are complete now."""
+        if not self._passed_on:
+            return self._write(self._items.text(text))
+        *lines, self._rest = (self._rest + text).split("\n")
+        return b"".join(self._write(self._items.line(line)) for line in lines if line)
+
+    def closing(self, reply: Reply) -> bytes:
+        """The end of all items, and the whole response."""
+        ends = self._write(self._items.end(reply.finish_reason))
+        document = finished(self._document, self._items, output_of(reply))
+        return ends + self._write([{"type": f"response.{document.status}", "response": document}])
+
+    def failure(self, response: HttpResponse) -> bytes:
+        """The failed response, then the error, for which OpenAI's clients raise an exception."""
+        fault = msgspec.json.decode(response.body)["error"]
+        document = failed(self._document, RequestError(ErrorCode(fault["code"]), fault["message"]))
+        document = msgspec.structs.replace(document, output=self._items.items)
+        details = {name: fault[name] for name in ("code", "message", "param")}
+        return self._write(
+            [{"type": "response.failed", "response": document}, {"type": "error", **details, "error": fault}]
+        )
+
+    def _write(self, events: Iterable[Event]) -> bytes:
+        written = b""
+        for each in events:
+            data = encode_json({**each, "sequence_number": self._number})
+            written += b"event: %b\ndata: %b\n\n" % (each["type"].encode(), data)
+            self._number += 1
+        return written
+
+
+class ResponsesFormat(ApiFormat):
+    """The format of `/v1/responses`."""
+
+    def bad_parameters(self, sentence: str) -> RequestError:
+        """As ApiFormat, with the names of this format."""
+        return renamed(ApiFormat.bad_parameters(self, sentence))
+
+
+def response_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
+    """The stream of `/v1/responses`."""
+    return ResponseChunks(request_id, model, request, passed_on=passed_on)
+
+
+RESPONSES = ResponsesFormat(
+    read_responses, write_responses, flat=True, chunks=response_chunks, endpoint="/v1/responses"
+)

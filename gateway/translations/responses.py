@@ -1,0 +1,428 @@
+"""The request of `POST /v1/responses` (https://platform.openai.com/docs/api-reference/responses) as a chat.
+
+The items of a conversation become messages. The chat is read as a body of `/v1/chat/completions` is, so that both have the
+same checks and capabilities; its errors name the fields of this format.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from gateway.api.chat import read_chat
+from gateway.api.format import InferenceRequest
+from gateway.api.inference import Integer, check_model
+from gateway.http.request import check_duplicates, decode
+from gateway.http.validation import invalid, validation_error
+from scheduler.errors import RequestError
+from scheduler.request_id import PREFIX
+
+MAX_ITEMS = 1024
+MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits.
+RESPONSE_PREFIX = "resp_"
+RESPONSE_ID_PATTERN = r"^resp_[0-9a-f]{32}$"
+
+T = TypeVar("T")
+Item = dict[str, Any]
+
+
+def response_id(request_id: str) -> str:
+    """The id of the response to a request."""
+    return RESPONSE_PREFIX + request_id.removeprefix(PREFIX)
+
+
+def request_id_of(response: str) -> str | None:
+    """The id of the request that a response answers; None for a text that is not the id of a response."""
+    return PREFIX + response.removeprefix(RESPONSE_PREFIX) if re.fullmatch(RESPONSE_ID_PATTERN, response) else None
+
+
+class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    """A text of the client."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """A text of the model, in an earlier message."""
+
+    text: str
+
+
+class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    """The model's refusal, in an earlier message."""
+
+    refusal: str
+
+
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    """An image, by its address or as a `data:` URL."""
+
+    image_url: str
+    detail: str | None = None
+
+
+class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+    """A file as a `data:` URL."""
+
+    file_data: str
+    filename: str | None = None
+
+
+class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """A recording as base64."""
+
+    input_audio: dict[str, Any]
+
+
+InputPart = InputText | OutputText | RefusalText | InputImage | InputFile | InputAudio
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """A message of the application, the user or the model."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputPart]
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call that the model requested."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+    """The result of a call."""
+
+    call_id: str
+    output: str | list[InputPart]
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """Reasoning of an earlier response. A chat has no place for it, so it is left out."""
+
+
+InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+_ITEM_TYPES = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+
+
+class _Items(msgspec.Struct, frozen=True):
+    """The input, for errors that name it."""
+
+    input: list[InputItem]
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    type: str
+    name: str
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ToolChoiceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The one function to call."""
+
+    type: str
+    name: str
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the model reasons. Its reasoning is returned as it is, so that there is no choice of a summary."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class PlainFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    name: str
+    schema: dict[str, Any]
+    strict: bool | None = None
+    description: str | None = None
+
+
+TextFormat = PlainFormat | JsonFormat | SchemaFormat
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ObfuscationOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Padding that hides the size of tokens. It is ignored."""
+
+    include_obfuscation: bool | None = None
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(max_length=MAX_METADATA_NAME)],
+        Annotated[str, msgspec.Meta(max_length=MAX_METADATA_VALUE)],
+    ],
+    msgspec.Meta(max_length=MAX_METADATA),
+]
+
+
+class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The request body of `POST /v1/responses`; null is the same as absent."""
+
+    model: str
+    input: str | Annotated[list[Item], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_ITEMS})]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: ObfuscationOption | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Integer | None = None
+    truncation: Literal["disabled"] | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    max_tool_calls: Integer | None = None
+
+
+class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
+    """The chat of a body, with the body itself, whose fields are repeated in the response."""
+
+    original: ResponseBody
+
+
+_decoder = msgspec.json.Decoder(ResponseBody)
+_LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (_LOGPROBS, "message.input_image.image_url")
+"""Values of `include` that have an effect, or change nothing because the value is always there."""
+
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+def read_body(raw: bytes) -> ResponseBody:
+    """Decode and check a body but for its items. Raises RequestError that names the field."""
+    body = decode(_decoder, raw)
+    check_duplicates(raw)
+    check_model("model", body.model)
+    for name in body.include or ():
+        if name not in INCLUDED:
+            known = ", ".join(f"`{each}`" for each in INCLUDED)
+            raise invalid("include", f"`include` cannot have `{name[:64]}`, which is not returned here, only {known}.")
+    if body.background and body.stream:
+        raise invalid("stream", "`background: true` has no stream here: read it with GET /v1/responses/{id}.")
+    if body.background and body.store is False:
+        raise invalid("store", "`background: true` needs a stored response: leave `store` out.")
+    if body.previous_response_id is not None and request_id_of(body.previous_response_id) is None:
+        raise invalid("previous_response_id", "`previous_response_id` must be the id of a response: `resp_...`.")
+    return body
+
+
+def read_responses(raw: bytes, max_input_bytes: int) -> ResponsesRequest:
+    """The chat of a body without an earlier response. Raises RequestError that names the field."""
+    return request_of(read_body(raw), (), max_input_bytes)
+
+
+def request_of(body: ResponseBody, history: Sequence[Item], max_input_bytes: int) -> ResponsesRequest:
+    """The chat of a body and of the items of earlier responses. Raises RequestError that names the field."""
+    items = [*_read_items(history), *_read_items(input_items(body))]
+    chat = _chat_of(body, items)
+    try:
+        request = read_chat(msgspec.json.encode(chat), max_input_bytes)
+    except RequestError as error:
+        raise renamed(error) from None
+    document = request.document
+    if document is not None:
+        needs = {capability: _RENAMED.get(name, name) for capability, name in document.needs.items()}
+        document = msgspec.structs.replace(document, needs=needs)
+    fields = msgspec.structs.asdict(request) | {"document": document}
+    return ResponsesRequest(**fields, original=body)
+
+
+_RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+    "logprobs": "include",
+}
+"""Fields of a chat -> the fields of this format that they are made of."""
+
+
+def renamed(error: RequestError) -> RequestError:
+    """An error about a field of the chat, about the field of this format."""
+    name = error.param
+    if name is None or name not in _RENAMED:
+        return error
+    message = re.sub(rf"(?<!\w){name}(?!\w)", _RENAMED[name], error.message)
+    return RequestError(error.code, message, _RENAMED[name])
+
+
+def input_items(body: ResponseBody) -> list[Item]:
+    """The items of the input, each with its type; a text is a message of the user. Raises RequestError."""
+    if isinstance(body.input, str):
+        if not body.input:
+            raise invalid("input", "`input` must not be empty.")
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
+    if not 1 <= len(body.input) <= MAX_ITEMS:
+        raise invalid("input", f"`input` must have 1 to {MAX_ITEMS} items.")
+    return [_with_parts(item if item.get("type") is not None else {**item, "type": "message"}) for item in body.input]
+
+
+def _with_parts(item: Item) -> Item:
+    """A message whose content is a list of parts."""
+    content = item.get("content")
+    if item["type"] != "message" or not isinstance(content, str):
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    return {**item, "content": [{"type": kind, "text": content}]}
+
+
+def _read_items(items: Sequence[Item]) -> list[InputItem]:
+    for number, item in enumerate(items):
+        if item["type"] not in _ITEM_TYPES:
+            kind = str(item["type"])[:64]
+            known = ", ".join(f"`{each}`" for each in sorted(_ITEM_TYPES))
+            message = f"`input[{number}]` has the type `{kind}`, which is not supported here, only {known}."
+            raise invalid("input", message)
+    try:
+        return msgspec.convert({"input": items}, _Items).input
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error)) from None
+
+
+def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
+    """The body of the chat."""
+    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    for item in items:
+        _add_message(messages, item)
+    if all(isinstance(item, ReasoningItem) for item in items):
+        raise invalid("input", "`input` has only reasoning: add a message.")
+    logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
+    chat = {
+        "model": body.model,
+        "messages": messages,
+        "stream": body.stream,
+        "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "tools": [_chat_tool(tool, number) for number, tool in enumerate(body.tools or ())] or None,
+        "tool_choice": _chat_tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
+        "response_format": _response_format(body.text.format if body.text is not None else None),
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "logprobs": logprobs,
+        "top_logprobs": body.top_logprobs or None,
+        "service_tier": body.service_tier,
+    }
+    return _present(chat)
+
+
+def _add_message(messages: list[dict[str, Any]], item: InputItem) -> None:
+    """Add an item to the messages. Calls belong to the message of the assistant before them."""
+    if isinstance(item, MessageItem):
+        messages.append({"role": item.role, "content": _content(item.content)})
+    elif isinstance(item, FunctionOutputItem):
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+    elif isinstance(item, FunctionCallItem):
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        function = {"name": item.name, "arguments": item.arguments}
+        calls = messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": item.call_id, "type": "function", "function": function})
+
+
+def _content(content: str | Iterable[InputPart]) -> str | list[dict[str, Any]]:
+    """The content of a message. A single text is a string, which every server accepts."""
+    if isinstance(content, str):
+        return content
+    parts = [_chat_part(part) for part in content]
+    return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _chat_part(part: InputPart) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        url = {"url": part.image_url} | ({} if part.detail is None else {"detail": part.detail})
+        return {"type": "image_url", "image_url": url}
+    if isinstance(part, InputFile):
+        name = {} if part.filename is None else {"filename": part.filename}
+        return {"type": "file", "file": {"file_data": part.file_data} | name}
+    if isinstance(part, InputAudio):
+        return {"type": "input_audio", "input_audio": part.input_audio}
+    if isinstance(part, RefusalText):
+        return {"type": "refusal", "refusal": part.refusal}
+    return {"type": "text", "text": part.text}
+
+
+def _chat_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        message = (
+            f"`tools[{number}]` is of the type `{str(kind)[:64]}`: only tools of the type `function` are supported."
+        )
+        raise invalid("tools", message)
+    function = _converted(tool, FunctionTool, f"tools[{number}]")
+    fields = msgspec.structs.asdict(function)
+    del fields["type"]
+    return {"type": "function", "function": _present(fields)}
+
+
+def _chat_tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is None or choice in TOOL_CHOICES:
+        return choice
+    if isinstance(choice, str) or choice.get("type") != "function":
+        kind = choice if isinstance(choice, str) else choice.get("type")
+        known = ", ".join(f"`{each}`" for each in TOOL_CHOICES)
+        message = f"`tool_choice` is `{str(kind)[:64]}`: only {known} and a tool of the type `function` are supported."
+        raise invalid("tool_choice", message)
+    return {"type": "function", "function": {"name": _converted(choice, ToolChoiceFunction, "tool_choice").name}}
+
+
+def _converted(value: Mapping[str, Any], kind: type[T], place: str) -> T:
+    """The member of the body at `place` as this type. Raises RequestError that names the place."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        path = path.rstrip("`")
+        raise validation_error(f"{reason} - at `$.{place}{path}`") from None
+
+
+def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
+    if isinstance(wanted, JsonFormat):
+        return {"type": "json_object"}
+    if isinstance(wanted, SchemaFormat):
+        return {"type": "json_schema", "json_schema": _present(msgspec.structs.asdict(wanted))}
+    return None
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value: not every server knows all of them."""
+    return {name: value for name, value in fields.items() if value is not None}
