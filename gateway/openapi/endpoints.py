@@ -32,19 +32,14 @@ from gateway.api.open_inference import (
 )
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
-from gateway.autoscale import Scale
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
-from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.jobs.results import JobResult, Promise
-from gateway.metrics.endpoint import CONTENT_TYPE as METRICS
 from gateway.openapi.model import (
-    ANY_PATH,
     LIMITS,
     NOT_EMPTY,
     READ,
-    SERVICE,
     TOKEN_LIMITS,
     ApiEndpoint,
     Parameter,
@@ -53,24 +48,11 @@ from gateway.openapi.model import (
     inference_endpoint,
     inlined,
     only,
-    operator_endpoint,
     probe_endpoint,
     static_page,
 )
-from gateway.operations.action_requests import (
-    CordonBody,
-    Cordoned,
-    PurgeBody,
-    Purged,
-    RequeueBody,
-    Requeued,
-    UncordonBody,
-)
-from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
-from gateway.operations.endpoints import RequestTimeline
-from gateway.operations.health.model import HealthNow, Liveness, Readiness
-from gateway.operations.lookups import CustomerExplained, RequestExplained
-from gateway.operations.state import DashboardState
+from gateway.openapi.operator_endpoints import ACTIONS, DASHBOARD, METRICS_PAGE, OPERATIONS
+from gateway.operations.health.model import Liveness, Readiness
 from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
@@ -89,7 +71,6 @@ from gateway.translations.responses import (
     ResponseBody,
     ToolChoiceFunction,
 )
-from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
 
@@ -387,188 +368,6 @@ TENSORS: tuple[ApiEndpoint, ...] = (
     ),
 )
 """The Open Inference Protocol, whose errors have a form of their own."""
-
-OPERATIONS: tuple[ApiEndpoint, ...] = (
-    operator_endpoint(
-        "/internal/health",
-        "Health of the system, with figures and reasons",
-        {
-            200: ("Healthy or degraded: requests are served.", HealthNow),
-            503: ("Down: requests are not served.", HealthNow),
-        },
-    ),
-    operator_endpoint(
-        "/internal/requests/{id}",
-        "History of one request",
-        {200: ("Found.", RequestTimeline)},
-        ErrorCode.NOT_FOUND,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        parameters=(Parameter("id", "path", "The id of a request, from `x-request-id`.", NOT_EMPTY),),
-    ),
-    operator_endpoint(
-        "/internal/autoscale", "Recommended number of workers of each pool, with reasons", {200: ("The advice.", Scale)}
-    ),
-)
-
-PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
-DASHBOARD: tuple[ApiEndpoint, ...] = (
-    ApiEndpoint(
-        path="/internal/dashboard",
-        methods=("GET",),
-        tag="operations",
-        summary="The dashboard",
-        token="service",  # noqa: S106  # the kind of token
-        responses={
-            200: ResponseDescription(description="The page.", content={HTML: str}, headers=PAGE_HEADERS),
-            401: ResponseDescription(description="The login page.", content={HTML: str}, headers=PAGE_HEADERS),
-        },
-        errors=SERVICE,
-    ),
-    ApiEndpoint(
-        path="/internal/dashboard/session",
-        methods=("POST", "DELETE"),
-        tag="operations",
-        summary="Log a browser in with the service token, or out",
-        token="service",  # noqa: S106  # the kind of token
-        responses={
-            200: ResponseDescription(
-                description="The session was created or deleted.",
-                content={JSON: Session},
-                headers=("x-request-id", "Cache-Control", "Set-Cookie"),
-            )
-        },
-        errors=SERVICE,
-    ),
-    operator_endpoint(
-        "/internal/dashboard/events",
-        "The live state of the dashboard",
-        {200: ("The current state, or the stream.", {JSON: DashboardState, EVENTS: DashboardState})},
-        description=(
-            "With `Accept: text/event-stream`: first the event `history` with the last 60 minutes, of one pool with "
-            "`?pool=`, then `state` every second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
-            "token."
-        ),
-    ),
-    operator_endpoint(
-        "/internal/dashboard/customers/{id}",
-        "An explanation of a customer: limits, GPU time, failed requests, rejections",
-        {200: ("Found.", CustomerExplained)},
-        ErrorCode.NOT_FOUND,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        parameters=(Parameter("id", "path", "The name or id of a customer.", NOT_EMPTY),),
-    ),
-    operator_endpoint(
-        "/internal/dashboard/requests/{id}",
-        "An explanation of a request: its history, or the reason of its rejection",
-        {200: ("Found.", RequestExplained)},
-        ErrorCode.NOT_FOUND,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        parameters=(Parameter("id", "path", "The id of a request, from `x-request-id`.", NOT_EMPTY),),
-    ),
-    static_page(
-        "/internal/dashboard/assets/{id}",
-        "A file of the dashboard",
-        SCRIPT,
-        CSS,
-        ICON,
-        tag="operations",
-        parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
-        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
-    ),
-    static_page(
-        "/internal/runbooks/{id}",
-        "A runbook that health links",
-        HTML,
-        tag="operations",
-        parameters=(Parameter("id", "path", "The name of the runbook, as in `runbook` of a check.", NOT_EMPTY),),
-        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
-    ),
-)
-
-WORKERS = "/internal/dashboard/workers"
-LETTERS = "/internal/dashboard/dead-letters"
-LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
-
-
-def _action(
-    path: str, summary: str, body: type, result: tuple[str, Any], example: Mapping[str, Any], *errors: ErrorCode
-) -> ApiEndpoint:
-    """An action of the dashboard."""
-    return operator_endpoint(
-        path,
-        summary,
-        {200: result},
-        ErrorCode.CROSS_SITE,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        ErrorCode.REQUEST_TOO_LARGE,
-        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-        ErrorCode.UNSUPPORTED_ENCODING,
-        *errors,
-        methods=("POST",),
-        body=body,
-        example=example,
-        description=(
-            "The body contains what the operator confirmed; the action is rejected if that is no longer true. A browser "
-            "sends its cookie, and `Sec-Fetch-Site` or `Origin` must show that the request comes from the dashboard. The "
-            "action is recorded in `config_changes`."
-        ),
-    )
-
-
-ACTIONS: tuple[ApiEndpoint, ...] = (
-    _action(
-        f"{WORKERS}/cordon",
-        "Send no new work to a worker",
-        CordonBody,
-        ("The worker is cordoned.", Cordoned),
-        {"worker": "worker-1", "healthy_left": 3, "reason": "its fan is loud"},
-        ErrorCode.NOT_FOUND,
-        ErrorCode.CHANGED_MEANWHILE,
-    ),
-    _action(
-        f"{WORKERS}/uncordon",
-        "Send new work to a worker again",
-        UncordonBody,
-        ("The worker is not cordoned.", Cordoned),
-        {"worker": "worker-1"},
-        ErrorCode.NOT_FOUND,
-    ),
-    operator_endpoint(
-        LETTERS,
-        "Count dead letters by tier, model and cause",
-        {200: ("The counts.", LetterGroups)},
-        ErrorCode.CATALOG_UNAVAILABLE,
-    ),
-    _action(
-        f"{LETTERS}/requeue",
-        "Run dead letters again: the oldest 32 of the confirmed ones",
-        RequeueBody,
-        ("The outcome of each.", Requeued),
-        {"count": 2, "after": 0, **LETTER},
-        ErrorCode.CHANGED_MEANWHILE,
-    ),
-    _action(
-        f"{LETTERS}/purge",
-        "Delete dead letters",
-        PurgeBody,
-        ("They were deleted.", Purged),
-        {"count": 2, **LETTER},
-        ErrorCode.CHANGED_MEANWHILE,
-    ),
-)
-
-METRICS_PAGE = ApiEndpoint(
-    path="/metrics",
-    methods=READ,
-    tag="operations",
-    summary="Metrics in the text format of Prometheus",
-    responses={
-        200: ResponseDescription(
-            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
-        )
-    },
-    errors=ANY_PATH,
-)
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *API,
     *(replace(endpoint, error=MessageError, beside=BESIDE) for endpoint in ANTHROPIC),

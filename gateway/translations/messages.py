@@ -175,7 +175,7 @@ class NoThinking(msgspec.Struct, frozen=True, tag_field="type", tag="disabled"):
     """No effort is requested."""
 
 
-class JsonFormat(msgspec.Struct, frozen=True):
+class MessageJsonFormat(msgspec.Struct, frozen=True):
     """The schema of the output."""
 
     type: Literal["json_schema"]
@@ -186,7 +186,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Effort and format of the output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: JsonFormat | None = None
+    format: MessageJsonFormat | None = None
 
 
 class ClientMetadata(msgspec.Struct, frozen=True):

@@ -249,7 +249,7 @@ def stream_of(text: str, finish: str = DOCUMENT, cuts: tuple[int, ...] = ()) -> 
     """The events, of increments that end at `cuts`."""
     chunks = ResponseChunks(ID, "m", REQUEST, passed_on=finish == DOCUMENT)
     parts = [text[a:b] for a, b in zip((0, *cuts), (*cuts, len(text)), strict=True)]
-    written = chunks.opening() + b"".join(map(chunks.delta, parts)) + chunks.closing(reply(text, finish)) + chunks.DONE
+    written = chunks.opening() + b"".join(map(chunks.delta, parts)) + chunks.closing(reply(text, finish)) + chunks.END
     return events_of(written.decode())
 
 
