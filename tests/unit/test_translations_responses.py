@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.api.format import TokenUsage
+from gateway.http.response import HttpResponse
 from gateway.translations.response_handlers import page_of, stored_items
 from gateway.translations.response_output import (
     RESPONSES,
@@ -353,7 +354,7 @@ def test_a_failed_stream() -> None:
     """It ends with the failed response, which has the output so far, then with the error."""
     chunks = ResponseChunks(ID, "m", REQUEST, passed_on=False)
     error = {"message": "Lost.", "param": None, "code": ErrorCode.WORKER_LOST, "request_id": ID}
-    written = chunks.opening() + chunks.delta("hel") + chunks.failure(msgspec.json.encode({"error": error}))
+    written = chunks.opening() + chunks.delta("hel") + chunks.failure(HttpResponse.of(503, {"error": error}))
     *_, failed, last = events_of(written.decode())
 
     assert failed["type"] == "response.failed"
