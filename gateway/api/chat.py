@@ -239,7 +239,12 @@ _NEEDS = {
 
 def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
-    body = decode(_decoder, raw)
+    try:
+        body = decode(_decoder, raw)
+    except RequestError as error:
+        if error.param is None:  # An unknown field may be nested too deeply; if so, this names it.
+            decode(_strict, raw)
+        raise
     check_duplicates(raw)
     return chat_request(body, chat_document(body, _members.decode(raw)), max_input_bytes)
 

@@ -29,7 +29,7 @@ _JOB = "send it to POST /v1/inference with the header `Prefer: respond-async`"
 _HEADER = "it is a header of the request, not a field of the body"
 _PARAMETER = 'put it into `parameters`, as in {"input": "...", "parameters": {"max_tokens": 16}}'
 _PARAMETERS = dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop"), _PARAMETER)
-_STREAMS = 'only /v1/completions, /v1/chat/completions and /v1/messages stream: send `"stream": true` there'
+_STREAMS = 'other paths stream, such as /v1/chat/completions: send `"stream": true` there'
 _ELSEWHERE = {
     "stream": _STREAMS,
     "stream_options": _STREAMS,

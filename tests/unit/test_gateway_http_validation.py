@@ -47,7 +47,7 @@ CHAT = '{"model": "tiny", "messages": [{"role": "user", "content": "a"}], '
             '{"input": "a", "stream": true}',
             "stream",
             (
-                "The field `stream` is not known here: only /v1/completions, /v1/chat/completions and /v1/messages stream: send "
+                "The field `stream` is not known here: other paths stream, such as /v1/chat/completions: send "
                 f'`"stream": true` there. {FIELDS}'
             ),
         ),
