@@ -29,7 +29,7 @@ from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
-from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember
+from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
 from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
@@ -190,6 +190,8 @@ class Stack:
         """Start everything and keep it running. Raises StackError and EmbeddedServerError if it cannot start."""
         started = time.monotonic()
         settings = await self._start_servers()
+        if settings.body_dir is None:
+            self._guard.remove_at_end(body_dir(settings.data_dir))
         await self._migrate(RoleEnvironment(settings))
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
