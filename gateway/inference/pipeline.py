@@ -85,7 +85,7 @@ class InferenceParts:
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = _ignore
     remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
-    passes_on: Callable[[], bool] = bool  # Whether all workers pass chats on to a server.
+    passes_on: Callable[[], bool | None] = bool  # Whether all workers pass chats on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
     counters: Counters = field(default_factory=Counters)
@@ -150,7 +150,8 @@ class InferencePipeline:
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input.
 
-        Raises RequestError `model_not_found`, or `invalid_request` if the model lacks a capability that the body needs.
+        Raises RequestError `model_not_found`, `invalid_request` if the model lacks a capability that the body needs, or
+        `no_capacity` if that is not known yet.
         """
         parts = self._parts
         model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
@@ -159,11 +160,13 @@ class InferencePipeline:
             return body.payload(model, passed_on=False)
         passes_on = parts.passes_on()
         if document.needs:
+            if passes_on is None:
+                raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)
             row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
             has = capabilities(None if row is None else row.capabilities, passes_on=passes_on)
             if (error := missing_capability(document, model, has)) is not None:
                 raise error
-        return body.payload(model, passed_on=passes_on)
+        return body.payload(model, passed_on=bool(passes_on))
 
     def build_pending(
         self,

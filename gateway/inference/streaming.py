@@ -112,6 +112,7 @@ class StreamedResponse:
             self._send(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
         except Exception as error:  # noqa: BLE001  # the loop must go on
             log_fault("increment not written", error, request_id=self._pending.id)
+            self._assembly.broken = True  # The text is lost, so the stream must not end as if it were complete.
 
     async def wait(self) -> None:
         """Wait until the request is admitted or has an outcome. Raises RequestError if it was rejected or failed."""

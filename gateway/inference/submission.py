@@ -62,8 +62,8 @@ def one_version(workers: Sequence[WorkerView]) -> str:
 
 
 def passes_chats_on(workers: Sequence[WorkerView]) -> bool:
-    """Whether every worker of the pool passes chats on to a server; False if no worker is known."""
-    return bool(workers) and all(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
+    """Whether every one of these workers passes chats on to a server."""
+    return all(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
 
 
 def greedy_by_default(workers: Sequence[WorkerView]) -> bool:

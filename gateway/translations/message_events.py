@@ -259,8 +259,12 @@ class MessageContent:
         yield from self._add(ThinkingBlock, piece.reasoning_content or piece.reasoning or "")
         yield from self._add(TextBlock, piece.content or "")
         yield from self._add(TextBlock, piece.refusal or "")
-        for position, call in enumerate(piece.tool_calls or ()):
-            yield from self._add_call(call, position if call.index is None else call.index)
+        for call in piece.tool_calls or ():
+            yield from self._add_call(call, self._next_call(call) if call.index is None else call.index)
+
+    def _next_call(self, call: _ToolCall) -> int:
+        """The number of a call without an index, which some servers omit: a call with a name is a new one."""
+        return len(self._calls) if call.function.name or not self._calls else len(self._calls) - 1
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:

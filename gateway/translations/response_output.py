@@ -185,7 +185,7 @@ class OutputItems:
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta") or {}
-        logprobs = [_logprob(each) for each in (choice.get("logprobs") or {}).get("content") or ()]
+        logprobs = [_logprob(each) for each in _dicts(_member(choice, "logprobs").get("content"))]
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield from self._reasoning(str(reasoning))
         text = _text_of(delta.get("content"))
@@ -321,6 +321,17 @@ class OutputItems:
             yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
 
 
+def _member(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A member that is an object; else an empty one."""
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 def _decoded(value: msgspec.Raw | None) -> Any:
     return None if value is None else msgspec.json.decode(value)
 
@@ -340,7 +351,7 @@ def _text_of(content: Any) -> str:
 
 def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
     """A token's log probability: `bytes` is null in a chat, but never here."""
-    top = [{**each, "bytes": each.get("bytes") or []} for each in token.get("top_logprobs") or ()]
+    top = [{**each, "bytes": each.get("bytes") or []} for each in _dicts(token.get("top_logprobs"))]
     return {**token, "bytes": token.get("bytes") or [], "top_logprobs": top}
 
 
@@ -357,8 +368,8 @@ def finished(document: ResponseDocument, items: OutputItems, output: Output) -> 
 
 def _tokens(counted: Mapping[str, Any] | None, tokens: TokenUsage) -> ResponseTokens:
     """The tokens with the details that the model's server sent."""
-    read = (counted or {}).get("prompt_tokens_details") or {}
-    written = (counted or {}).get("completion_tokens_details") or {}
+    read = _member(counted or {}, "prompt_tokens_details")
+    written = _member(counted or {}, "completion_tokens_details")
     return ResponseTokens(
         tokens.prompt_tokens,
         CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),

@@ -45,14 +45,20 @@ def test_no_more_than_the_limit_is_stored(tmp_path: Path) -> None:
     assert not BodyStore().takes(1 << 30)
 
 
-def test_files_of_dead_gateways_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    """Only those older than any request can be, and no other files of the directory."""
+def test_files_of_dead_gateways_are_removed(tmp_path: Path) -> None:
+    """At a start, and while others run, if they are older than any request can be; no other files of the directory."""
     old, new, other = new_request_id(), new_request_id(), "notes.txt"
     for name, age_s in ((old, 65), (new, 63), (other, 1000)):
         (tmp_path / name).write_text(CHAT)
         os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
-    store(tmp_path, now=1000.0)
+    now = [1000.0]
+    bodies = BodyStore(tmp_path, 10, 100, 4.0, lambda: now[0])
+    bodies.open()
     assert {path.name for path in tmp_path.iterdir()} == {new, other}
+
+    now[0], own = 1060.0, new_request_id()
+    assert bodies.put(own, CHAT)
+    assert {path.name for path in tmp_path.iterdir()} == {own, other}
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "req_1", CHAT, "req_" + "g" * 32])

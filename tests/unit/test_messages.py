@@ -13,8 +13,8 @@ from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import missing_capability
 from gateway.api.format import InferenceRequest
 from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
-from gateway.translations.message_events import MessageChunks, message_of
-from gateway.translations.messages import MAX_STOPS, read_messages, read_prompt
+from gateway.translations.message_events import MessageChunks, MessageContent, message_of
+from gateway.translations.messages import MAX_STOPS, ToolUseBlock, read_messages, read_prompt
 from scheduler.chat_document import DOCUMENT, Capability, output_line
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
@@ -375,6 +375,19 @@ def test_stop_reasons(choice: dict[str, Any], reason: str, sequence: str | None)
 def test_usage(usage: dict[str, Any] | None, expected: dict[str, Any]) -> None:
     """Cached tokens are apart, as Anthropic counts them; without the server's counts those of the worker."""
     assert answered(usage=usage)["usage"] == expected
+
+
+def test_calls_without_an_index() -> None:
+    """Each call with a name is a block of its own."""
+    content = MessageContent([])
+    for function in ({"name": "f", "arguments": "{"}, {"arguments": "}"}, {"name": "g", "arguments": "{}"}):
+        line = json.dumps({"choices": [{"delta": {"tool_calls": [{"function": function}]}}]})
+        assert list(content.add_lines(line + "\n"))
+
+    assert [block for block in content.blocks() if isinstance(block, ToolUseBlock)] == [
+        ToolUseBlock("call_0", "f", {}),
+        ToolUseBlock("call_1", "g", {}),
+    ]
 
 
 def test_arguments_that_are_no_object_are_kept() -> None:
