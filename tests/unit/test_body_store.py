@@ -1,12 +1,16 @@
 """Large chats beside Redis: what is stored, how much, and how long."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from gateway.dead_letter_rerun import NotRerun, submission_for
+from ledger.dead_letters import DeadLetterRow, RequeueTerms
 from scheduler.body_store import BodyStore, is_reference, read_stored
 from scheduler.errors import StartError
+from scheduler.payload import Payload, Task, encode_payload
 from scheduler.request_id import new_request_id
 
 CHAT = '{"messages":[]}'
@@ -73,3 +77,12 @@ def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"TIERLANE_BODY_DIR: .*file.*cannot be used"):
         store(tmp_path / "file")
+
+
+def test_a_dead_letter_without_its_file_is_not_requeued() -> None:
+    """Its stored request only has the name of the file; the operator gets a sentence."""
+    letter = DeadLetterRow("req_1", datetime.now(UTC), "c", "acme", "free", "m", "worker_lost", 2, [], 1, None, None)
+    body = encode_payload(Payload("m", new_request_id(), {}, Task.CHAT_DOCUMENT))
+    terms = RequeueTerms("free", active=True, queue_ms=1, model_served=True)
+    with pytest.raises(NotRerun, match="file"):
+        submission_for(letter, body, terms, 1, again=False)
