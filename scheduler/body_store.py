@@ -54,6 +54,8 @@ class BodyStore:
             return
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.stat(self._directory).st_uid not in (os.getuid(), 0):  # It could exchange the files.  # noqa: PTH116
+                raise StartError(f"TIERLANE_BODY_DIR: {str(self._directory)!r} belongs to another user.")
             self.remove_old()
         except OSError as error:
             why = error.strerror or str(error)

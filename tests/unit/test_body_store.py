@@ -3,6 +3,7 @@
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"TIERLANE_BODY_DIR: .*file.*cannot be used"):
         store(tmp_path / "file")
+
+
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of a host may make a directory in shared memory."""
+    other = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr("scheduler.body_store.os", SimpleNamespace(getuid=os.getuid, stat=lambda path: other))
+    with pytest.raises(StartError, match="another user"):
+        store(tmp_path)
 
 
 def test_a_dead_letter_without_its_file_is_not_requeued() -> None:
