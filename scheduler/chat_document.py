@@ -213,6 +213,18 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
+def text_of(content: Any) -> str:
+    """The text of a message or delta; some servers send a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content) if content else ""
+
+
+def arguments_of(arguments: Any) -> str:
+    """The JSON of a call's arguments; some servers send an object."""
+    return arguments if isinstance(arguments, str) else _encode(arguments).decode()
+
+
 def as_deltas(line: str) -> Members:
     """The members of a line as an event of a stream: messages become deltas. Raises ValueError for junk."""
     members = read_members(line)

@@ -23,7 +23,7 @@ from gateway.translations.responses import (
     renamed,
     response_id,
 )
-from scheduler.chat_document import DOCUMENT, as_deltas, lines_of
+from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import PREFIX, created_ms
@@ -188,7 +188,7 @@ class OutputItems:
         logprobs = [_logprob(each) for each in _dicts(_member(choice, "logprobs").get("content"))]
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield from self._reasoning(str(reasoning))
-        text = _text_of(delta.get("content"))
+        text = text_of(delta.get("content"))
         if text or (logprobs and self._in_message):  # Those of calls have no place in a response.
             yield from self._content("output_text", text, logprobs)
         if refusal := delta.get("refusal"):
@@ -315,7 +315,7 @@ class OutputItems:
         item = self.items[at]
         item["name"] = item["name"] or function.get("name") or ""
         if more := function.get("arguments"):
-            more = more if isinstance(more, str) else encode_json(more).decode()
+            more = arguments_of(more)
             item["arguments"] += more
             fields = {"item_id": item["id"], "output_index": at}
             yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
@@ -340,13 +340,6 @@ def _copied(item: dict[str, Any]) -> dict[str, Any]:
     """A copy as it is now, with the lists of its parts: events may be kept while the item grows."""
     content = item.get("content")
     return {**item, "content": [dict(part) for part in content]} if isinstance(content, list) else dict(item)
-
-
-def _text_of(content: Any) -> str:
-    """The text of a delta; some servers send a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return str(content) if content else ""
 
 
 def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:

@@ -390,6 +390,17 @@ def test_calls_without_an_index() -> None:
     ]
 
 
+def test_forms_of_some_servers() -> None:
+    """Content in parts, and arguments that are an object."""
+    message: Any = {"content": [{"type": "text", "text": "a"}], "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    message["tool_calls"][0]["function"]["arguments"] = {"q": 1}
+
+    assert answered(message=message)["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"q": 1}},
+    ]
+
+
 def test_arguments_that_are_no_object_are_kept() -> None:
     """A call that was cut off is an input with the text of its arguments."""
     calls = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"q": "a'}}]}
@@ -401,7 +412,7 @@ def test_arguments_that_are_no_object_are_kept() -> None:
 
 def test_a_line_that_cannot_be_read() -> None:
     """The response is an error; a stream goes on, and ends with the error."""
-    output = '{"choices": [{"message": {"content": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
+    output = '{"choices": [{"message": {"refusal": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
     chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
 
     assert b"text_delta" in chunks.delta(output)
