@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import encode_chat, missing_capability, read_chat
 from gateway.http.request import check_duplicates
+from gateway.inference.submission import idempotency
 from scheduler.chat_document import (
     PASSED_ON,
     Capability,
@@ -176,3 +177,16 @@ def test_a_body_that_is_nested_too_deeply() -> None:
         check_duplicates(b"[" * 2000 + b"]" * 2000)
     with pytest.raises(RequestError, match="nested"):
         encode_chat({"model": nested})
+
+
+@pytest.mark.parametrize(("tool", "equal"), [(b'"function"', True), (b'"custom"', False)])
+def test_the_fingerprint_of_a_chat_depends_on_values_only(tool: bytes, equal: bool) -> None:
+    """White space and the order of members do not matter for an Idempotency-Key, as for other bodies."""
+
+    def fingerprint(raw: bytes) -> str:
+        request = read_chat(raw, 1000)
+        return idempotency("c", "k", request.identified(request.payload("m", passed_on=True))).fingerprint
+
+    first = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{}}]}'
+    other = b'{"model":"m","tools":[{"function":{}, "type": %b}],"messages":[{"content":"x","role":"user"}]}' % tool
+    assert (fingerprint(first) == fingerprint(other)) is equal
