@@ -124,7 +124,7 @@ class GatewayHeartbeat:
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
         self.model_version = one_version(observation.workers)
         self.greedy = greedy_by_default(observation.workers)
-        if observation.workers:  # Else the last value: a pool whose workers restart can do what it could before.
+        if observation.workers:  # Else the last value, while all workers restart.
             self.passes_on = passes_chats_on(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)

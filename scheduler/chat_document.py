@@ -14,7 +14,7 @@ import msgspec
 
 
 class Capability(StrEnum):
-    """What a model may be able to do beyond text; a row of `models` and error messages name it."""
+    """A capability of a model beyond text, by the name in a row of `models` and in error messages."""
 
     TOOLS = "tools"
     STRUCTURED_OUTPUT = "structured_output"
@@ -38,7 +38,7 @@ PASSED_ON = frozenset(Capability) - {Capability.EXTENSIONS}
 
 
 def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[str]:
-    """What a model can do: nothing beyond text without a server behind it; else what its row says, by default all."""
+    """The capabilities of a model: none without a server behind it; else those of its row, by default all."""
     if not passes_on:
         return frozenset()
     return PASSED_ON if row is None else row

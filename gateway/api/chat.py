@@ -2,7 +2,7 @@
 
 A chat has two forms. Its plain form is text messages and sampling parameters, which the worker puts into the chat template
 of its model. Its document form is the body as the client sent it, for a model that passes chats on to an endpoint
-(scheduler/chat_document.py). `ChatDocument.needs` tells which capabilities the document form needs; a body that needs
+(scheduler/chat_document.py). `ChatDocument.needs` has the capabilities that the document form needs; a body that needs
 none has both forms, and the pipeline chooses by the model.
 """
 

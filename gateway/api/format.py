@@ -54,7 +54,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         return Payload(model, self.input, dict(self.parameters), self.task)
 
     def identified(self, payload: Payload) -> Payload:
-        """What the request is compared by if its Idempotency-Key is used again. The form of a chat makes no difference."""
+        """The payload that is compared if the Idempotency-Key is used again. The form of a chat makes no difference."""
         if payload.task is not Task.CHAT_DOCUMENT or self.document is None:
             return payload
         if self.document.needs:  # White space and the order of members make no difference either.
