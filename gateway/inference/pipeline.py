@@ -150,8 +150,7 @@ class InferencePipeline:
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input.
 
-        Raises RequestError `model_not_found`, `invalid_request` if the model lacks a capability that the body needs, or
-        `no_capacity` if that is not known yet.
+        Raises RequestError `model_not_found`, or `invalid_request` if the model lacks a capability that the body needs.
         """
         parts = self._parts
         model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
@@ -160,8 +159,7 @@ class InferencePipeline:
             return body.payload(model, passed_on=False)
         passes_on = parts.passes_on()
         if document.needs:
-            if passes_on is None:
-                raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)
+            passes_on = passes_on is not False  # Before a worker is known, there is no capacity, which can be retried.
             row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
             has = capabilities(None if row is None else row.capabilities, passes_on=passes_on)
             if (error := missing_capability(document, model, has)) is not None:
