@@ -14,8 +14,9 @@ from redis.asyncio import Redis
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
 from ratelimit.limits import NO_LIMITS
+from scheduler.body_store import is_reference
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.payload import decode_payload
+from scheduler.payload import Task, decode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, calls_of
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.presence import Presence
@@ -84,6 +85,8 @@ def submission_for(
         payload = decode_payload(body)
     except ValueError:
         raise NotRerun("Its input cannot be read.") from None
+    if payload.task is Task.CHAT_DOCUMENT and is_reference(payload.input):
+        raise NotRerun("Its input was a file, which was removed with the request.")
     return Submission(
         id=new_request_id(),
         tier=terms.tier,

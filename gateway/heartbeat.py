@@ -75,7 +75,7 @@ class GatewayHeartbeat:
         self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
         self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
         self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
-        self.passes_on = False  # All workers pass chats on to a server.
+        self.passes_on: bool | None = None  # All workers pass chats on to a server; None before a worker is known.
         self.greedy = False  # No worker samples if a request has no temperature.
         self.model_version = ""  # The version that all healthy workers run; "" if they run several.
 
@@ -124,7 +124,8 @@ class GatewayHeartbeat:
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
         self.model_version = one_version(observation.workers)
         self.greedy = greedy_by_default(observation.workers)
-        self.passes_on = passes_chats_on(observation.workers)
+        if observation.workers:  # Else the last value, while all workers restart.
+            self.passes_on = passes_chats_on(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
         self._observed(observation)

@@ -36,7 +36,7 @@ class StoreLimits(NamedTuple):
 
 
 class ResponseRow(msgspec.Struct, frozen=True, gc=False):
-    """A stored response. `open`: its job has not ended; `lost`: it has no job. Then the output is null, as without a job."""
+    """A stored response. `open`: its job has not ended; `lost`: it has no open job. Then the output is null, as without a job."""
 
     id: str
     customer_id: str

@@ -3,7 +3,7 @@
 A chat of several megabytes, mostly images, would fill Redis and travel through it twice. Its gateway writes it to a file
 and the stored request names the file: the id of the request instead of a JSON object, which begins with a brace. The file
 lives as long as the gateway waits for the response. If the gateway dies, so does the connection of its client; its files
-are removed by the next gateway, once they are older than any request.
+are removed by any gateway of the host, once they are older than any request.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ class BodyStore:
         self._longest_s = longest_s
         self._clock = clock
         self._sizes: dict[str, int] = {}
+        self._next_removal = 0.0
         self.stored_bytes = 0
 
     def open(self) -> None:
@@ -53,6 +54,8 @@ class BodyStore:
             return
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.stat(self._directory).st_uid not in (os.getuid(), 0):  # It could exchange the files.  # noqa: PTH116
+                raise StartError(f"TIERLANE_BODY_DIR: {str(self._directory)!r} belongs to another user.")
             self.remove_old()
         except OSError as error:
             why = error.strerror or str(error)
@@ -70,6 +73,8 @@ class BodyStore:
         path = self._directory / request_id
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # Something may have cleaned up.
+            if self._clock() >= self._next_removal:  # A gateway that restarts at once finds its files too young.
+                self.remove_old()
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
                 file.write(data)
@@ -94,7 +99,9 @@ class BodyStore:
         """Remove files of gateways that are gone: those older than any request can be. Raises OSError."""
         if self._directory is None:
             return
-        before = self._clock() - self._longest_s - SPARE_S
+        now = self._clock()
+        before = now - self._longest_s - SPARE_S
+        self._next_removal = now + SPARE_S
         for path in self._directory.iterdir():
             with contextlib.suppress(OSError):  # Another gateway was faster.
                 if is_reference(path.name) and path.stat().st_mtime < before:

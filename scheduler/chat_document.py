@@ -14,7 +14,7 @@ import msgspec
 
 
 class Capability(StrEnum):
-    """What a model may be able to do beyond text; a row of `models` and error messages name it."""
+    """A capability of a model beyond text, by the name in a row of `models` and in error messages."""
 
     TOOLS = "tools"
     STRUCTURED_OUTPUT = "structured_output"
@@ -38,7 +38,7 @@ PASSED_ON = frozenset(Capability) - {Capability.EXTENSIONS}
 
 
 def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[str]:
-    """What a model can do: nothing beyond text without a server behind it; else what its row says, by default all."""
+    """The capabilities of a model: none without a server behind it; else those of its row, by default all."""
     if not passes_on:
         return frozenset()
     return PASSED_ON if row is None else row
@@ -60,11 +60,28 @@ class ServerUsage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+
+
+class _Called(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    """A message or delta: its tool calls are read by all translations, so junk in them is found where it arrives."""
+
+    tool_calls: list[_Called] | None = None
+
+
 class _Part(msgspec.Struct, gc=False):
     """The part of a choice that shows its kind and whether it has ended."""
 
     index: int = 0
-    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    message: _Message | None = None
+    delta: _Message | None = None
     finish_reason: str | None = None
 
 
@@ -78,7 +95,7 @@ class LineHead(msgspec.Struct, gc=False):
     @property
     def whole(self) -> bool:
         """Whether the line has messages, not deltas."""
-        return any(choice.message is not msgspec.UNSET for choice in self.choices)
+        return any(choice.message is not None for choice in self.choices)
 
     @property
     def finish_reason(self) -> str | None:
@@ -169,9 +186,9 @@ def _added(so_far: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
 def _collected(before: Sequence[Any], more: Iterable[Any]) -> list[Any]:
     """Items with an index continue the item of that index; others are appended."""
     total = list(before)
-    places = {item["index"]: at for at, item in enumerate(total) if isinstance(item, dict) and "index" in item}
+    places = {index: at for at, item in enumerate(total) if (index := _index(item)) is not None}
     for item in more:
-        index = item.get("index") if isinstance(item, dict) else None
+        index = _index(item)
         if index is None or index not in places:
             if index is not None:
                 places[index] = len(total)
@@ -179,6 +196,11 @@ def _collected(before: Sequence[Any], more: Iterable[Any]) -> list[Any]:
         else:
             total[places[index]] = _added(total[places[index]], item)
     return total
+
+
+def _index(item: Any) -> int | None:
+    index = item.get("index") if isinstance(item, dict) else None
+    return index if isinstance(index, int) else None
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +211,18 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
         plain = [{k: v for k, v in call.items() if k != "index"} if isinstance(call, dict) else call for call in calls]
         choice["message"] = {**message, "tool_calls": plain}
     return choice
+
+
+def text_of(content: Any) -> str:
+    """The text of a message or delta; some servers send a list of parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content) if content else ""
+
+
+def arguments_of(arguments: Any) -> str:
+    """The JSON of a call's arguments; some servers send an object."""
+    return arguments if isinstance(arguments, str) else _encode(arguments).decode()
 
 
 def as_deltas(line: str) -> Members:

@@ -2,7 +2,7 @@
 
 A chat has two forms. Its plain form is text messages and sampling parameters, which the worker puts into the chat template
 of its model. Its document form is the body as the client sent it, for a model that passes chats on to an endpoint
-(scheduler/chat_document.py). `ChatDocument.needs` tells which capabilities the document form needs; a body that needs
+(scheduler/chat_document.py). `ChatDocument.needs` has the capabilities that the document form needs; a body that needs
 none has both forms, and the pipeline chooses by the model.
 """
 
@@ -17,7 +17,7 @@ from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import SamplingFields, check_values, includes_usage, parameters_of
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
-from gateway.http.request import check_duplicates, check_text, decode
+from gateway.http.request import TOO_DEEP, check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid, unknown_field
 from scheduler.chat_document import Capability, joined
@@ -249,12 +249,20 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     return chat_request(body, chat_document(body, _members.decode(raw)), max_input_bytes)
 
 
+def encode_chat(chat: Mapping[str, Any]) -> bytes:
+    """A body that was translated from another format. Raises RequestError if it is nested too deeply."""
+    try:
+        return encode_json(chat)
+    except RecursionError:
+        raise invalid(None, TOO_DEEP) from None
+
+
 def translated_chat(chat: Mapping[str, Any], names: Mapping[str, str], max_input_bytes: int) -> InferenceRequest:
     """The request of a body that was translated from another format. Raises RequestError.
 
     `names`: a field of the body -> the client's own, for the error if the model lacks its capability.
     """
-    raw = encode_json(chat)
+    raw = encode_chat(chat)
     body = decode(_decoder, raw)
     document = chat_document(body, _members.decode(raw))
     needs = {capability: names.get(name, name) for capability, name in document.needs.items()}

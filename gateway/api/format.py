@@ -1,5 +1,6 @@
 """The common form of requests and results of all API formats, and OpenAI's token usage."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,13 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         return Payload(model, self.input, dict(self.parameters), self.task)
 
     def identified(self, payload: Payload) -> Payload:
-        """What the request is compared by if its Idempotency-Key is used again. The form of a chat makes no difference."""
-        if payload.task is not Task.CHAT_DOCUMENT or self.document is None or self.document.needs:
+        """The payload that is compared if the Idempotency-Key is used again. The form of a chat makes no difference."""
+        if payload.task is not Task.CHAT_DOCUMENT or self.document is None:
+            return payload
+        if self.document.needs:  # White space and the order of members make no difference either.
+            with contextlib.suppress(RecursionError):  # A body near the limit is compared as it is written.
+                decoded = msgspec.json.decode(payload.input)
+                return payload.with_input(msgspec.json.encode(decoded, order="sorted").decode())
             return payload
         return self.payload(payload.model, passed_on=False)
 

@@ -9,6 +9,7 @@ Data of a tensor is JSON, or bytes behind the JSON (the binary tensor data exten
 and its bytes.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -248,6 +249,7 @@ class TensorResponse(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(TensorBody)
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 def read_tensors(raw: bytes, max_input_bytes: int, *, model: str, json_length: str | None) -> TensorRequest:
@@ -255,7 +257,7 @@ def read_tensors(raw: bytes, max_input_bytes: int, *, model: str, json_length: s
 
     `json_length`: the value of `Inference-Header-Content-Length`, None without one.
     """
-    length = len(raw) if json_length is None else int(json_length) if json_length.isdecimal() else -1
+    length = len(raw) if json_length is None else int(json_length) if _LENGTH.fullmatch(json_length) else -1
     if not 0 <= length <= len(raw):
         raise invalid(JSON_LENGTH, f"{JSON_LENGTH} must be the number of bytes of JSON in the body.")
     head, binary = raw[:length], raw[length:]

@@ -189,5 +189,5 @@ class DocumentChunks(ChatChunks):
         return self._write(members)
 
     def _write(self, members: Mapping[str, Any]) -> bytes:
-        asked = {} if self._no_usage is UNSET else {"usage": None}
-        return event(encode_json({**self._identity, "service_tier": self._tier, **members, **asked}))
+        no_usage = {} if self._no_usage is UNSET else {"usage": None}
+        return event(encode_json({**self._identity, "service_tier": self._tier, **members, **no_usage}))

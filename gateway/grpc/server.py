@@ -33,7 +33,7 @@ from gateway.grpc.open_inference_pb2 import (
 from gateway.http.validation import invalid
 from gateway.inference.handler import run
 from gateway.inference.pipeline import InferencePipeline
-from scheduler.errors import RequestError, StartError
+from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
 
 Describe = Callable[[str, str], Message]
@@ -47,6 +47,7 @@ class InferenceService:
         self._parts = parts
         self._pipeline = pipeline
         self._idle_s = config.idle_timeout_s
+        self._body_s = config.body_timeout_s
         self._write_s = config.write_timeout_s
         self._infer = infer_format(parts.check_model)
         self._stream = stream_format(parts.check_model)
@@ -99,7 +100,7 @@ class InferenceService:
         call = self._authenticated(self._infer, context)
         if call is None:
             return b""
-        response = await run(call, call.receive(context.read))
+        response = await run(call, call.receive(partial(self._message, context)))
         if call.error is not None:
             fail(context, call.error, response)
             return b""
@@ -127,6 +128,14 @@ class InferenceService:
                 context.set_code(grpc.StatusCode.CANCELLED)
                 context.set_details("The client does not read.")
                 return
+
+    async def _message(self, context: "Context[bytes, bytes]") -> Any:
+        """The only message of a call. Raises RequestError if it is not there in time, as a body of HTTP."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await context.read()
+        except TimeoutError:
+            raise RequestError(ErrorCode.REQUEST_TIMEOUT) from None
 
     async def _next(self, context: "Context[bytes, bytes]") -> bytes | None:
         """The next message of a stream; None at its end, or if none came for the idle time."""
@@ -157,7 +166,7 @@ class InferenceService:
         request = GrpcRequest(context)
         try:
             self._parts.authenticator.identify(request)
-            raw = await context.read()
+            raw = await self._message(context)
             message: Any = kind.FromString(raw if isinstance(raw, bytes) else b"")
             return describe(message.name, message.version).SerializeToString()
         except DecodeError:

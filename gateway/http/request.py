@@ -255,9 +255,15 @@ def _reject_constant(_: str) -> None:
     raise ValueError("NaN or Infinity")
 
 
+TOO_DEEP = "The body is nested too deeply."
+
+
 def check_duplicates(raw: bytes) -> None:
     """Parse a valid body again. Raises RequestError that names a duplicate key."""
-    json.loads(raw, object_pairs_hook=_reject_duplicates)
+    try:
+        json.loads(raw, object_pairs_hook=_reject_duplicates)
+    except RecursionError:  # The library that decoded it allows a few levels more.
+        raise invalid(None, TOO_DEEP) from None
 
 
 def check_text(name: str, text: str, max_bytes: int) -> None:

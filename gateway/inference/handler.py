@@ -77,7 +77,7 @@ class AwaitedCall(InferenceCall):
         self._stream: StreamedResponse | None = None
 
     def successor(self) -> "AwaitedCall":
-        """The call that continues after the body was read: a job's, if the body asks for one."""
+        """The call that continues after the body was read: a job's, if the body requests one."""
         return self
 
     def sink(self) -> ResponseSink:
@@ -141,7 +141,7 @@ class AwaitedCall(InferenceCall):
         self.release()
 
     async def keep(self, reply: Reply) -> None:
-        """Store what a client may read later, before the end of its response is sent. Raises RequestError if it cannot be."""
+        """Store the reply for later reads, before the end of its response is sent. Raises RequestError if that fails."""
 
     async def response(self) -> HttpResponse:
         """Build the response: 200 with the outputs, or the stream."""

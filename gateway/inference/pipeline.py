@@ -85,7 +85,7 @@ class InferenceParts:
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = _ignore
     remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
-    passes_on: Callable[[], bool] = bool  # Whether all workers pass chats on to a server.
+    passes_on: Callable[[], bool | None] = bool  # Whether all workers pass chats on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
     counters: Counters = field(default_factory=Counters)
@@ -159,11 +159,12 @@ class InferencePipeline:
             return body.payload(model, passed_on=False)
         passes_on = parts.passes_on()
         if document.needs:
+            passes_on = passes_on is not False  # Before a worker is known, there is no capacity, which can be retried.
             row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
             has = capabilities(None if row is None else row.capabilities, passes_on=passes_on)
             if (error := missing_capability(document, model, has)) is not None:
                 raise error
-        return body.payload(model, passed_on=passes_on)
+        return body.payload(model, passed_on=bool(passes_on))
 
     def build_pending(
         self,

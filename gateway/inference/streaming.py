@@ -39,6 +39,11 @@ class StreamAssembly:
         """Number of characters sent."""
         return len(self._text)
 
+    @property
+    def lines(self) -> int:
+        """Number of complete lines sent."""
+        return self._text.count("\n")
+
     def take(self, attempt: int, offset: int, text: str) -> str:
         """The part of an increment to send; may be empty."""
         if self.broken or (self.length and attempt < self._attempt):
@@ -89,6 +94,7 @@ class StreamedResponse:
     ) -> None:
         self._call = call
         self._keep = keep
+        self._document = call.body.document if passed_on else None
         self._pending = pending
         self._future = future
         self._started = asyncio.Event()
@@ -112,6 +118,7 @@ class StreamedResponse:
             self._send(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
         except Exception as error:  # noqa: BLE001  # the loop must go on
             log_fault("increment not written", error, request_id=self._pending.id)
+            self._assembly.broken = True  # The text is lost, so the stream must not end as if it were complete.
 
     async def wait(self) -> None:
         """Wait until the request is admitted or has an outcome. Raises RequestError if it was rejected or failed."""
@@ -193,9 +200,16 @@ class StreamedResponse:
 
     @property
     def used(self) -> int:
-        """Estimated tokens, as admission does it: a quarter of the bytes of the input and of the text that was sent."""
-        sent = self._assembly.sent_bytes
-        return math.ceil((self._pending.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
+        """Estimated tokens, as admission does it: a quarter of the bytes of the input and of the text that was sent.
+
+        Lines of a model's server are mostly JSON, and the input may be images: a line counts as a token.
+        """
+        sent, read = self._assembly.sent_bytes, self._pending.submission.input_bytes
+        if not sent:
+            return 0
+        if self._document is None:
+            return math.ceil((read + sent) / BYTES_PER_TOKEN)
+        return max(1, math.ceil(read / BYTES_PER_TOKEN) + self._document.tokens) + self._assembly.lines
 
     def close(self) -> None:
         """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""

@@ -62,8 +62,8 @@ def one_version(workers: Sequence[WorkerView]) -> str:
 
 
 def passes_chats_on(workers: Sequence[WorkerView]) -> bool:
-    """Whether every worker of the pool passes chats on to a server; False if no worker is known."""
-    return bool(workers) and all(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
+    """Whether every one of these workers passes chats on to a server."""
+    return all(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
 
 
 def greedy_by_default(workers: Sequence[WorkerView]) -> bool:
@@ -188,8 +188,10 @@ def build_submission(
     `body`: the request, if it may be a chat in its document form.
     """
     document = None if body is None else body.document
-    identified = payload if document is None or body is None else body.identified(payload)
-    value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, identified)
+    value, fingerprint = NONE
+    if key is not None:
+        identified = payload if body is None else body.identified(payload)
+        value, fingerprint = idempotency(identity.customer_id, key, identified)
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
     nonce = _nonces.draw()

@@ -127,7 +127,7 @@ class TokenCount(msgspec.Struct, gc=False):
 
 
 class CountTokens:
-    """The handler of `count_tokens`, free of charge. The model is not asked: the count is the estimate of admission."""
+    """The handler of `count_tokens`, free of charge. The model is not called: the count is the estimate of admission."""
 
     def __init__(self, pipeline: InferencePipeline) -> None:
         self._pipeline = pipeline

@@ -13,7 +13,7 @@ from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
 from gateway.translations.messages import TextBlock, ThinkingBlock, ToolUseBlock
-from scheduler.chat_document import DOCUMENT, ServerUsage
+from scheduler.chat_document import DOCUMENT, ServerUsage, arguments_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -144,19 +144,27 @@ class _ServerTokens(ServerUsage, gc=False):
 
 class _CalledFunction(msgspec.Struct, gc=False):
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
 
 
 class _ToolCall(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
-    function: _CalledFunction = msgspec.field(default_factory=_CalledFunction)
+    function: _CalledFunction | None = None
+
+    @property
+    def name(self) -> str:
+        return (self.function and self.function.name) or ""
+
+    @property
+    def arguments(self) -> str:
+        return arguments_of((self.function and self.function.arguments) or "")
 
 
 class _MessagePiece(msgspec.Struct, gc=False):
     """A message, or what an event adds to it. Servers have two names for reasoning."""
 
-    content: str | None = None
+    content: Any = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -257,10 +265,14 @@ class MessageContent:
 
     def _add_piece(self, piece: _MessagePiece) -> Iterator[BlockEvent]:
         yield from self._add(ThinkingBlock, piece.reasoning_content or piece.reasoning or "")
-        yield from self._add(TextBlock, piece.content or "")
+        yield from self._add(TextBlock, text_of(piece.content))
         yield from self._add(TextBlock, piece.refusal or "")
-        for position, call in enumerate(piece.tool_calls or ()):
-            yield from self._add_call(call, position if call.index is None else call.index)
+        for call in piece.tool_calls or ():
+            yield from self._add_call(call, self._next_call(call) if call.index is None else call.index)
+
+    def _next_call(self, call: _ToolCall) -> int:
+        """The number of a call without an index, which some servers omit: a call with a name is a new one."""
+        return len(self._calls) if call.name or not self._calls else len(self._calls) - 1
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:
@@ -273,8 +285,8 @@ class MessageContent:
     def _add_call(self, call: _ToolCall, number: int) -> Iterator[BlockEvent]:
         if number not in self._calls:
             self._calls[number] = len(self._blocks)
-            yield from self._start(ToolUseBlock(call.id or f"call_{number}", call.function.name or "", {}))
-        if arguments := call.function.arguments:
+            yield from self._start(ToolUseBlock(call.id or f"call_{number}", call.name, {}))
+        if arguments := call.arguments:
             at = self._calls[number]
             self._blocks[at][1].append(arguments)
             yield BlockDelta(at, AddedInput(arguments))

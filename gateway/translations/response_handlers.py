@@ -160,7 +160,7 @@ def stored_items(body: ResponseBody, request_id: str) -> bytes:
     """The items of the input as they are stored, each with an id."""
     name = request_id.removeprefix(PREFIX)
     items = [
-        {**item, "id": item.get("id") or f"{_PREFIXES[item['type']]}_{name}_in{at}"}
+        {**item, "id": str(item.get("id") or f"{_PREFIXES[item['type']]}_{name}_in{at}")}
         for at, item in enumerate(input_items(body))
     ]
     return encode_json(items)

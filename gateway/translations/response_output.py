@@ -23,7 +23,7 @@ from gateway.translations.responses import (
     renamed,
     response_id,
 )
-from scheduler.chat_document import DOCUMENT, as_deltas, lines_of
+from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import PREFIX, created_ms
@@ -185,10 +185,10 @@ class OutputItems:
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta") or {}
-        logprobs = [_logprob(each) for each in (choice.get("logprobs") or {}).get("content") or ()]
+        logprobs = [_logprob(each) for each in _dicts(_member(choice, "logprobs").get("content"))]
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield from self._reasoning(str(reasoning))
-        text = _text_of(delta.get("content"))
+        text = text_of(delta.get("content"))
         if text or (logprobs and self._in_message):  # Those of calls have no place in a response.
             yield from self._content("output_text", text, logprobs)
         if refusal := delta.get("refusal"):
@@ -315,10 +315,21 @@ class OutputItems:
         item = self.items[at]
         item["name"] = item["name"] or function.get("name") or ""
         if more := function.get("arguments"):
-            more = more if isinstance(more, str) else encode_json(more).decode()
+            more = arguments_of(more)
             item["arguments"] += more
             fields = {"item_id": item["id"], "output_index": at}
             yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
+
+
+def _member(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A member that is an object; else an empty one."""
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _decoded(value: msgspec.Raw | None) -> Any:
@@ -331,16 +342,9 @@ def _copied(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [dict(part) for part in content]} if isinstance(content, list) else dict(item)
 
 
-def _text_of(content: Any) -> str:
-    """The text of a delta; some servers send a list of parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return str(content) if content else ""
-
-
 def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
     """A token's log probability: `bytes` is null in a chat, but never here."""
-    top = [{**each, "bytes": each.get("bytes") or []} for each in token.get("top_logprobs") or ()]
+    top = [{**each, "bytes": each.get("bytes") or []} for each in _dicts(token.get("top_logprobs"))]
     return {**token, "bytes": token.get("bytes") or [], "top_logprobs": top}
 
 
@@ -357,8 +361,8 @@ def finished(document: ResponseDocument, items: OutputItems, output: Output) -> 
 
 def _tokens(counted: Mapping[str, Any] | None, tokens: TokenUsage) -> ResponseTokens:
     """The tokens with the details that the model's server sent."""
-    read = (counted or {}).get("prompt_tokens_details") or {}
-    written = (counted or {}).get("completion_tokens_details") or {}
+    read = _member(counted or {}, "prompt_tokens_details")
+    written = _member(counted or {}, "completion_tokens_details")
     return ResponseTokens(
         tokens.prompt_tokens,
         CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),

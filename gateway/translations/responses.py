@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from gateway.api.chat import read_chat
+from gateway.api.chat import Recording, encode_chat, read_chat
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import Integer, check_model
 from gateway.http.request import check_duplicates, decode
@@ -72,7 +72,7 @@ class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file")
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
     """A recording as base64."""
 
-    input_audio: dict[str, Any]
+    input_audio: Recording
 
 
 InputPart = InputText | OutputText | RefusalText | InputImage | InputFile | InputAudio
@@ -254,7 +254,7 @@ def request_of(body: ResponseBody, history: Sequence[Item], max_input_bytes: int
     items = [*_read_items(history), *_read_items(input_items(body))]
     chat = _chat_of(body, items)
     try:
-        request = read_chat(msgspec.json.encode(chat), max_input_bytes)
+        request = read_chat(encode_chat(chat), max_input_bytes)
     except RequestError as error:
         raise renamed(error) from None
     document = request.document
@@ -281,7 +281,7 @@ def renamed(error: RequestError) -> RequestError:
     name = error.param
     if name is None or name not in _RENAMED:
         return error
-    message = re.sub(rf"(?<!\w){name}(?!\w)", _RENAMED[name], error.message)
+    message = re.sub(rf"(^|`){name}\b", rf"\1{_RENAMED[name]}", error.message)
     return RequestError(error.code, message, _RENAMED[name])
 
 
@@ -307,8 +307,7 @@ def _with_parts(item: Item) -> Item:
 
 def _read_items(items: Sequence[Item]) -> list[InputItem]:
     for number, item in enumerate(items):
-        if item["type"] not in _ITEM_TYPES:
-            kind = str(item["type"])[:64]
+        if (kind := str(item["type"])[:64]) not in _ITEM_TYPES:
             known = ", ".join(f"`{each}`" for each in sorted(_ITEM_TYPES))
             message = f"`input[{number}]` has the type `{kind}`, which is not supported here, only {known}."
             raise invalid("input", message)

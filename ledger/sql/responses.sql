@@ -27,9 +27,9 @@ WITH added AS (
 DELETE FROM responses WHERE id IN (SELECT id FROM old)
 
 -- name: find_responses
--- `lost`: it is open, but its job was never stored.
+-- `lost`: it is open, but its job was never stored, or a version before this table has ended it.
 SELECT r.id, r.customer_id::text, r.document, r.input_items, r.open, r.output, r.error_code, r.finish_reason,
-       r.tokens_used, r.output_tokens, r.open AND j.id IS NULL AS lost
+       r.tokens_used, r.output_tokens, r.open AND coalesce(j.status NOT IN ('queued', 'processing'), true) AS lost
 FROM responses AS r LEFT JOIN jobs AS j ON r.open AND j.id = 'req_' || substr(r.id, 6)
 WHERE r.id = ANY($1) AND r.expires_at > clock_timestamp()
 

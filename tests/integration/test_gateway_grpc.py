@@ -461,6 +461,19 @@ async def test_a_silent_stream_ends(client: Redis, redis_url: str) -> None:
         assert await call.read() is grpc.aio.EOF
 
 
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelReady"])
+async def test_a_message_that_never_comes(client: Redis, redis_url: str, name: str) -> None:
+    """A call without its message ends after the time for a body, so that it does not occupy a call forever."""
+    async with (
+        running_stack(client, redis_url, grpc=GrpcConfig(port=0), body_timeout_s=0.1) as stack,
+        grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
+    ):
+        status, _, trailing = await failure(channel.stream_unary(f"{SERVICE}/{name}")(metadata=key(stack)))
+
+        assert status is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert trailing["error-code"] == "request_timeout"
+
+
 async def test_a_gateway_that_stops(client: Redis, redis_url: str) -> None:
     """Accepted requests are completed; then the port is closed, and the server was not ready before."""
     async with (

@@ -144,6 +144,16 @@ async def test_stream_options_are_omitted_once_rejected(stand_in: StandIn) -> No
     assert ["stream_options" in body for body in stand_in.asked("chat/completions")] == [True, False, False]
 
 
+async def test_a_stream_without_an_end_is_limited(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the size of a whole response."""
+    monkeypatch.setattr("gpu_pool.backends.openai_endpoint.requests.MAX_ANSWER_BYTES", 3)
+    reader = Reader()
+
+    (results,) = await answers(stand_in, [chat("hello", reader)])
+
+    assert (codes(results), reader.text) == (["worker_lost"], "olle")
+
+
 @pytest.mark.parametrize(("fault", "code"), [("cut", "worker_lost"), ("silent", "gpu_timeout")])
 async def test_broken_stream_is_not_retried(stand_in: StandIn, fault: str, code: str) -> None:
     """The client has received a part of it."""

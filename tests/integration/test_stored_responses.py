@@ -87,7 +87,7 @@ async def test_conversations(store: Connection) -> None:
 
 
 async def test_the_end_of_a_job_is_stored_with_its_response(store: Connection, client: Redis) -> None:
-    """In one statement, once. An open response without a job is lost."""
+    """In one statement, once. An open response without an open job is lost."""
     ends, lost = new(is_open=True), new(is_open=True)
     await insert_responses(store, [ends, lost], LIMITS)
     job = Pool(client, Keys()).submission(id=ends.request_id, customer_id=OWNER)
@@ -101,6 +101,8 @@ async def test_the_end_of_a_job_is_stored_with_its_response(store: Connection, c
     assert [(row.open, row.lost) for row in (before[ends.id], before[lost.id])] == [(True, False), (True, True)]
     assert (after.open, after.output, after.error_code, after.finish_reason) == (False, b"out", None, "length")
     assert (after.tokens_used, after.output_tokens) == (12, 5)
+    await store.execute("UPDATE responses SET open = true WHERE id = $1", ends.id)  # As after an older version's end.
+    assert (await find_responses(store, [ends.id]))[ends.id].lost
     assert await store.fetchval("SELECT bytes FROM responses WHERE id = $1", ends.id) == 13
 
 

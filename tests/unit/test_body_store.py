@@ -1,12 +1,17 @@
 """Large chats beside Redis: what is stored, how much, and how long."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.dead_letter_rerun import NotRerun, submission_for
+from ledger.dead_letters import DeadLetterRow, RequeueTerms
 from scheduler.body_store import BodyStore, is_reference, read_stored
 from scheduler.errors import StartError
+from scheduler.payload import Payload, Task, encode_payload
 from scheduler.request_id import new_request_id
 
 CHAT = '{"messages":[]}'
@@ -46,14 +51,20 @@ def test_no_more_than_the_limit_is_stored(tmp_path: Path) -> None:
     assert not BodyStore().takes(1 << 30)
 
 
-def test_files_of_dead_gateways_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    """Only those older than any request can be, and no other files of the directory."""
+def test_files_of_dead_gateways_are_removed(tmp_path: Path) -> None:
+    """At a start, and while others run, if they are older than any request can be; no other files of the directory."""
     old, new, other = new_request_id(), new_request_id(), "notes.txt"
     for name, age_s in ((old, 65), (new, 63), (other, 1000)):
         (tmp_path / name).write_text(CHAT)
         os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
-    store(tmp_path, now=1000.0)
+    now = [1000.0]
+    bodies = BodyStore(tmp_path, 10, 100, 4.0, lambda: now[0])
+    bodies.open()
     assert {path.name for path in tmp_path.iterdir()} == {new, other}
+
+    now[0], own = 1060.0, new_request_id()
+    assert bodies.put(own, CHAT)
+    assert {path.name for path in tmp_path.iterdir()} == {own, other}
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "req_1", CHAT, "req_" + "g" * 32])
@@ -68,3 +79,20 @@ def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"TIERLANE_BODY_DIR: .*file.*cannot be used"):
         store(tmp_path / "file")
+
+
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of a host may make a directory in shared memory."""
+    other = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr("scheduler.body_store.os", SimpleNamespace(getuid=os.getuid, stat=lambda path: other))
+    with pytest.raises(StartError, match="another user"):
+        store(tmp_path)
+
+
+def test_a_dead_letter_without_its_file_is_not_requeued() -> None:
+    """Its stored request only has the name of the file; the operator gets a sentence."""
+    letter = DeadLetterRow("req_1", datetime.now(UTC), "c", "acme", "free", "m", "worker_lost", 2, [], 1, None, None)
+    body = encode_payload(Payload("m", new_request_id(), {}, Task.CHAT_DOCUMENT))
+    terms = RequeueTerms("free", active=True, queue_ms=1, model_served=True)
+    with pytest.raises(NotRerun, match="file"):
+        submission_for(letter, body, terms, 1, again=False)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from endpoint_stand_in import rich_chat, rich_events
-from gateway.api.chat import missing_capability, read_chat
+from gateway.api.chat import encode_chat, missing_capability, read_chat
+from gateway.http.request import check_duplicates
+from gateway.inference.submission import idempotency
 from scheduler.chat_document import (
     PASSED_ON,
     Capability,
@@ -55,7 +57,21 @@ def test_the_joined_events_are_the_whole_response(body: dict[str, Any]) -> None:
     assert joined(deltas) == without_identity(whole)
 
 
-@pytest.mark.parametrize("junk", ["[1]", "nonsense", "[" * 100_000, '{"choices": 1}', '{"choices": [1]}'])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "[1]",
+        "nonsense",
+        "[" * 100_000,
+        '{"choices": 1}',
+        '{"choices": null}',
+        '{"choices": [1]}',
+        '{"choices": [{"message": "text"}]}',
+        '{"choices": [{"delta": {"tool_calls": 1}}]}',
+        '{"choices": [{"delta": {"tool_calls": [{"index": [0]}]}}]}',
+        '{"choices": [{"message": {"tool_calls": [{"function": "f"}]}}]}',
+    ],
+)
 def test_junk_is_rejected(junk: str) -> None:
     """A server's output that is no chat response is an error, not a fault."""
     with pytest.raises(ValueError, match="not a"):
@@ -144,3 +160,33 @@ def test_missing_capability(changes: dict[str, Any], has: frozenset[str], error:
 def test_lines_of_an_output() -> None:
     """An output may have been cut within a line."""
     assert list(lines_of('{"a":1}\n{"b"')) == ['{"a":1}', '{"b"']
+
+
+def test_items_with_an_odd_index_are_appended() -> None:
+    """A member that is unknown here may have any form."""
+    line = '{"choices":[{"delta":{"annotations":[{"index":[1]},{"index":null}]}}]}\n'
+    assert len(joined(line * 2)["choices"][0]["message"]["annotations"]) == 4
+
+
+def test_a_body_that_is_nested_too_deeply() -> None:
+    """Neither the search for duplicate keys nor a translation fails by the recursion limit."""
+    nested: Any = []
+    for _ in range(2000):
+        nested = [nested]
+    with pytest.raises(RequestError, match="nested"):
+        check_duplicates(b"[" * 2000 + b"]" * 2000)
+    with pytest.raises(RequestError, match="nested"):
+        encode_chat({"model": nested})
+
+
+@pytest.mark.parametrize(("tool", "equal"), [(b'"function"', True), (b'"custom"', False)])
+def test_the_fingerprint_of_a_chat_depends_on_values_only(tool: bytes, equal: bool) -> None:
+    """White space and the order of members do not matter for an Idempotency-Key, as for other bodies."""
+
+    def fingerprint(raw: bytes) -> str:
+        request = read_chat(raw, 1000)
+        return idempotency("c", "k", request.identified(request.payload("m", passed_on=True))).fingerprint
+
+    first = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{}}]}'
+    other = b'{"model":"m","tools":[{"function":{}, "type": %b}],"messages":[{"content":"x","role":"user"}]}' % tool
+    assert (fingerprint(first) == fingerprint(other)) is equal

@@ -102,7 +102,7 @@ def test_bodies_are_rejected_by_name(body: Any, param: str | None, words: str) -
     assert words in caught.value.message
 
 
-@pytest.mark.parametrize("length", ["", "x", "-1", "9999", "\u00b2", "1_0"])
+@pytest.mark.parametrize("length", ["", "x", "-1", "9999", "\u00b2", "1_0", "9" * 5000])
 def test_the_length_of_the_json_is_checked(length: str) -> None:
     """Against the number of bytes that arrived."""
     with pytest.raises(RequestError) as caught:

@@ -134,3 +134,15 @@ async def test_capacity_is_held_while_an_emptied_redis_learns_its_workers() -> N
     setup.workers = []
     await setup.beat()
     assert setup.limits.healthy_gpus == 0
+
+
+async def test_a_pool_without_workers_passes_chats_on_as_before() -> None:
+    """A restart of all workers takes no capability from a model; before the first one nothing is known."""
+    endpoint = msgspec.structs.replace(WORKER, backend="openai:http://x")
+    setup, found = Setup([]), []
+    for workers in ([], [endpoint], [], [endpoint, WORKER], []):
+        setup.workers = workers
+        await setup.beat()
+        found.append(setup.sender.passes_on)
+
+    assert found == [None, True, True, False, False]

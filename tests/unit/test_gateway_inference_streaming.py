@@ -1,11 +1,15 @@
 """Reassembly of a stream from increments that may be lost, late, repeated or reordered."""
 
+import asyncio
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gateway.inference.streaming import StreamAssembly
-from scheduler.protocol.replies import LOST
+from gateway.api.format import ChatDocument
+from gateway.inference.streaming import StreamAssembly, StreamedResponse
+from scheduler.protocol.replies import LOST, Increment
 
 Step = tuple[int, int, str, str]
 """Attempt, offset, text, and the text that is sent to the client."""
@@ -80,3 +84,18 @@ def test_lossy_channels_deliver_the_output(seed: int) -> None:
     rest = assembly.rest(output, 1)
     assert rest is not None
     assert sent + rest == output
+
+
+@pytest.mark.parametrize(("passed_on", "used"), [(False, 1004), (True, 1002)])
+async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int) -> None:
+    """A quarter of the bytes; of a chat with an image of 4000 bytes its 1000 tokens, and a token for each line."""
+    document = ChatDocument("", {}, tokens=0)
+    call: Any = SimpleNamespace(
+        api_format=SimpleNamespace(chunks=lambda *_: None), body=SimpleNamespace(document=document)
+    )
+    pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4000))
+    future: Any = asyncio.get_running_loop().create_future()
+    stream = StreamedResponse(call, pending, future, lambda _: future, passed_on=passed_on)
+    assert stream.used == 0
+    stream.receive(Increment("req_1", "n", 1, 0, "{....}\n{....}\n"))
+    assert stream.used == used

@@ -19,6 +19,7 @@ from gpu_pool.backends.openai_endpoint.errors import (
     retry_after_s,
 )
 from gpu_pool.backends.openai_endpoint.messages import (
+    MOST_TOKENS,
     EventLines,
     StreamedCompletion,
     StreamFault,
@@ -133,6 +134,7 @@ def test_responses_are_ordered_by_index() -> None:
         {"index": 0, "text": "x", "finish_reason": "length"},
     ]
     usage = {"prompt_tokens": 4, "completion_tokens": 6}
+    odd = {"choices": choices[1:], "usage": {"prompt_tokens": 10**30, "completion_tokens": -1}}
     rows = [{"index": 0, "embedding": [1, 0.5]}, {"index": 1, "embedding": []}]
 
     texts = read({"choices": choices, "usage": usage, "more": 1}, Item("a"), Item("b"))
@@ -141,6 +143,7 @@ def test_responses_are_ordered_by_index() -> None:
     assert texts == [ItemResult("x", 4, "", 2, "length"), ItemResult("yyy", 6, "", 4, "stop")]
     assert struct.unpack("<2f", base64.b64decode(good.output)) == (1.0, 0.5)
     assert bad.error_code == "invalid_output"
+    assert read(odd, Item("a"))[0].tokens_used == MOST_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import missing_capability
 from gateway.api.format import InferenceRequest
 from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
-from gateway.translations.message_events import MessageChunks, message_of
-from gateway.translations.messages import MAX_STOPS, read_messages, read_prompt
+from gateway.translations.message_events import MessageChunks, MessageContent, message_of
+from gateway.translations.messages import MAX_STOPS, ToolUseBlock, read_messages, read_prompt
 from scheduler.chat_document import DOCUMENT, Capability, output_line
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
@@ -377,6 +377,30 @@ def test_usage(usage: dict[str, Any] | None, expected: dict[str, Any]) -> None:
     assert answered(usage=usage)["usage"] == expected
 
 
+def test_calls_without_an_index() -> None:
+    """Each call with a name is a block of its own."""
+    content = MessageContent([])
+    for function in ({"name": "f", "arguments": "{"}, {"arguments": "}"}, {"name": "g", "arguments": "{}"}):
+        line = json.dumps({"choices": [{"delta": {"tool_calls": [{"function": function}]}}]})
+        assert list(content.add_lines(line + "\n"))
+
+    assert [block for block in content.blocks() if isinstance(block, ToolUseBlock)] == [
+        ToolUseBlock("call_0", "f", {}),
+        ToolUseBlock("call_1", "g", {}),
+    ]
+
+
+def test_forms_of_some_servers() -> None:
+    """Content in parts, and arguments that are an object."""
+    message: Any = {"content": [{"type": "text", "text": "a"}], "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    message["tool_calls"][0]["function"]["arguments"] = {"q": 1}
+
+    assert answered(message=message)["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"q": 1}},
+    ]
+
+
 def test_arguments_that_are_no_object_are_kept() -> None:
     """A call that was cut off is an input with the text of its arguments."""
     calls = {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"q": "a'}}]}
@@ -388,7 +412,7 @@ def test_arguments_that_are_no_object_are_kept() -> None:
 
 def test_a_line_that_cannot_be_read() -> None:
     """The response is an error; a stream goes on, and ends with the error."""
-    output = '{"choices": [{"message": {"content": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
+    output = '{"choices": [{"message": {"refusal": [1]}}]}\n{"choices": [{"message": {"content": "a"}}]}\n'
     chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
 
     assert b"text_delta" in chunks.delta(output)

@@ -140,6 +140,13 @@ def test_a_request_is_a_chat(fields: dict[str, Any], expected: dict[str, Any]) -
         ({"input": ""}, "input", "must not be empty"),
         ({"input": []}, "input", "1 to 1024 items"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "type `item_reference`"),
+        ({"input": [{"type": ["message"]}]}, "input", "not supported"),
+        ({"input": [USER] * 1024, "instructions": "x"}, "input", "must have 1 to 1024 messages"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "data",
+            r"`data` is required in `input\[0\]",
+        ),
         ({"input": [{"type": "reasoning"}]}, "input", "only reasoning"),
         (
             {"input": [USER, {"type": "function_call", "name": "f"}]},
@@ -311,6 +318,14 @@ def shape_of(item: Any) -> str:
     if item["type"] == "function_call":
         return f"{item['name']}({item['arguments']})"
     return f"{item['type']}:" + "".join(part.get("text", part.get("refusal")) for part in item["content"])
+
+
+def test_details_of_an_odd_server_are_left_out() -> None:
+    """Log probabilities and usage details in a form of their own do not fail the response."""
+    choice = {"delta": {"content": "a"}, "finish_reason": "stop"}
+    for logprobs in (1, {"content": 1}, {"content": ["a"]}, {"content": [{"token": "a", "top_logprobs": 1}]}):
+        text = json.dumps({"choices": [choice | {"logprobs": logprobs}], "usage": {"prompt_tokens_details": 1}}) + "\n"
+        assert document_of(text)["status"] == "completed"
 
 
 def test_details_of_the_usage() -> None:

@@ -191,11 +191,19 @@ def finish(reason: str | None) -> str:
     return "length" if reason == "length" else "stop"
 
 
+MOST_TOKENS = 2**30 - 1  # Twice as many fit into a column of the audit.
+
+
 def counted(usage: ServerUsage | None) -> tuple[int, int]:
     """Tokens (input, output), 0 if unknown."""
     if usage is None:
         return 0, 0
-    return max(0, usage.prompt_tokens or 0), max(0, usage.completion_tokens or 0)
+    return _within(usage.prompt_tokens), _within(usage.completion_tokens)
+
+
+def _within(tokens: int | None) -> int:
+    """A number that can be stored, whatever the server counted."""
+    return min(max(0, tokens or 0), MOST_TOKENS)
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:

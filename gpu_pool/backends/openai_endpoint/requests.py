@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointCapabilities, refuses_priority
 from gpu_pool.backends.openai_endpoint.client import (
+    MAX_ANSWER_BYTES,
     CallTimeout,
     EndpointResponse,
     NoResponse,
@@ -185,6 +186,8 @@ class Calls:
             for event in lines.feed(part):
                 offset = completion.length
                 self._say(item, offset, completion.add(event))
+                if completion.length > MAX_ANSWER_BYTES:  # As for a whole response.
+                    raise InvalidOutput("The model's output is too large.")
                 if completion.ended or _abandoned(item):
                     return completion.result()
             self._step()
