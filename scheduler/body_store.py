@@ -3,9 +3,10 @@
 A chat of several megabytes, mostly images, would fill Redis and travel through it twice. Its gateway writes it to a file
 and the stored request names the file: the id of the request instead of a JSON object, which begins with a brace. The file
 lives as long as the gateway waits for the response. If the gateway dies, so does the connection of its client; its files
-are removed by the next gateway, once they are older than any request.
+are removed by any gateway of the host, once they are older than any request.
 """
 
+import asyncio
 import contextlib
 import os
 import re
@@ -14,10 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler.errors import StartError
+from scheduler.tasks import Loop
 
 _NAME = re.compile(r"req_[0-9a-f]{32}")
 SPARE_S = 60.0
-"""Files are kept for this time beyond the longest request."""
+"""Files are kept for this time beyond the longest request, for steps of the clock."""
+
+SWEEP_S = 10.0
+"""Seconds between two searches for files of dead gateways."""
 
 
 def is_reference(text: str) -> bool:
@@ -88,6 +93,17 @@ class BodyStore:
             self.stored_bytes -= size
             with contextlib.suppress(OSError):
                 (self._directory / request_id).unlink()
+
+    def loops(self) -> dict[str, Loop]:
+        """The background tasks, by name."""
+        return {} if self._directory is None else {"large chats": self._sweep}
+
+    async def _sweep(self) -> None:
+        """Remove files of dead gateways: the one that replaces a dead gateway finds them too young at its start."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(OSError):  # The directory is removed with its stack.
+                await asyncio.to_thread(self.remove_old)  # Thousands of files take milliseconds.
 
     def remove_old(self) -> None:
         """Remove files of gateways that are gone: those older than any request can be. Raises OSError."""

@@ -2,22 +2,29 @@
 
 import asyncio
 import json
-import socket
+import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+from redis.asyncio import Redis
 
+import image_load
 from admin import NO_LIMITS, add_customer
 from chaos_kills import Kills
 from endpoint_stand_in import MODEL, StandIn, rich_chat, serving
+from eventually import eventually
+from image_load import Orders, attached, own_port
+from measured_load import MeasuredLoad, Stream, figures, p99_ms
 from scheduler.chat_document import joined
 from stack import Stack, start_stack
+from tierlane.up.members import body_dir
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -28,7 +35,7 @@ LONG = {"TIERLANE_TOTAL_REQUEST_MS": "20000", "TIERLANE_GPU_TIMEOUT_MS": "15000"
 GATEWAYS_OWN = ("id", "object", "created", "model", "service_tier", "usage", "system_fingerprint")
 
 
-class Stream(NamedTuple):
+class ToolStream(NamedTuple):
     """What the client of one stream got: `document` joins its chunks, `ended` if [DONE] came, `error` if an error did.
 
     `broken`: the connection was cut. `port` is that of the client, `opened_s` the time of its connection.
@@ -58,20 +65,13 @@ def comparable(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in GATEWAYS_OWN}
 
 
-async def streamed(url: str, key: str, number: int) -> Stream:
+async def streamed(url: str, key: str, number: int) -> ToolStream:
     """Send the chat on a connection of its own, and read the stream to its end."""
     ports: list[int] = []
 
-    def bound(address: Any) -> socket.socket:
-        made = socket.socket(address[0], address[1], address[2])
-        made.setblocking(False)
-        made.bind(("127.0.0.1", 0))
-        ports.append(made.getsockname()[1])
-        return made
-
     opened_s = time.monotonic()
     text, status, broken = "", 200, ""
-    connector = aiohttp.TCPConnector(force_close=True, socket_factory=bound)
+    connector = aiohttp.TCPConnector(force_close=True, socket_factory=own_port(ports))
     async with aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {key}"}) as session:
         try:
             body = chat(number) | {"model": MODEL, "stream": True}
@@ -82,7 +82,7 @@ async def streamed(url: str, key: str, number: int) -> Stream:
         except aiohttp.ClientError as error:
             broken = type(error).__name__
     seconds = time.monotonic() - opened_s
-    outcome = Stream(number, ports[-1] if ports else 0, opened_s, seconds)
+    outcome = ToolStream(number, ports[-1] if ports else 0, opened_s, seconds)
     if status != 200:
         return outcome._replace(error=f"{status} {json.loads(text)['error']['code']}")
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
@@ -102,7 +102,7 @@ def arguments(document: dict[str, Any]) -> list[str]:
     return [text for call in calls for text in (call["function"]["name"], call["function"].get("arguments", ""))]
 
 
-def crossed(stream: Stream) -> bool:
+def crossed(stream: ToolStream) -> bool:
     """Whether the client of a stream that ended early got anything but the start of its own response."""
     expected = arguments(rich_chat(chat(stream.number)))
     found = arguments(stream.document) if stream.document else []
@@ -144,3 +144,101 @@ async def test_streams_with_tool_calls_while_processes_are_killed(tmp_path: Path
     assert [each for each in broken if not kills.broke(each.port, each.opened_s)] == []
     assert broken  # The gateway was killed while it streamed.
     assert len(whole) > STREAMS / 2
+
+
+RATE = float(os.environ.get("IMAGES_PER_S", "8"))
+WARM_S, MEASURED_S, FAULTS_S = 5.0, 30.0, 30.0
+INTERVALS = {"warm": WARM_S, "alone": MEASURED_S, "begin": WARM_S, "images": MEASURED_S, "kills": FAULTS_S}
+IMAGES_FROM_S, IMAGES_S = WARM_S + MEASURED_S, 60.0
+IMAGE_KILLS = (
+    (IMAGES_FROM_S + WARM_S + MEASURED_S + 2.0, "worker"),
+    (IMAGES_FROM_S + WARM_S + MEASURED_S + 12.0, "gateway"),
+)
+SMALL = (50.0, 128)
+"""Requests/s, and bytes of their input."""
+
+MAY_GROW = 50 << 20
+LARGE = {
+    "TIERLANE_MAX_BODY_BYTES": str(8 << 20),
+    "TIERLANE_KEY_BODY_MEMORY_BYTES": str(100 << 20),
+    "TIERLANE_CUSTOMER_BODY_MEMORY_BYTES": str(110 << 20),
+    "TIERLANE_TOTAL_REQUEST_MS": "10000",
+    "TIERLANE_GPU_TIMEOUT_MS": "8000",
+}
+OF_KILLED = {"worker_lost", "queue_timeout"}
+"""Codes of requests that ran on the killed worker, or waited for the other one."""
+
+
+async def used_memory(redis: Redis, samples: list[int]) -> None:
+    """Sample the memory of Redis ten times a second."""
+    while True:
+        samples.append(int((await redis.info("memory"))["used_memory"]))
+        await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def image_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """The process with endpoint and load, and the endpoint's port."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, image_load.__file__, stdin=pipe, stdout=pipe, limit=16 << 20
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield process, int(await process.stdout.readline())
+        process.stdin.close()
+        await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+async def test_images_stay_out_of_redis_and_do_not_delay_small_requests(tmp_path: Path) -> None:
+    """Redis hardly grows, no request is lost, and no file is left, though a worker and a gateway are killed."""
+    async with image_process() as (process, port):
+        with passing_on(tmp_path / "s", f"http://127.0.0.1:{port}/v1", LARGE) as stack:
+            await stack.healthy(2)
+            images = await add_customer(stack, "images", "paid", **NO_LIMITS)
+            small = await add_customer(stack, "small", "enterprise", **NO_LIMITS)
+            load = MeasuredLoad(
+                stack.url, {"small": Stream(small.key, SMALL[0])}, tuple(INTERVALS.values()), seed=1, size=SMALL[1]
+            )
+            orders = Orders(stack.url, images.key, time.monotonic() + IMAGES_FROM_S, IMAGES_S, RATE)
+            samples: list[int] = []
+            async with Redis.from_url(stack.redis_url) as redis:
+                watching = asyncio.create_task(used_memory(redis, samples))
+                kills = Kills(stack)
+                killing = asyncio.create_task(kills.run(IMAGE_KILLS))
+                measured, outcomes = await asyncio.gather(load.run(), attached(process, orders))
+                await killing
+                watching.cancel()
+            left_s = time.monotonic()
+            directory = body_dir(stack.data_dir)
+            left = len(list(directory.iterdir()))
+            await eventually(lambda: not list(directory.iterdir()), "no file is left", 100.0)
+            left_s = time.monotonic() - left_s
+        assert not directory.exists()
+    intervals = dict(zip(INTERVALS, measured, strict=True))
+    for name, interval in intervals.items():
+        print(figures(name, interval, INTERVALS[name]))
+    ratio = p99_ms(intervals["images"]["small"]) / p99_ms(intervals["alone"]["small"])
+    codes = Counter(each.code for each in outcomes if each.code)
+    cut = [each for each in outcomes if each.status == 0]
+    grown = max(samples) - samples[0]
+    seconds = sorted(each.seconds for each in outcomes if each.status == 200)
+    print(
+        f"{len(outcomes)} images at {RATE:.0f}/s, {len(seconds)} answered, median {seconds[len(seconds) // 2]:.2f} s, {codes}"
+    )
+    print(f"Redis grew by {grown / 2**20:.1f} MiB; small requests p99 x {ratio:.2f}")
+    print(f"{left} files of the killed gateway were left, and removed within {left_s:.0f} s")
+
+    assert set(kills.at_s) == {"worker", "gateway"}
+    assert grown < MAY_GROW
+    assert len(outcomes) == int(RATE * IMAGES_S)
+    assert [each for each in cut if not kills.broke(each.port, each.opened_s)] == []
+    assert {each.code for each in outcomes if each.status not in (0, 200)} <= OF_KILLED
+    assert codes["crossed"] == 0
+    assert all(each.status == 200 for each in outcomes if each.opened_s + each.seconds < kills.at_s["worker"])
+    assert (intervals["images"]["small"].failures, intervals["images"]["small"].missing) == (0, 0)
+    assert ratio <= 1.2

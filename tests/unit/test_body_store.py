@@ -1,10 +1,13 @@
 """Large chats beside Redis: what is stored, how much, and how long."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from eventually import eventually
+from scheduler import body_store
 from scheduler.body_store import BodyStore, is_reference, read_stored
 from scheduler.errors import StartError
 from scheduler.request_id import new_request_id
@@ -53,6 +56,24 @@ def test_files_of_dead_gateways_are_removed_at_the_next_start(tmp_path: Path) ->
         os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
     store(tmp_path, now=1000.0)
     assert {path.name for path in tmp_path.iterdir()} == {new, other}
+
+
+async def test_files_of_a_gateway_that_died_a_moment_ago_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that replaces it finds them too young at its start, and removes them once they are old enough."""
+    monkeypatch.setattr(body_store, "SWEEP_S", 0.01)
+    left, now = tmp_path / new_request_id(), [1000.0]
+    left.write_text(CHAT)
+    os.utime(left, (999.0, 999.0))
+    bodies = BodyStore(tmp_path, 10, 100, 4.0, lambda: now[0])
+    bodies.open()
+    assert left.exists()
+    (loop,) = bodies.loops().values()
+    sweeping = asyncio.create_task(loop())
+    now[0] += 64.0
+    await eventually(lambda: not left.exists(), "the file is removed")
+    sweeping.cancel()
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "req_1", CHAT, "req_" + "g" * 32])

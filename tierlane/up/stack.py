@@ -29,7 +29,7 @@ from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
-from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember
+from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
 from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
@@ -214,6 +214,8 @@ class Stack:
         self._file.remove()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._settings.body_dir is None:  # Its chats have no reader any more, and the memory is the host's.
+            shutil.rmtree(body_dir(self._data_dir.path), ignore_errors=True)
 
     def kill(self) -> None:
         """Kill everything at once; a running `stop` then ends quickly."""
