@@ -8,10 +8,12 @@ are removed by any gateway of the host, once they are older than any request.
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from scheduler.errors import StartError
@@ -69,6 +71,7 @@ class BodyStore:
 
     def put(self, request_id: str, text: str) -> bool:
         """Write the chat of this request; False if there is no room for it."""
+        keep_freed_memory()
         data = text.encode()
         if self._directory is None or self.stored_bytes + len(data) > self._max_bytes:
             return False
@@ -116,10 +119,28 @@ class BodyStore:
                     path.unlink()
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h.
+_KEPT_BYTES, _LARGEST_KEPT_BYTES = 64 << 20, 32 << 20
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep up to 64 MiB that it freed, so that the next large chats get pages that exist.
+
+    By default the C library returns the memory of each copy of a large chat, and half of the time that a process needs for
+    such a chat goes into new pages. Called with the first one, so that other processes keep no more than before.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # Not every C library has it.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+
+
 def read_stored(directory: str, name: str) -> str | None:
     """The chat in the file of this name; None if it is not there, since its request has ended or came from another host."""
     if not directory or not is_reference(name):
         return None
+    keep_freed_memory()
     try:
         return (Path(directory) / name).read_text("utf-8")
     except (OSError, UnicodeDecodeError):

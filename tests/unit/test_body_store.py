@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from eventually import eventually
 from scheduler import body_store
-from scheduler.body_store import BodyStore, is_reference, read_stored
+from scheduler.body_store import BodyStore, is_reference, keep_freed_memory, read_stored
 from scheduler.errors import StartError
 from scheduler.request_id import new_request_id
 
@@ -74,6 +75,17 @@ async def test_files_of_a_gateway_that_died_a_moment_ago_are_removed_later(
     now[0] += 64.0
     await eventually(lambda: not left.exists(), "the file is removed")
     sweeping.cancel()
+
+
+def test_memory_of_large_chats_is_used_again() -> None:
+    """Once a process has had a large chat, it needs no new pages for the copies of the next one."""
+    keep_freed_memory()
+    chats = [bytes(3 << 20) for _ in range(4)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        chats.clear()
+        chats += [bytes([1]) * (3 << 20) for _ in range(4)]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 3000  # Thirty thousand without it.
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "req_1", CHAT, "req_" + "g" * 32])
