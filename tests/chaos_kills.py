@@ -25,12 +25,12 @@ class Kills:
     at_s: dict[str, float] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
 
-    async def run(self, plan: Sequence[tuple[float, str]]) -> None:
-        """Kill the first process of each role, so many seconds after the start, and wait until it is replaced."""
+    async def run(self, plan: Sequence[tuple[float, str, str]]) -> None:
+        """Kill these processes (role and name), each so many seconds after the start, and wait until it is replaced."""
         began = time.monotonic()
-        for seconds, role in plan:
+        for seconds, role, name in plan:
             await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-            name, pid = min(self.stack.pids(role).items())
+            pid = self.stack.pids(role)[name]
             if role == "gateway":
                 os.kill(pid, signal.SIGSTOP)  # So that it accepts no connection after they were listed.
                 self.cut |= self._clients_of(pid)

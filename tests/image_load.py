@@ -23,6 +23,9 @@ from aiohttp import web
 from endpoint_stand_in import MODEL, StandIn, serving
 
 IMAGE_BYTES = 2_000_000
+MODEL_S = 0.3
+"""The time of a chat with an image at the endpoint, so that a killed process has some."""
+
 PATIENCE_S = 30.0
 _NUMBER = re.compile(rb"image (\d+)\.")
 
@@ -59,6 +62,7 @@ class ImageEndpoint(StandIn):
         found = _NUMBER.search(raw[:4096])
         if found is None:
             return await super()._post(request)
+        await asyncio.sleep(MODEL_S)
         message = {"role": "assistant", "content": expected(int(found[1]), len(raw) > IMAGE_BYTES * 4 // 3)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 700, "completion_tokens": 5, "total_tokens": 705}

@@ -267,18 +267,20 @@ def check_duplicates(raw: bytes, large: Iterable[str] = ()) -> None:
             short = _without(short, text)
     try:
         json.loads(short, object_pairs_hook=_reject_duplicates)
-    except ValueError:  # The text was found outside of a string too.
+    except (ValueError, RequestError):  # The error is that of the whole body; a text may be found where it is no value.
         json.loads(raw, object_pairs_hook=_reject_duplicates)
 
 
 def _without(raw: bytes, text: str) -> bytes:
-    """The body with the first string of this beginning and length replaced by an empty one, if it has no escapes.
+    """The body with the first value of this beginning and length replaced by an empty string, if it has no escapes.
 
     It is not compared whole, because a copy of an image costs as much as its parsing: each new page of memory does.
     """
     begin = raw.find(b'"' + text[:_COMPARED].encode())
     end = begin + 1 + len(text)
     if begin < 0 or raw.find(b'"', begin + 1) != end or raw.find(b"\\", begin, end) >= 0:
+        return raw
+    if not raw[max(0, begin - _COMPARED) : begin].rstrip().endswith(b":"):  # It may be a key.
         return raw
     return raw[: begin + 1] + raw[end:]
 
