@@ -81,6 +81,7 @@ class Gateway(GatewayParts):
             "pools": self.pools.run,
             "snapshots": self.snapshots.run,
             "metrics": self.metrics.run,
+            **self._shared.body_store.loops(),
             **self.loops(),
             **self.authenticator.loops(),
         }

@@ -6,18 +6,25 @@ lives as long as the gateway waits for the response. If the gateway dies, so doe
 are removed by any gateway of the host, once they are older than any request.
 """
 
+import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from scheduler.errors import StartError
+from scheduler.tasks import Loop
 
 _NAME = re.compile(r"req_[0-9a-f]{32}")
 SPARE_S = 60.0
-"""Files are kept for this time beyond the longest request."""
+"""Files are kept for this time beyond the longest request, for steps of the clock."""
+
+SWEEP_S = 10.0
+"""Seconds between two searches for files of dead gateways."""
 
 
 def is_reference(text: str) -> bool:
@@ -45,7 +52,6 @@ class BodyStore:
         self._longest_s = longest_s
         self._clock = clock
         self._sizes: dict[str, int] = {}
-        self._next_removal = 0.0
         self.stored_bytes = 0
 
     def open(self) -> None:
@@ -67,14 +73,13 @@ class BodyStore:
 
     def put(self, request_id: str, text: str) -> bool:
         """Write the chat of this request; False if there is no room for it."""
+        keep_freed_memory()
         data = text.encode()
         if self._directory is None or self.stored_bytes + len(data) > self._max_bytes:
             return False
         path = self._directory / request_id
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # Something may have cleaned up.
-            if self._clock() >= self._next_removal:  # A gateway that restarts at once finds its files too young.
-                self.remove_old()
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
                 file.write(data)
@@ -95,23 +100,50 @@ class BodyStore:
             with contextlib.suppress(OSError):
                 (self._directory / request_id).unlink()
 
+    def loops(self) -> dict[str, Loop]:
+        """The background tasks, by name."""
+        return {} if self._directory is None else {"large chats": self._sweep}
+
+    async def _sweep(self) -> None:
+        """Remove files of dead gateways: the one that replaces a dead gateway finds them too young at its start."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(OSError):  # The directory is removed with its stack.
+                await asyncio.to_thread(self.remove_old)  # Thousands of files take milliseconds.
+
     def remove_old(self) -> None:
         """Remove files of gateways that are gone: those older than any request can be. Raises OSError."""
         if self._directory is None:
             return
-        now = self._clock()
-        before = now - self._longest_s - SPARE_S
-        self._next_removal = now + SPARE_S
+        before = self._clock() - self._longest_s - SPARE_S
         for path in self._directory.iterdir():
             with contextlib.suppress(OSError):  # Another gateway was faster.
                 if is_reference(path.name) and path.stat().st_mtime < before:
                     path.unlink()
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h.
+_KEPT_BYTES, _LARGEST_KEPT_BYTES = 64 << 20, 32 << 20
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep up to 64 MiB that it freed, so that the next large chats get pages that exist.
+
+    By default the C library returns the memory of each copy of a large chat, and half of the time that a process needs for
+    such a chat goes into new pages. Called with the first one, so that other processes keep no more than before.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # Not every C library has it.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+
+
 def read_stored(directory: str, name: str) -> str | None:
     """The chat in the file of this name; None if it is not there, since its request has ended or came from another host."""
     if not directory or not is_reference(name):
         return None
+    keep_freed_memory()
     try:
         return (Path(directory) / name).read_text("utf-8")
     except (OSError, UnicodeDecodeError):

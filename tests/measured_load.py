@@ -28,14 +28,18 @@ Interval = Mapping[str, TierStatistics]
 
 
 class MeasuredLoad:
-    """One run. `seconds` are the lengths of its intervals; a request counts in the one in which it was due."""
+    """One run. `seconds` are the lengths of its intervals; a request counts in the one in which it was due. `size`: bytes of
+    each input.
+    """
 
-    def __init__(self, url: str, streams: Mapping[str, Stream], seconds: Sequence[float], seed: int) -> None:
+    def __init__(
+        self, url: str, streams: Mapping[str, Stream], seconds: Sequence[float], seed: int, size: int = 32
+    ) -> None:
         total = sum(stream.rate for stream in streams.values())
         mix = Mix(tuple(streams), tuple(stream.rate / total for stream in streams.values()))
         ends = [sum(seconds[: n + 1]) for n in range(len(seconds))]
         self._phases = [Phase(end, [TierStatistics(name) for name in streams]) for end in ends]
-        inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(32))
+        inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(size))
         self._check = OutputCheck(Verify.REVERSED, inputs)
         address = urlsplit(url)
         forms = [[RequestForm(address.netloc, "/v1/inference", stream.key, inputs)] for stream in streams.values()]

@@ -6,7 +6,7 @@ of its model. Its document form is the body as the client sent it, for a model t
 none has both forms, and the pipeline chooses by the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -245,7 +245,7 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
         if error.param is None:  # An unknown field may be nested too deeply; if so, this names it.
             decode(_strict, raw)
         raise
-    check_duplicates(raw)
+    check_duplicates(raw, _media_of(body))
     return chat_request(body, chat_document(body, _members.decode(raw)), max_input_bytes)
 
 
@@ -323,6 +323,16 @@ _PART_NEEDS: dict[type, Capability] = {
     AudioPart: Capability.AUDIO,
     FilePart: Capability.FILES,
 }
+
+
+def _media_of(body: ChatBody) -> Iterator[str]:
+    """The images and recordings in the body."""
+    for message in body.messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part, ImagePart):
+                yield part.image_url.url
+            elif isinstance(part, AudioPart):
+                yield part.input_audio.data
 
 
 def _media_bytes(part: Part) -> int:

@@ -37,8 +37,9 @@ from gateway.inference.submission import (
     build_submission,
     idempotency_key,
     is_retry,
+    large_chat,
     let_share,
-    store_body,
+    store_chat,
     stored_reply,
 )
 from gateway.inference.traces import RequestTraces, trace_id
@@ -181,6 +182,7 @@ class InferencePipeline:
         `key` is its Idempotency-Key; `first` is the first member of its list, None for a single request.
         """
         parts, identity, stream = self._parts, call.identity, call.body.stream
+        call.large = large_chat(call.body, payload, parts.body_store) if call.BESIDE_REDIS else ""
         submission = build_submission(
             request_id,
             identity,
@@ -191,9 +193,10 @@ class InferencePipeline:
             trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
+            beside=bool(call.large),
         )
         sharing = self.models.sharing.get(payload.model)
-        if sharing is not None and not stream:
+        if sharing is not None and not stream and not call.large:  # No other may depend on its file.
             let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
         parts.demand_meter.arrived(identity.tier, identity.customer_name)
         if is_retry(call.headers):
@@ -202,10 +205,10 @@ class InferencePipeline:
         pending = PendingRequest(submission, call.started, sink)
         return pending if parts.traces is None else parts.traces.followed(pending, call.headers, first)
 
-    def admit(self, pending: PendingRequest) -> None:
+    def admit(self, pending: PendingRequest, large: str = "") -> None:
         """Submit the request, with its whole list, to admission or to direct mode; the sinks receive the outcomes.
 
-        Raises RequestError if it is rejected before that; then nothing is pending.
+        `large`: its chat, if that is a file beside Redis. Raises RequestError if it is rejected before that; then nothing is pending.
         """
         parts, tier = self._parts, pending.submission.tier
         direct = parts.direct.active
@@ -222,8 +225,8 @@ class InferencePipeline:
         if not direct and parts.limits.short_of_memory:
             self._count_rejection(tier)
             raise RequestError(ErrorCode.BACKPRESSURE)
-        if parts.body_store.takes(len(pending.submission.body)):
-            store_body(pending.submission, parts.body_store)
+        if large:
+            store_chat(pending.id, large, parts.body_store)
         if not (self._submit_directly(pending) if direct else self._submit(pending)):
             self._count_rejection(tier)
             raise RequestError(ErrorCode.QUEUE_FULL)
@@ -333,6 +336,7 @@ class InferenceCall:
     seconds.
     """
 
+    BESIDE_REDIS = True  # A large chat is a file, which is removed with its pending request.
     FAULT = "request failed"
     """The log event of an exception that is not a RequestError."""
 
@@ -342,6 +346,7 @@ class InferenceCall:
         "headers",
         "identity",
         "key",
+        "large",
         "passed_on",
         "pending",
         "pipeline",
@@ -352,6 +357,7 @@ class InferenceCall:
     identity: IdentityView  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
+    large: str  # Set by `build`: the chat, if it will be a file beside Redis.
     passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
 
     def __init__(
@@ -417,7 +423,7 @@ class InferenceCall:
 
     def admit(self, pending: PendingRequest) -> None:
         """Submit the request, with its list, to admission. Raises RequestError if it is rejected before that."""
-        self.pipeline.admit(pending)
+        self.pipeline.admit(pending, self.large)
 
     def completed(self, pending: PendingRequest, outcome: Outcome) -> Reply:
         """The reply of a completed request. Raises RequestError for any other outcome."""

@@ -26,7 +26,7 @@ from ratelimit.limits import EffectiveLimits
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload, Task, add_context, context_in, decode_payload, encode_payload
+from scheduler.payload import Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
@@ -182,18 +182,18 @@ def build_submission(
     trace: str = "",
     stream_to: str = "",
     body: InferenceRequest | None = None,
+    beside: bool = False,
 ) -> Submission:
     """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
 
-    `body`: the request, if it may be a chat in its document form.
+    `body`: the request, if it may be a chat in its document form. `beside`: it is a file beside Redis, and only named.
     """
     document = None if body is None else body.document
     value, fingerprint = NONE
     if key is not None:
         identified = payload if body is None else body.identified(payload)
         value, fingerprint = idempotency(identity.customer_id, key, identified)
-    text = payload.input
-    input_bytes = len(text) if text.isascii() else len(text.encode())
+    input_bytes = size_of(payload.input)
     nonce = _nonces.draw()
     address = IncrementTarget(stream_to, nonce).written() if stream_to else ""
     return Submission(
@@ -211,24 +211,31 @@ def build_submission(
         idempotency=value,
         fingerprint=fingerprint,
         tokens=_charged(token_estimate(payload, input_bytes, document), limits),
-        body=encode_payload(payload.with_target(address, identity.priority)),
+        body=encode_payload(
+            (payload.with_input(request_id) if beside else payload).with_target(address, identity.priority)
+        ),
     )
 
 
 NO_ROOM = "Too many large requests are in progress; try again soon."
 
 
-def store_body(submission: Submission, store: BodyStore) -> None:
-    """Put a large chat into a file beside Redis. Raises RequestError `no_capacity` if there is no room for it."""
-    payload = decode_payload(submission.body)
-    if payload.task is not Task.CHAT_DOCUMENT:
-        return
-    if not store.put(submission.id, payload.input):
+def size_of(text: str) -> int:
+    """Bytes of the text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def large_chat(body: InferenceRequest, payload: Payload, store: BodyStore) -> str:
+    """The input of a chat that is passed on and belongs into a file beside Redis; "" for any other request."""
+    if body.document is None or payload.task is not Task.CHAT_DOCUMENT or not store.takes(size_of(payload.input)):
+        return ""
+    return payload.input
+
+
+def store_chat(request_id: str, text: str, store: BodyStore) -> None:
+    """Write a large chat. Raises RequestError `no_capacity` if there is no room for it."""
+    if not store.put(request_id, text):
         raise RequestError(ErrorCode.NO_CAPACITY, NO_ROOM)
-    context = context_in(submission.body)
-    body = encode_payload(payload.with_input(submission.id))
-    submission.body = body if context is None else add_context(body, context)
-    submission.same = ""  # The file is removed with this request, so no other may depend on its run.
 
 
 def token_estimate(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:

@@ -105,6 +105,7 @@ class JobCall(AwaitedCall):
     """
 
     FAULT = "taking a job failed"
+    BESIDE_REDIS = False  # A job outlives its call, and its gateway.
 
     __slots__ = ("_callback_url", "_handler", "_outcome")
 

@@ -1,15 +1,19 @@
 """Large chats beside Redis: what is stored, how much, and how long."""
 
+import asyncio
 import os
+import resource
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from eventually import eventually
 from gateway.dead_letter_rerun import NotRerun, submission_for
 from ledger.dead_letters import DeadLetterRow, RequeueTerms
-from scheduler.body_store import BodyStore, is_reference, read_stored
+from scheduler import body_store
+from scheduler.body_store import BodyStore, is_reference, keep_freed_memory, read_stored
 from scheduler.errors import StartError
 from scheduler.payload import Payload, Task, encode_payload
 from scheduler.request_id import new_request_id
@@ -57,14 +61,37 @@ def test_files_of_dead_gateways_are_removed(tmp_path: Path) -> None:
     for name, age_s in ((old, 65), (new, 63), (other, 1000)):
         (tmp_path / name).write_text(CHAT)
         os.utime(tmp_path / name, (1000 - age_s, 1000 - age_s))
-    now = [1000.0]
-    bodies = BodyStore(tmp_path, 10, 100, 4.0, lambda: now[0])
-    bodies.open()
+    store(tmp_path, now=1000.0)
     assert {path.name for path in tmp_path.iterdir()} == {new, other}
 
-    now[0], own = 1060.0, new_request_id()
-    assert bodies.put(own, CHAT)
-    assert {path.name for path in tmp_path.iterdir()} == {own, other}
+
+async def test_files_of_a_gateway_that_died_a_moment_ago_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that replaces it finds them too young at its start, and removes them once they are old enough."""
+    monkeypatch.setattr(body_store, "SWEEP_S", 0.01)
+    left, now = tmp_path / new_request_id(), [1000.0]
+    left.write_text(CHAT)
+    os.utime(left, (999.0, 999.0))
+    bodies = BodyStore(tmp_path, 10, 100, 4.0, lambda: now[0])
+    bodies.open()
+    assert left.exists()
+    (loop,) = bodies.loops().values()
+    sweeping = asyncio.create_task(loop())
+    now[0] += 64.0
+    await eventually(lambda: not left.exists(), "the file is removed")
+    sweeping.cancel()
+
+
+def test_memory_of_large_chats_is_used_again() -> None:
+    """Once a process has had a large chat, it needs no new pages for the copies of the next one."""
+    keep_freed_memory()
+    chats = [bytes(3 << 20) for _ in range(4)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        chats.clear()
+        chats += [bytes([1]) * (3 << 20) for _ in range(4)]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 3000  # Thirty thousand without it.
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "req_1", CHAT, "req_" + "g" * 32])

@@ -99,7 +99,7 @@ def body_of(
 def document_of(item: Item) -> Members:
     """The fields of a chat that is passed on whole, as the client sent them but for the name of a role."""
     members = read_members(item.input)
-    if b'"developer"' in bytes(members["messages"]):
+    if '"developer"' in item.input:
         messages = _messages.decode(members["messages"])
         for message in messages:
             role = msgspec.json.decode(message["role"])
