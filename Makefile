@@ -87,7 +87,6 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
-
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--output-file requirements/clients.txt requirements/clients.in
 	cd tests/clients && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit

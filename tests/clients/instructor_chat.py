@@ -46,6 +46,13 @@ def image() -> None:
     assert saw_image(response.choices[0].message.content)
 
 
+def extension() -> None:
+    """The stand-in's arguments depend on the field."""
+    without = with_tools.chat.completions.create(response_model=Weather, **HELLO)
+    extended = with_tools.chat.completions.create(response_model=Weather, extra_body={"beams": 4}, **HELLO)
+    assert extended.q != without.q
+
+
 def wrong_key() -> None:
     stranger = instructor.from_openai(plain.with_options(api_key=WRONG_KEY))
     error: Any = raises(
@@ -62,6 +69,7 @@ report(
         "streamed tools": streamed_tools,
         "structured output": structured,
         "image": image,
+        "extension": extension,
         "wrong key": wrong_key,
     }
 )
