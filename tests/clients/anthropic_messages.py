@@ -12,6 +12,12 @@ ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 100}
 TOOL: dict[str, Any] = {"name": "Weather", "input_schema": Weather.model_json_schema()}
 
 
+@anthropic.beta_tool
+def weather(q: str, at: int) -> str:
+    """The weather in a city."""
+    return f"{q}: {at} °C"
+
+
 def text() -> None:
     message: Any = client.messages.create(messages=HELLO, system="Be brief.", **ASK)
     assert message.content[0].text == "olleh"
@@ -31,6 +37,8 @@ def tools() -> None:
     history: Any = [*HELLO, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
     answer: Any = client.messages.create(messages=history, **ASK)
     assert (called.stop_reason, answer.content[0].text) == ("tool_use", "C° 12")
+    runner = client.beta.messages.tool_runner(messages=HELLO, tools=[weather], max_iterations=2, **ASK)
+    assert [message.stop_reason for message in runner] == ["tool_use"] * 2
 
 
 def streamed_tools() -> None:
