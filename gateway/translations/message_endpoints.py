@@ -6,7 +6,7 @@ Both accept the key as `x-api-key` too, and ignore `anthropic-version`, as there
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,11 +20,13 @@ from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import input_tokens
 from gateway.translations.message_events import message_chunks, message_of
-from gateway.translations.messages import CLIENT_FIELDS, read_messages, read_prompt
+from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 KEY_HEADER = "x-api-key"
 
+UNSUPPORTED_THREAD = "thread_unsupported_request"
+DetailCode = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*ErrorCode, UNSUPPORTED_THREAD]})]
 ErrorKind = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -50,9 +52,9 @@ _KINDS: dict[int, ErrorKind] = {
 
 
 class MessageFaultDetails(msgspec.Struct, gc=False):
-    """Tierlane's code, the invalid field, and the wait before a retry."""
+    """Tierlane's code, or Anthropic's for a stored conversation; the invalid field; and the wait before a retry."""
 
-    error_code: ErrorCode
+    error_code: DetailCode
     param: str | None
     retry_after_ms: int | UnsetType = UNSET
 
@@ -76,7 +78,8 @@ def error_body(error: RequestError, request_id: str, retry_after_ms: int | Unset
     """The body for a request error."""
     status = HTTP[error.code].status
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    details = MessageFaultDetails(error.code, error.param, retry_after_ms)
+    code = UNSUPPORTED_THREAD if error.param == THREAD else error.code
+    details = MessageFaultDetails(code, error.param, retry_after_ms)
     return MessageError(MessageFault(kind, error.message, details), request_id)
 
 

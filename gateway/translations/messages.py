@@ -224,6 +224,7 @@ class MessageBody(PromptBody, forbid_unknown_fields=True, frozen=True, kw_only=T
     stream: bool | None = None
     service_tier: str | None = None
     metadata: ClientMetadata | None = None
+    thread: dict[str, Any] | None = None
 
 
 _body = msgspec.json.Decoder(MessageBody)
@@ -232,6 +233,9 @@ _TIERS = {"standard_only": "default"}
 CLIENT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
 """OpenAI's name of a field -> Anthropic's, where they differ."""
 
+THREAD = "thread"
+"""The field of conversations that Anthropic stores. Its tool runner sends it, and does without where it is rejected."""
+
 Chat = dict[str, Any]
 
 
@@ -239,6 +243,8 @@ def read_messages(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """The request of a body. Raises RequestError that names the client's field."""
     body = decode(_body, raw)
     check_duplicates(raw)
+    if body.thread is not None:
+        raise invalid(THREAD, f"`{THREAD}` is not supported here: send the whole conversation without it.")
     if body.stop_sequences is not None and len(body.stop_sequences) > MAX_STOPS:
         raise invalid("stop_sequences", f"`stop_sequences` must not have more than {MAX_STOPS} texts.")
     options = {

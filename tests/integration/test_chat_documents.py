@@ -139,6 +139,9 @@ async def test_openai_client(stack: Stack, caller: openai.AsyncOpenAI, served: S
     )
     chunks = [chunk async for chunk in stream]
     parsed = await caller.chat.completions.parse(model="tiny", messages=HELLO, response_format=Weather)
+    # As the client sends it back: with the fields that it added.
+    history: Any = [*HELLO, parsed.choices[0].message.model_dump(exclude_unset=True, warnings=False), *HELLO]
+    await caller.chat.completions.create(model="tiny", messages=history)
     options: Any = {"logprobs": True, "reasoning_effort": "low"}
     thought = await caller.chat.completions.create(model="tiny", messages=HELLO, **options)
 

@@ -91,6 +91,23 @@ async def test_tools(served: anthropic.AsyncAnthropic, stand_in: StandIn) -> Non
     assert answer == {"role": "tool", "tool_call_id": use.id, "content": "Error: 21 °C"}
 
 
+async def test_the_tool_runner(served: anthropic.AsyncAnthropic, stand_in: StandIn) -> None:
+    """It begins a conversation that the server stores, and continues without one, since that is rejected with its code."""
+
+    @anthropic.beta_async_tool
+    async def weather(q: str, at: int) -> str:
+        """The weather."""
+        return f"{at} °C"
+
+    runner = served.beta.messages.tool_runner(
+        model="tiny", max_tokens=99, messages=HELLO, tools=[weather], max_iterations=2
+    )
+    replies = [message.stop_reason async for message in runner]
+
+    assert replies == ["tool_use"] * 2
+    assert stand_in.asked("chat/completions")[-1]["messages"][-1]["content"] == "0 °C"
+
+
 async def test_images(served: anthropic.AsyncAnthropic, stand_in: StandIn) -> None:
     """As base64 and by URL."""
     linked = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}

@@ -1,5 +1,6 @@
 """The lock files: complete for every supported platform, hashed, and without a package index."""
 
+import json
 import re
 import runpy
 import tomllib
@@ -25,7 +26,7 @@ def _locked(lock: str) -> dict[str, str]:
     return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
 
 
-@pytest.mark.parametrize("lock", [*LOCKS, "docs.txt", "uv.txt"])
+@pytest.mark.parametrize("lock", [*LOCKS, "clients.txt", "docs.txt", "uv.txt"])
 def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
     """No version floats, and no server is named."""
     text = (REQUIREMENTS / lock).read_text()
@@ -35,6 +36,15 @@ def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
     assert "--find-links" not in text
     blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip())
     assert all("==" in block and "--hash=sha256:" in block for block in blocks if not block.startswith("#"))
+
+
+def test_packages_of_npm_are_pinned() -> None:
+    """Each has a hash, and no server is named."""
+    locked = json.loads((REQUIREMENTS.parent / "tests" / "clients" / "package-lock.json").read_text())["packages"]
+    packages = {name: each for name, each in locked.items() if name}
+
+    assert packages
+    assert [name for name, each in packages.items() if "resolved" in each or "integrity" not in each] == []
 
 
 def test_the_locks_agree() -> None:
