@@ -149,10 +149,7 @@ class InferencePipeline:
         return self.elsewhere(wanted) or self
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
-        """The model's payload for the first input.
-
-        Raises RequestError `model_not_found`, or `invalid_request` if the model lacks a capability that the body needs.
-        """
+        """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
         parts = self._parts
         model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
         document = body.document
@@ -160,12 +157,12 @@ class InferencePipeline:
             return body.payload(model, passed_on=False)
         passes_on = parts.passes_on()
         if document.needs:
-            passes_on = passes_on is not False  # Before a worker is known, there is no capacity, which can be retried.
             row = None if parts.catalog.snapshot is None else parts.catalog.snapshot.models.get(model)
-            has = capabilities(None if row is None else row.capabilities, passes_on=passes_on)
+            # Before a worker is known, there is no capacity, which can be retried.
+            has = capabilities(None if row is None else row.capabilities, passes_on=passes_on is not False)
             if (error := missing_capability(document, model, has)) is not None:
                 raise error
-        return body.payload(model, passed_on=bool(passes_on))
+        return body.payload(model, passed_on=passes_on is not False if document.needs else bool(passes_on))
 
     def build_pending(
         self,
@@ -208,7 +205,7 @@ class InferencePipeline:
     def admit(self, pending: PendingRequest, large: str = "") -> None:
         """Submit the request, with its whole list, to admission or to direct mode; the sinks receive the outcomes.
 
-        `large`: its chat, if that is a file beside Redis. Raises RequestError if it is rejected before that; then nothing is pending.
+        `large`: its chat, if that is a file beside Redis. Raises RequestError if it is rejected before; then nothing is pending.
         """
         parts, tier = self._parts, pending.submission.tier
         direct = parts.direct.active
