@@ -6,7 +6,7 @@ is the server's object without id, model and time, which are the gateway's. So n
 and lines can be streamed as text. `joined` makes a whole response of a stream, `as_deltas` the reverse, for replays.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -149,7 +149,7 @@ def joined(output: str) -> dict[str, Any]:
             raise ValueError("not a chat response") from None
         for choice in event.pop("choices", None) or ():
             index = choice.get("index", 0)
-            choices[index] = _added(choices.get(index, {}), _as_message(choice))
+            _add(choices.setdefault(index, {}), _as_message(choice))
         total |= {name: value for name, value in event.items() if value is not None or name not in total}
     return {"choices": [_finished(choices[index]) for index in sorted(choices)], **total}
 
@@ -163,39 +163,36 @@ _SET = frozenset({"index", "role", "type", "id", "finish_reason", "name", "stop_
 """Members that are sent once or repeated, never continued."""
 
 
-def _added(so_far: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`so_far` continued by `more`, by the rules of OpenAI's clients."""
-    total = dict(so_far)
+def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Continue `total` by `more`, by the rules of OpenAI's clients. In place: a stream has thousands of events."""
     for name, value in more.items():
         before = total.get(name)
         if value is None:
             total.setdefault(name, None)
         elif before is None or name in _SET:
-            total[name] = _collected([], value) if isinstance(value, list) else value
+            total[name] = value
+            if isinstance(value, list):
+                total[name] = []
+                _collect(total[name], value)
         elif isinstance(before, str) and isinstance(value, str):
             total[name] = before + value
         elif isinstance(before, dict) and isinstance(value, dict):
-            total[name] = _added(before, value)
+            _add(before, value)
         elif isinstance(before, list) and isinstance(value, list):
-            total[name] = _collected(before, value)
+            _collect(before, value)
         else:
             total[name] = value
-    return total
 
 
-def _collected(before: Sequence[Any], more: Iterable[Any]) -> list[Any]:
-    """Items with an index continue the item of that index; others are appended."""
-    total = list(before)
-    places = {index: at for at, item in enumerate(total) if (index := _index(item)) is not None}
+def _collect(total: list[Any], more: Iterable[Any]) -> None:
+    """Add items. One with an index continues the item of that index."""
     for item in more:
         index = _index(item)
-        if index is None or index not in places:
-            if index is not None:
-                places[index] = len(total)
+        before = None if index is None else next((each for each in total if _index(each) == index), None)
+        if before is None:
             total.append(item)
         else:
-            total[places[index]] = _added(total[places[index]], item)
-    return total
+            _add(before, item)
 
 
 def _index(item: Any) -> int | None:

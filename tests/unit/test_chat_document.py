@@ -190,3 +190,10 @@ def test_the_fingerprint_of_a_chat_depends_on_values_only(tool: bytes, equal: bo
     first = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{}}]}'
     other = b'{"model":"m","tools":[{"function":{}, "type": %b}],"messages":[{"content":"x","role":"user"}]}' % tool
     assert (fingerprint(first) == fingerprint(other)) is equal
+
+
+def test_a_long_stream_is_joined_in_linear_time() -> None:
+    """The gateway does this in its event loop: a list of log probabilities is not copied for each token."""
+    line = '{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{"token":"a"}]}}]}\n'
+    (choice,) = joined(line * 50_000)["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["message"]["content"]) == 50_000
