@@ -77,6 +77,7 @@ class BodyStore:
             return False
         path = self._directory / request_id
         try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # Something may have cleaned up.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
                 file.write(data)

@@ -68,7 +68,7 @@ class LiveLimits:
         self._reached = 0
         self._refill_until = 0.0
         self.registering = False
-        """Whether Redis was emptied a moment ago and has fewer workers than before."""
+        """Whether Redis was emptied a moment ago and has fewer workers than before, or no scheduler."""
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -83,7 +83,7 @@ class LiveLimits:
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
+        self._count(self._known(healthy_gpus(observation), observation, now), observation, snapshot, now)
         unhealthy_s = now - self._no_gpu_since if self._no_gpu_since is not None else 0.0
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
         self._note_demand(observation.gateways, elapsed_s)
@@ -176,12 +176,14 @@ class LiveLimits:
         most = _total(gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
         self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in most.items()}
 
-    def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
+    def _known(self, gpus: Sequence[GpuRate], observation: Observation, now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""
-        self.registering = now < self._refill_until and len(gpus) < len(self._gpus)
+        emptied, fewer = now < self._refill_until, len(gpus) < len(self._gpus)
+        self.registering = emptied and (fewer or observation.scheduler_age_ms is None)
+        if not (emptied and fewer):
+            self._gpus = gpus
         if not self.registering:
             self._refill_until = 0.0
-            self._gpus = gpus
         return self._gpus
 
     def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float) -> None:

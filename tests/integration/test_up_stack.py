@@ -25,6 +25,7 @@ from eventually import eventually
 from tierlane.connect import STACK_FILE
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.leftovers import end_leftovers
+from tierlane.up.members import body_dir
 from tierlane.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
 from tierlane.up.stack import wait_until_ready
 from up_harness import RunningUp, free_port, running, working_in
@@ -87,9 +88,12 @@ async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: S
     ):
         assert line in up.text
 
+    bodies = body_dir(tmp_path / "data")
+    bodies.mkdir()  # As gateways do.
     assert await up.interrupt(within_s=5.0) == 0
     assert running(processes) == []
     assert up.stack() is None
+    assert not bodies.exists()
 
 
 async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(

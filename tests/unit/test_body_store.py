@@ -23,9 +23,10 @@ def store(directory: Path, **changes: float) -> BodyStore:
 
 
 def test_a_stored_chat_is_read_until_its_request_ends(tmp_path: Path) -> None:
-    """The file has the mode of a secret, and is removed with its request; so is its size."""
+    """The file has the mode of a secret, and is removed with its request; so is its size. A lost directory is made again."""
     directory, name = tmp_path / "bodies", new_request_id()
     bodies = store(directory)
+    directory.rmdir()
     assert bodies.takes(11)
     assert not bodies.takes(10)
     assert bodies.put(name, CHAT)

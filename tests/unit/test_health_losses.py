@@ -150,6 +150,8 @@ def test_missing_schedulers(age_ms: float | None, pass_age_ms: float | None, lev
     assert finding.level == level
     assert bool(finding.reason) == (level != "healthy")
     assert scheduling(None).level == "healthy"  # The check of Redis reports it.
+    registering = scheduling(observation(age_ms, pass_age_ms), registering=True)
+    assert registering.level == ("degraded" if age_ms is None else level)
 
 
 def test_lost_gateways_are_a_finding_with_names_and_times() -> None:

@@ -90,6 +90,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "no worker": {"observation": observation()},
     "Redis came back empty": {"observation": observation(), "registering": True},
+    "Redis came back empty, no scheduler": {
+        "observation": changed(seen(), scheduler_age_ms=None, pass_age_ms=None),
+        "registering": True,
+        **FREE,
+    },
     "a slow model": {"observation": observation(worker(3), SLOW, HUNG)},
     "a lost worker": {"observation": observation(worker(1), LOST)},
     "all workers are lost": {"observation": observation(LOST)},

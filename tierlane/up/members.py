@@ -18,6 +18,7 @@ from tierlane.settings.pools import default_torch_threads, parse_pools
 from tierlane.settings.role_sections import StackSettings
 from tierlane.settings.sections import SETTINGS
 from tierlane.up.data_dir import LogLines
+from tierlane.up.orphan_guard import REMOVABLE_PREFIX, SHARED_MEMORY
 
 
 class RoleMember(ChildProcess):
@@ -50,7 +51,6 @@ Command = Callable[[str], list[str]]
 
 # Time for a gateway to finish open requests when the stack stops; the stack has to end within five seconds.
 DRAIN_MS = 1500
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - for data of this user alone
 
 
 def role_command(role: str) -> list[str]:
@@ -109,7 +109,7 @@ def body_dir(data_dir: Path) -> Path:
     """The directory of large chats: in shared memory where there is one, else with the other data."""
     if os.access(SHARED_MEMORY, os.W_OK):
         mark = hashlib.sha256(str(data_dir.absolute()).encode()).hexdigest()[:12]
-        return SHARED_MEMORY / f"tierlane-{os.getuid()}-{mark}"
+        return SHARED_MEMORY / f"{REMOVABLE_PREFIX}{os.getuid()}-{mark}"
     return data_dir / "bodies"
 
 

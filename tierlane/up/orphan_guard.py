@@ -33,6 +33,7 @@ MARK_VARIABLE = "_TIERLANE_STACK_MARK"
 SERVER_NAMES = (*REDIS_NAMES, POSTGRES_SERVER)
 LEASH_FILE = "leash.json"
 REMOVABLE_PREFIX = "tierlane-up-"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - for data of this user alone
 KILL_WITHIN_S = 2.0
 POLL_S = 0.02
 RELEASE_WAIT_S = 3.0
@@ -158,7 +159,8 @@ class Held:
 
 
 def _is_removable(directory: Path) -> bool:
-    return directory.parent == Path(tempfile.gettempdir()) and directory.name.startswith(REMOVABLE_PREFIX)
+    places = (Path(tempfile.gettempdir()), SHARED_MEMORY)
+    return directory.parent in places and directory.name.startswith(REMOVABLE_PREFIX)
 
 
 def main() -> None:

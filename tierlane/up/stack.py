@@ -190,6 +190,8 @@ class Stack:
         """Start everything and keep it running. Raises StackError and EmbeddedServerError if it cannot start."""
         started = time.monotonic()
         settings = await self._start_servers()
+        if settings.body_dir is None:
+            self._guard.remove_at_end(body_dir(settings.data_dir))
         await self._migrate(RoleEnvironment(settings))
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])

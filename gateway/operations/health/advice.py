@@ -84,7 +84,7 @@ ADVICE: dict[str, ProblemAdvice] = {
         _NO_CAPACITY,
     ),
     "workers_registering": ProblemAdvice(
-        "Wait: workers register again within a second. Restart those that do not.", "TierlaneNoGpu"
+        "Wait: workers and schedulers register again within a second. Restart those that do not.", "TierlaneNoGpu"
     ),
     "model_too_slow": ProblemAdvice(
         "Raise TIERLANE_GPU_TIMEOUT_MS of {about}, and TIERLANE_TOTAL_REQUEST_MS of the gateways if needed, above the "

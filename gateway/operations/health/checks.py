@@ -102,7 +102,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += missed_objectives(results, inputs.held)
-    findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
+    findings += [restarted(inputs.restarts), scheduling(inputs.observation, registering=inputs.registering)]
     findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]
     findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]

@@ -221,13 +221,19 @@ STOPPED_MS = 2000.0
 MOST_ROLES_NAMED = 3
 
 
-def scheduling(seen: Observation | None) -> HealthFinding:
-    """Whether a scheduler is running: without one no batches are formed, and accepted requests are not served."""
+def scheduling(seen: Observation | None, *, registering: bool = False) -> HealthFinding:
+    """Whether a scheduler is running: without one no batches are formed, and accepted requests are not served.
+
+    `registering`: Redis was restarted without its data a moment ago.
+    """
     if seen is None:  # Reported by the check of Redis.
         return HealthFinding("scheduler:pass_age", "component", "healthy", None, "ms")
     age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
     if level == "healthy":
         return HealthFinding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
+    if registering and age_ms is None:
+        reason = "No scheduler is known since Redis was restarted without its data; schedulers are registering again."
+        return problem("workers_registering", "scheduler:pass_age", "component", "degraded", age_ms, "ms", reason)
     silence = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
     if _gateways_schedule(seen):
         reason = f"{silence}: gateways form the batches and write the audit meanwhile."
