@@ -48,7 +48,7 @@ class Kills:
         return {
             each.raddr.port
             for each in psutil.net_connections("tcp")
-            if each.laddr.port == port and each.raddr and each.pid in (pid, None)
+            if each.laddr and each.laddr.port == port and each.raddr and each.pid in (pid, None)
         }
 
     def broke(self, port: int, opened_s: float) -> bool:

@@ -216,8 +216,6 @@ class Stack:
         self._file.remove()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
-        if self._settings.body_dir is None:  # Its chats have no reader any more, and the memory is the host's.
-            shutil.rmtree(body_dir(self._data_dir.path), ignore_errors=True)
 
     def kill(self) -> None:
         """Kill everything at once; a running `stop` then ends quickly."""
