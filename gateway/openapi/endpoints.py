@@ -276,6 +276,7 @@ ANTHROPIC: tuple[ApiEndpoint, ...] = (
         example={"max_tokens": 16, **MESSAGE_EXAMPLE},
         rules={
             "service_tier": only(None, "standard_only", *KNOWN),
+            "thread": only(None),
             "top_k": {
                 "type": "null",
                 "description": "An integer for a model whose row has the capability `extensions`.",
