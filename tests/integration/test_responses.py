@@ -228,7 +228,7 @@ async def test_without_postgresql(stack: Stack, caller: openai.AsyncOpenAI, serv
 
     async def read() -> None:
         async for event in stream:
-            names.append(event.type)  # noqa: PERF401  # the stream raises, and what came before counts
+            names.append(event.type)  # noqa: PERF401  # the stream raises; the events before the error are compared
 
     with pytest.raises(openai.APIError, match="`store: false`"):
         await read()

@@ -165,9 +165,9 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
     total = seen.total_gpus if seen else 0
     unhealthy = [worker for worker in seen.workers if not worker.healthy or is_slow(worker)] if seen else []
     name, kind, unit = "gpus:healthy", "component", "gpus"
-    if total == 0 and inputs.registering:
-        reason = "Redis was restarted without its data; the workers are registering again."
-        return problem("workers_registering", name, kind, "degraded", 0, unit, reason)
+    if inputs.registering and not unhealthy:  # Some may have registered already.
+        reason = "Redis was restarted without its data; workers and schedulers are registering again."
+        return problem("workers_registering", name, kind, "degraded", total, unit, reason)
     if total == 0:
         return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
     if not unhealthy:
