@@ -32,6 +32,9 @@ POLL_S = 0.05
 SLACK_S = 1.0
 """Time after the deadline in which the end of a request is noticed."""
 
+RERUN_ENDPOINT = "dlq"
+"""The endpoint of a rerun in the audit: it came through none of the gateway's."""
+
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
@@ -98,6 +101,7 @@ def submission_for(
         total_ms=total_ms,
         queue_ms=min(terms.queue_ms, total_ms),
         limits=NO_LIMITS,
+        endpoint=RERUN_ENDPOINT,
         again=True,  # Its first request was accepted and charged.
         body=body,
     )

@@ -101,6 +101,7 @@ async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str)
             job.idempotency or None,
             job.fingerprint or None,
             callback_url,
+            job.endpoint or None,
         )
         for job, left_s, callback_url in jobs
     ]
@@ -151,6 +152,7 @@ def _resubmission(row: asyncpg.Record) -> Submission:
         queue_ms=left_ms,
         limits=NO_LIMITS,
         trace_id=row["trace_id"] or "",
+        endpoint=row["endpoint"] or "",
         idempotency=row["idempotency"] or "",
         fingerprint=row["fingerprint"] or "",
         again=True,

@@ -58,8 +58,8 @@ from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
 
-RecordRejection = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
-"""Called for each request that was not admitted: request id, identity, error, verdict if there is one, tier factor."""
+RecordRejection = Callable[[str, IdentityView, RequestError, Verdict | None, float, str], None]
+"""Called for each request that was not admitted: its id, identity, error, verdict if there is one, tier factor, endpoint."""
 
 
 def _ignore(*_: object) -> None:
@@ -186,6 +186,7 @@ class InferencePipeline:
             payload,
             self.customer_limits.limits(identity),
             total_ms=parts.config.total_ms,
+            endpoint=call.api_format.endpoint,
             key=key,
             trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
@@ -316,10 +317,11 @@ class InferencePipeline:
         return stored.reply
 
     def record_rejection(
-        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None
+        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, endpoint: str
     ) -> None:
         """Record a request that was not admitted, for `tierlane explain`."""
-        self._parts.record_rejection(request_id, identity, error, verdict, self.customer_limits.factor(identity))
+        factor = self.customer_limits.factor(identity)
+        self._parts.record_rejection(request_id, identity, error, verdict, factor, endpoint)
 
 
 class InferenceCall:
@@ -458,7 +460,7 @@ class InferenceCall:
         if isinstance(error, ReplayedFailure):
             request_id = error.request_id
         elif pending is not None and (verdict is None or verdict.outcome not in ENTERED):
-            pipeline.record_rejection(request_id, identity, error, verdict)
+            pipeline.record_rejection(request_id, identity, error, verdict, self.api_format.endpoint)
         pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
         headers = pipeline.customer_limits.headers(identity, verdict)
         if replayed:

@@ -113,7 +113,9 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
 def accepted_record(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
     """The record of the acceptance of a request."""
     s = pending.submission
-    return AcceptedRecord(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
+    return AcceptedRecord(
+        s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id, s.endpoint
+    )
 
 
 def replayed_pair(gateway_id: str, pending: PendingRequest, stored: StoredReply) -> Pair:

@@ -165,7 +165,13 @@ class RejectionLog:
         self.left_out = 0  # Since the start: neither kept nor counted with a kept one.
 
     def note(
-        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+        self,
+        request_id: str,
+        identity: IdentityView,
+        error: RequestError,
+        verdict: Verdict | None,
+        factor: float,
+        endpoint: str = "",
     ) -> None:
         """Keep or count one rejection. `factor` is that of its tier now; without a verdict there was no call of admission."""
         group = (identity.customer_id, error.code.value, verdict.outcome.value if verdict else "")
@@ -174,9 +180,9 @@ class RejectionLog:
             if self._size >= self._most and not self._drop_one():
                 self.left_out += 1
                 return
-            self._kept[group] = [_refusal(request_id, identity, error, verdict, factor)]
+            self._kept[group] = [_refusal(request_id, identity, error, verdict, factor, endpoint)]
         elif len(kept) < self._same and self._size < self._most:
-            kept.append(_refusal(request_id, identity, error, verdict, factor))
+            kept.append(_refusal(request_id, identity, error, verdict, factor, endpoint))
             self._several[group] = None
         else:
             self._more[group] = self._more.get(group, 0) + 1
@@ -208,7 +214,7 @@ class RejectionLog:
 
 
 def _refusal(
-    request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+    request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float, endpoint: str
 ) -> RejectionRecord:
     """The limits that were in force, and the state that admission reported."""
     now = effective(identity, factor)
@@ -228,6 +234,7 @@ def _refusal(
         key_rate=round(own.rate, 4),
         key_burst=round(own.size, 4),
         retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, RejectionError) else 0,
+        endpoint=endpoint,
     )
     return record if verdict is None else _with(record, now, verdict)
 

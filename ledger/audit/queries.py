@@ -43,6 +43,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     mode: str | None
     delivered: bool | None
     served_from: str | None = None
+    endpoint: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -89,6 +89,7 @@ COLUMNS = (
     "tier",
     "model",
     "gateway_id",
+    "endpoint",
     # and shared with other requests of the batch.
     "status",
     "error_code",
@@ -205,9 +206,9 @@ def _numbers(accepted: AcceptedRecord | None, ended: EndedRecord | None) -> byte
 
 def _owner_of(record: AcceptedRecord | None) -> bytes:
     if record is None:
-        return NULL * 6
-    owner = _owner(record.customer_id, record.api_key_id, record.tier, record.model, record.gateway_id)
-    return encode_text(record.trace_id) + owner
+        return NULL * 7
+    shared = record.customer_id, record.api_key_id, record.tier, record.model, record.gateway_id, record.endpoint
+    return encode_text(record.trace_id) + _owner(*shared)
 
 
 @lru_cache(maxsize=8192)

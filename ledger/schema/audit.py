@@ -64,6 +64,7 @@ requests = Table(
         "cache: a cached result; collapsed: the run of an equal request; null: its own.",
         null=True,
     ),
+    column("endpoint", Text, "Its endpoint, as in metrics; dlq: a requeued dead letter.", null=True),
     # Equivalent to REQUEST_ID_PATTERN, whose "{32}" would be nearly half of the cost of an insert.
     check("id", "octet_length(id) = 36 AND id ~ '^req_[0-9a-f]*$'"),
     one_of("status", *STATES),
@@ -107,6 +108,7 @@ jobs = Table(
     column("callback_at", DateTime(timezone=True), "Next webhook attempt.", null=True),
     column("callback_tries", Integer, "Webhook attempts.", server_default="0"),
     column("audited", Boolean, "Whether requests has its end.", server_default=text("false")),
+    column("endpoint", Text, "Its endpoint, as in metrics; dlq: a requeued dead letter.", null=True),
     matches("id", REQUEST_ID_PATTERN),
     one_of("status", *STATES),
     check("error_code", "(status = 'failed') = (error_code IS NOT NULL)"),

@@ -15,12 +15,12 @@ CREATE TEMP TABLE IF NOT EXISTS audit_staging (LIKE requests) ON COMMIT DELETE R
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered, served_from
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint
 )
 SELECT
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered, served_from
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint
 FROM audit_staging
 ON CONFLICT (id, created_at) DO UPDATE SET
     customer_id = coalesce(r.customer_id, excluded.customer_id),
@@ -30,6 +30,7 @@ ON CONFLICT (id, created_at) DO UPDATE SET
     gateway_id = coalesce(r.gateway_id, excluded.gateway_id),
     input_bytes = coalesce(r.input_bytes, excluded.input_bytes),
     trace_id = coalesce(r.trace_id, excluded.trace_id),
+    endpoint = coalesce(r.endpoint, excluded.endpoint),
     (status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id,
      attempts, tokens_used, output_bytes, mode, delivered, served_from) = (
         SELECT e.status, e.error_code, e.http_status, e.completed_at, e.latency_ms, e.queue_ms, e.gpu_ms, e.batch_id,
@@ -66,7 +67,7 @@ WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
 -- name: find_request
 SELECT id, created_at, customer_id::text, api_key_id, tier, model, status, error_code, http_status, completed_at,
        latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used, input_bytes,
-       output_bytes, trace_id, mode, delivered, served_from
+       output_bytes, trace_id, mode, delivered, served_from, endpoint
 FROM requests WHERE id = $1 AND created_at = $2
 
 -- name: count_requests

@@ -4,15 +4,16 @@
 -- One array for each column. An existing id is not changed, so the statement can be repeated.
 INSERT INTO jobs (
     id, created_at, customer_id, api_key_id, tier, model, body, pool, deadline, trace_id, idempotency, fingerprint,
-    callback_url
+    callback_url, endpoint
 )
-SELECT id, created_at, customer_id, api_key_id, tier, model, body, $13, clock_timestamp() + make_interval(secs => left_s),
-       trace_id, idempotency, fingerprint, callback_url
+SELECT id, created_at, customer_id, api_key_id, tier, model, body, $14, clock_timestamp() + make_interval(secs => left_s),
+       trace_id, idempotency, fingerprint, callback_url, endpoint
 FROM unnest(
     $1::text[], $2::timestamptz[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::float8[], $9::text[],
-    $10::text[], $11::text[], $12::text[]
+    $10::text[], $11::text[], $12::text[], $13::text[]
 ) AS j (
-    id, created_at, customer_id, api_key_id, tier, model, body, left_s, trace_id, idempotency, fingerprint, callback_url
+    id, created_at, customer_id, api_key_id, tier, model, body, left_s, trace_id, idempotency, fingerprint, callback_url,
+    endpoint
 )
 ON CONFLICT (id) DO NOTHING
 
@@ -31,7 +32,7 @@ ORDER BY created_at, id LIMIT $4
 
 -- name: open_job_bodies
 -- The data that is needed to queue these jobs again. Jobs that have ended are not returned.
-SELECT id, customer_id::text, api_key_id, tier, model, body, trace_id, idempotency, fingerprint,
+SELECT id, customer_id::text, api_key_id, tier, model, body, trace_id, idempotency, fingerprint, endpoint,
        extract(epoch FROM deadline - clock_timestamp())::float8 AS left_s
 FROM jobs WHERE id = ANY($1) AND status IN ('queued', 'processing')
 
@@ -83,12 +84,12 @@ WITH unaudited AS (
 ), written AS (
     INSERT INTO requests AS r (
         id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at, latency_ms,
-        gateway_id, tokens_used, input_bytes, output_bytes, trace_id, mode
+        gateway_id, tokens_used, input_bytes, output_bytes, trace_id, mode, endpoint
     )
     SELECT id, created_at, customer_id, api_key_id, tier, model, status, error_code,
            CASE WHEN error_code IS NULL THEN 200 ELSE coalesce(($4::jsonb ->> error_code)::smallint, 500) END, completed_at,
            greatest(0, extract(epoch FROM completed_at - created_at) * 1000), 'jobs', tokens_used, NULL,
-           CASE WHEN error_code IS NULL THEN octet_length(output) END, trace_id, 'queue'
+           CASE WHEN error_code IS NULL THEN octet_length(output) END, trace_id, 'queue', endpoint
     FROM unaudited
     ON CONFLICT (id, created_at) DO UPDATE SET
         status = excluded.status, error_code = excluded.error_code, http_status = excluded.http_status,

@@ -57,6 +57,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     queue_ms: int
     limits: EffectiveLimits
     trace_id: str = ""
+    endpoint: str = ""  # For the audit.
     idempotency: str = ""  # The client's Idempotency-Key, unique over all customers; "": none was sent.
     fingerprint: str = ""  # Of the body, to detect a key that is used for another body.
     tokens: int = 0
@@ -167,7 +168,7 @@ class Admissions:
         if not submissions:
             return []
         repeats = len({s.id for s in submissions}) < len(submissions)
-        groups, numbers, fields, bodies = _packed(submissions)
+        groups, endpoints, numbers, fields, bodies = _packed(submissions)
         try:
             packed = await self._script(
                 self._gateway_id,
@@ -183,6 +184,7 @@ class Admissions:
                 *self._replays,
                 self._pass_ms,
                 KINDS,
+                endpoints,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
@@ -223,26 +225,29 @@ def _verdicts(
     ]
 
 
-def _packed(submissions: Sequence[Submission]) -> tuple[bytes, Sequence[int], bytes, bytes]:
-    """Groups, the group of each submission, submissions and bodies as admit.lua reads them.
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, Sequence[int], bytes, bytes]:
+    """Groups, their endpoints, the group of each submission, submissions and bodies as admit.lua reads them.
 
     A group has what its submissions have in common.
     """
     numbers: dict[tuple[str, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
+    endpoints: list[str] = []
     fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
-        key = (s.tier, s.customer_id, s.api_key_id, s.model)
+        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint)
         number = numbers.get(key)
         if number is None:
             groups.append(_group(s))
+            endpoints.append(s.endpoint)
             number = numbers[key] = len(groups)
         rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
         body = s.body
         bodies.append(body)
         fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
-    return _encode(groups), fields[FLAT.index("group") :: len(FLAT)], _encode(fields), b"".join(bodies)
+    numbers_of = fields[FLAT.index("group") :: len(FLAT)]
+    return _encode(groups), _encode(endpoints), numbers_of, _encode(fields), b"".join(bodies)
 
 
 def _rare(s: Submission) -> tuple[Any, ...]:

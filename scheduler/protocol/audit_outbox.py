@@ -3,7 +3,8 @@
 An `outbox` entry is a msgpack array of records, written by one script. Lua has no None inside an array, so an absent text is
 "" and an absent number is 0 or -1; the ledger converts them into NULL. Each record is an array whose first element is its
 tag, followed by the fields below. Scripts combine the records of many requests with common fields into one (`Entered`,
-`Closed`), which is expanded here.
+`Closed`), which is expanded here. A new field is the last one and has a default: older versions skip it, and their records
+lack it.
 
 Only the ledger's auditor reads entries. The lag is the age of the oldest entry that is not in PostgreSQL yet. Entries that
 the auditor holds until requests have ended do not count.
@@ -33,6 +34,7 @@ class AcceptedRecord(msgspec.Struct, array_like=True, frozen=True, tag="a"):
     gateway_id: str
     input_bytes: int
     trace_id: str
+    endpoint: str = ""  # As in metrics, such as /v1/chat/completions.
 
 
 class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
@@ -75,14 +77,16 @@ class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
     gateway_id: str
     groups: list[tuple[str, str, str, str, Any, Any, Any]]  # Tier, customer, key, model; then limits.
     each: list[Any]  # Flat: id, number of its group, input bytes, trace.
+    endpoints: list[str] = []  # Of each group; not in the groups, because older versions accept only tuples of seven.
 
     def records(self) -> list["Record"]:
         """A record for each request. Raises TypeError, ValueError or IndexError."""
         found: list[Record] = []
-        each = iter(self.each)
+        each, endpoints = iter(self.each), self.endpoints or [""] * len(self.groups)
         for request_id, number, size, trace in zip(each, each, each, each, strict=True):
             tier, customer, key, model, *_ = self.groups[number - 1]
-            found.append(AcceptedRecord(request_id, customer, key, tier, model, self.gateway_id, size, trace))
+            endpoint = endpoints[number - 1]
+            found.append(AcceptedRecord(request_id, customer, key, tier, model, self.gateway_id, size, trace, endpoint))
         return found
 
 

@@ -63,6 +63,7 @@ class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     more: int = 0  # Further rejections of the customer for the same reason in this heartbeat, which are not stored.
     limit: str = ""  # The bucket that rejected it, such as "60000 tokens per minute".
     left: float = 0.0  # Remaining units in it.
+    endpoint: str = ""  # As in metrics.
 
     @property
     def at_ms(self) -> int:

@@ -242,6 +242,7 @@ def _of_row(row: RequestRow) -> dict[str, Any]:
         "api_key_id",
         "tier",
         "model",
+        "endpoint",
         "http_status",
         "queue_ms",
         "gpu_ms",

@@ -97,7 +97,7 @@ local function enqueue()
   for name, t in pairs(tiers) do
     if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
   end
-  call('LPUSH', P .. 'outbox', '\145\148\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted))
+  call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted) .. ARGV[17])
   if fresh > 0 then deposit(fresh) end
   return true
 end
