@@ -37,6 +37,7 @@ def pending(started: float = 0.0, tier: str = "free", **state: bool) -> PendingR
         queue_ms=2000,
         limits=in_force(1.0, 1.0),
         trace_id="t",
+        endpoint="/v1/messages",
         idempotency="c:key",
         fingerprint="body",
         body=b"x" * 1000,

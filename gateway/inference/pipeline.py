@@ -54,12 +54,12 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload, Task
-from scheduler.protocol.admission import Verdict
+from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
 
-RecordRejection = Callable[[str, IdentityView, RequestError, Verdict | None, float, str], None]
-"""Called for each request that was not admitted: its id, identity, error, verdict if there is one, tier factor, endpoint."""
+RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
+"""Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
 
 
 def _ignore(*_: object) -> None:
@@ -317,11 +317,10 @@ class InferencePipeline:
         return stored.reply
 
     def record_rejection(
-        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, endpoint: str
+        self, submission: Submission, identity: IdentityView, error: RequestError, verdict: Verdict | None
     ) -> None:
         """Record a request that was not admitted, for `tierlane explain`."""
-        factor = self.customer_limits.factor(identity)
-        self._parts.record_rejection(request_id, identity, error, verdict, factor, endpoint)
+        self._parts.record_rejection(submission, identity, error, verdict, self.customer_limits.factor(identity))
 
 
 class InferenceCall:
@@ -460,7 +459,7 @@ class InferenceCall:
         if isinstance(error, ReplayedFailure):
             request_id = error.request_id
         elif pending is not None and (verdict is None or verdict.outcome not in ENTERED):
-            pipeline.record_rejection(request_id, identity, error, verdict, self.api_format.endpoint)
+            pipeline.record_rejection(pending.submission, identity, error, verdict)
         pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
         headers = pipeline.customer_limits.headers(identity, verdict)
         if replayed:

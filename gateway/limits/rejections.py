@@ -166,12 +166,11 @@ class RejectionLog:
 
     def note(
         self,
-        request_id: str,
+        submission: Submission,
         identity: IdentityView,
         error: RequestError,
         verdict: Verdict | None,
         factor: float,
-        endpoint: str = "",
     ) -> None:
         """Keep or count one rejection. `factor` is that of its tier now; without a verdict there was no call of admission."""
         group = (identity.customer_id, error.code.value, verdict.outcome.value if verdict else "")
@@ -180,9 +179,9 @@ class RejectionLog:
             if self._size >= self._most and not self._drop_one():
                 self.left_out += 1
                 return
-            self._kept[group] = [_refusal(request_id, identity, error, verdict, factor, endpoint)]
+            self._kept[group] = [_refusal(submission, identity, error, verdict, factor)]
         elif len(kept) < self._same and self._size < self._most:
-            kept.append(_refusal(request_id, identity, error, verdict, factor, endpoint))
+            kept.append(_refusal(submission, identity, error, verdict, factor))
             self._several[group] = None
         else:
             self._more[group] = self._more.get(group, 0) + 1
@@ -214,14 +213,14 @@ class RejectionLog:
 
 
 def _refusal(
-    request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float, endpoint: str
+    submission: Submission, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
 ) -> RejectionRecord:
     """The limits that were in force, and the state that admission reported."""
     now = effective(identity, factor)
     requests, tokens = now.buckets[0], now.bucket_of(Admission.TOKEN_LIMIT)
     own = now.key or NO_BUCKET
     record = RejectionRecord(
-        id=request_id,
+        id=submission.id,
         customer_id=identity.customer_id,
         key_id=identity.key_id,
         tier=identity.tier,
@@ -234,7 +233,7 @@ def _refusal(
         key_rate=round(own.rate, 4),
         key_burst=round(own.size, 4),
         retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, RejectionError) else 0,
-        endpoint=endpoint,
+        endpoint=submission.endpoint,
     )
     return record if verdict is None else _with(record, now, verdict)
 

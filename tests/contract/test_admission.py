@@ -35,6 +35,17 @@ async def test_an_accepted_request_is_stored_queued_and_recorded(pool: Pool) -> 
     assert await pool.client.llen(pool.keys.wake) == 1
 
 
+async def test_requests_of_one_customer_keep_their_endpoints(pool: Pool) -> None:
+    """In one call with equal keys. The limits are those of the customer, whatever the endpoint."""
+    sent = [pool.submission(endpoint=endpoint, max_concurrency=3) for endpoint in ("/v1/inference", "/v1/messages") * 2]
+
+    verdicts = await pool.admit(sent)
+
+    assert outcomes(verdicts) == ["accepted"] * 3 + ["concurrency"]
+    recorded = {a.id: a.endpoint for a in (await pool.audit())[0]}
+    assert recorded == {s.id: s.endpoint for s in sent[:3]}
+
+
 async def test_a_repeated_call_is_a_duplicate(pool: Pool) -> None:
     """A call whose reply was lost can be sent again: all outcomes are `duplicate`, and nothing changes."""
     submissions = [pool.submission() for _ in range(3)]

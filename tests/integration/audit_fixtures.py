@@ -25,6 +25,7 @@ QUICK = AuditPolicy(interval_s=0.01, hold=HoldPolicy(hold_s=0.02), standby_s=0.0
 
 def accepted(request_id: str, **fields: Any) -> AcceptedRecord:
     values = {"customer_id": CUSTOMER, "api_key_id": "k" * 12, "tier": "paid", "model": "tiny", "gateway_id": "g1"}
+    values |= {"endpoint": "/v1/messages"}
     return AcceptedRecord(id=request_id, **values | {"input_bytes": 5, "trace_id": ""} | fields)
 
 

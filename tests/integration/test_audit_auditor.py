@@ -333,7 +333,8 @@ async def test_every_order_and_split_gives_the_same_row(db: Connection) -> None:
             ],
         )
 
-    rows = await db.fetch("SELECT id, tier, status, error_code, http_status, batch_id, mode, delivered FROM requests")
+    columns = "id, tier, endpoint, status, error_code, http_status, batch_id, mode, delivered"
+    rows = await db.fetch(f"SELECT {columns} FROM requests")
     found = {row["id"]: tuple(row)[1:] for row in rows}
     assert len(rows) == len(cases) > 300
     wrong = {}
@@ -343,6 +344,7 @@ async def test_every_order_and_split_gives_the_same_row(db: Connection) -> None:
         failed = "error_code" in end
         expected = (
             "paid" if "accepted" in kinds else None,
+            "/v1/messages" if "accepted" in kinds else None,
             "queued" if kind is None else "failed" if failed else "completed",
             end.get("error_code"),
             None if kind is None else 504 if kind == "delivered timeout" else 503 if failed else 200,

@@ -195,6 +195,7 @@ async def test_a_requeued_dead_letter_runs_under_a_new_id(
     row = await find_request(db, new)
     assert row is not None
     assert (row.customer_id, row.tier, row.status, row.api_key_id) == (acme, "enterprise", "completed", None)
+    assert row.endpoint == "dlq"
 
 
 async def test_many_dead_letters_are_requeued(pool: Pool, admin: Admin, db: Connection, acme: str) -> None:

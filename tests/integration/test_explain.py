@@ -72,11 +72,11 @@ def submission(pool: Pool, customer_id: str, **changes: Any) -> Submission:
 async def reject(pool: Pool, customer_id: str) -> str:
     """Record a rejection as a gateway does; return its request's id."""
     identity = Identity("k1", customer_id, "acme", "free", (100.0, 10.0, 50, 60_000), 2000)
-    log, request_id = RejectionLog(), new_request_id()
-    (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
-    log.note(request_id, identity, RequestError(ErrorCode.REDUCED_CAPACITY), verdict, 0.4)
+    log, rejected = RejectionLog(), submission(pool, customer_id, rate=1e-9, burst=1e-9)
+    (verdict,) = await pool.admit([rejected])
+    log.note(rejected, identity, RequestError(ErrorCode.REDUCED_CAPACITY), verdict, 0.4)
     await pool.presence.gateway_beat(STATS, log.drain())
-    return request_id
+    return rejected.id
 
 
 async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> None:

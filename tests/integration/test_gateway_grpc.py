@@ -31,6 +31,7 @@ from gateway.inference.pipeline import InferenceCall
 from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack
 from scheduler.errors import HTTP, ErrorCode, StartError
 from scheduler.payload import Payload, decode_payload
+from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.protocol.replies import Increment, IncrementChannel
 from scheduler.redis_client.keys import Keys
@@ -107,7 +108,7 @@ async def test_the_response_has_the_form_of_the_request(stack: Stack, channel: C
 
 
 async def test_parameters_reach_the_model(stack: Stack, channel: Channel) -> None:
-    """All types; a number as text too, since tritonclient sends no fractions. The counters name the endpoint."""
+    """All types; a number as text too, since tritonclient sends no fractions. Counters and audit name the endpoint."""
     payloads: list[Payload] = []
 
     def complete(member: ClaimedRequest) -> Outcome:
@@ -131,6 +132,9 @@ async def test_parameters_reach_the_model(stack: Stack, channel: Channel) -> Non
     assert response.parameters["finish_reason"].string_param == "length"
     async with stack.http.get(f"{stack.url}/metrics") as metrics:
         assert f'endpoint="{SERVICE}/ModelInfer",outcome="completed"' in await metrics.text()
+    entries = await stack.redis.lrange(Keys().outbox, 0, -1)
+    records = [record for entry in entries for record in decode_entry(entry)[0]]
+    assert [r.endpoint for r in records if isinstance(r, AcceptedRecord)] == [f"{SERVICE}/ModelInfer"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.api.open_inference import INFER
 from gateway.limits.capacity import LiveLimits
+from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import Stack, accepted, lower, model, running_stack, stack
 from ledger.catalog.api_key import mint
 from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
@@ -199,6 +201,31 @@ async def test_the_audit_record_names_the_sender(stack: Stack) -> None:
     assert [(r.customer_id, r.api_key_id, r.tier, r.model, r.gateway_id, r.trace_id) for r in records] == [
         ("customer-paid", stack.catalog.keys["paid"].id, "paid", "tiny", "g1", TRACE)
     ]
+
+
+async def test_the_audit_record_names_the_endpoint(stack: Stack) -> None:
+    """The name that metrics use, whether the request is on the fast path or not."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/inference": {"input": "a"},
+        "/v1/predict": {"model_id": "tiny", "input_data": "a"},
+        "/api/inference": {"input": "a"},
+        "/v1/completions": {"model": "tiny", "prompt": "a"},
+        "/v1/chat/completions": chat,
+        "/v1/embeddings": {"model": "tiny", "input": "a"},
+        "/v1/messages": chat,
+        "/v1/responses": {"model": "tiny", "input": "a", "store": False},
+        INFER: {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+    }
+    found = {}
+    for endpoint, body in (*bodies.items(), *bodies.items()):
+        await post(stack, endpoint.replace("{id...}", "tiny"), body)
+        entries = await stack.redis.lrange(Keys().outbox, 0, -1)
+        records = [record for entry in entries for record in decode_entry(entry)[0]]
+        found |= {record.id: record.endpoint for record in records if isinstance(record, AcceptedRecord)}
+
+    assert list(found.values()) == [*bodies, *bodies]
+    assert {*API_FORMATS} <= {*bodies}
 
 
 @pytest.mark.parametrize("more", [{}, {"Idempotency-Key": "k"}])

@@ -149,11 +149,11 @@ async def test_rejections_are_recorded(stack: Stack) -> None:
     _, _, later = await stack.infer()
 
     assert [
-        (request_id, identity.customer_id, error.code, verdict and verdict.outcome, factor)
-        for request_id, identity, error, verdict, factor in recorded
+        (sent.id, sent.endpoint, identity.customer_id, error.code, verdict and verdict.outcome, factor)
+        for sent, identity, error, verdict, factor in recorded
     ] == [
-        (headers["x-request-id"], "customer-free", ErrorCode.QUOTA_EXCEEDED, Admission.QUOTA, 1.0),
-        (later["x-request-id"], "customer-free", ErrorCode.NO_CAPACITY, None, 1.0),
+        (headers["x-request-id"], "/v1/inference", "customer-free", ErrorCode.QUOTA_EXCEEDED, Admission.QUOTA, 1.0),
+        (later["x-request-id"], "/v1/inference", "customer-free", ErrorCode.NO_CAPACITY, None, 1.0),
     ]
 
 

@@ -350,6 +350,7 @@ async def test_lost_audit_entries_are_replaced(bench: JobBench) -> None:
         dict.fromkeys((lost, abandoned, audited), ("completed", 200, None))
     )
     assert (rows[lost]["output_bytes"], rows[lost]["gateway_id"], rows[lost]["mode"]) == (5, "jobs", "queue")
+    assert {row["endpoint"] for row in rows.values()} == {"/v1/inference"}
     assert rows[audited]["worker_id"] == "worker-1"
     await write_rows(bench.db, [to_row(lost, begun[lost], ends[lost])], 5.0)  # The auditor is late.
     assert await bench.db.fetchval("SELECT count(*) FROM requests WHERE id = $1", lost) == 1

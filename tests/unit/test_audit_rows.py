@@ -23,7 +23,7 @@ ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"
 THIRD = "req_0199c0de00027000800000000000abcd"
 CUSTOMER = "0199c0de-0000-7000-8000-00000000c001"
-ACCEPTED = AcceptedRecord(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
+ACCEPTED = AcceptedRecord(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace", "/v1/messages")
 COMPLETED = EndedRecord(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
 EXPIRED = EndedRecord(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
 EXPIRED_AT = datetime(2025, 6, 15, 15, 6, 42, tzinfo=UTC)
@@ -38,6 +38,7 @@ BEGINNING = {
     "gateway_id": "g1",
     "input_bytes": 12,
     "trace_id": "trace",
+    "endpoint": "/v1/messages",
 }
 
 

@@ -190,6 +190,7 @@ def row(status: str = "completed", **fields: Any) -> RequestRow:
     known = dict.fromkeys(RequestRow.__struct_fields__) | {"id": ID, "created_at": BEGAN, "status": status}
     known |= {"customer_id": "c", "tier": "free", "latency_ms": 62.0, "queue_ms": 5.0, "attempts": 1}
     known |= {"completed_at": BEGAN + timedelta(milliseconds=62), "batch_id": "b1", "worker_id": "w7"}
+    known |= {"endpoint": "/v1/messages"}
     return RequestRow(**(known | fields))
 
 
@@ -250,6 +251,7 @@ def test_delivery_is_stated_only_as_far_as_the_audit_proves_it(end: dict[str, An
     explanation = explain_request(ID, row(**end), None, None, [])
 
     assert explanation.said[-1].startswith(words)
+    assert explanation.facts["endpoint"] == "/v1/messages"
     assert explanation.facts.get("delivered") is (True if end.get("delivered") else None)
 
 

@@ -163,7 +163,7 @@ async def test_recent_records_are_resent() -> None:
     await setup.recovery.recover()
 
     (((accepted, ended),),) = setup.redis.adopted
-    assert accepted == AcceptedRecord(answered.id, "c", "k", "free", "m", "g1", 7, "t")
+    assert accepted == AcceptedRecord(answered.id, "c", "k", "free", "m", "g1", 7, "t", "/v1/messages")
     assert ended == EndedRecord(
         id=answered.id, state="completed", error_code="", ended_at_ms=created_ms(answered.id) + 250, latency_ms=250.0,
         queue_ms=12.5, gpu_ms=50.0, batch_id="b1", batch_size=8, worker_id="w1", attempts=2, tokens_used=3,

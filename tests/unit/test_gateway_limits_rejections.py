@@ -109,7 +109,7 @@ def verdict_of(outcome: Admission, quotas: tuple[tuple[int, int], ...] = ()) -> 
 
 def note(log: RejectionLog, customer: str, times: int = 1, code: ErrorCode = RATE) -> None:
     for _ in range(times):
-        log.note(new_request_id(), identity(customer_id=customer), RequestError(code), None, 1.0)
+        log.note(submission(), identity(customer_id=customer), RequestError(code), None, 1.0)
 
 
 def counts(records: list[RejectionRecord]) -> dict[str, tuple[int, int]]:
@@ -126,7 +126,8 @@ def test_the_log_records_the_effective_limits() -> None:
     log, request_id = RejectionLog(), new_request_id()
     customer = identity(requests_per_second=100.0, burst=20.0, tokens_per_minute=60_000, key_rate=10.0, key_burst=1.5)
     error = RejectionError(ErrorCode.REDUCED_CAPACITY, retry_after_ms=2500)
-    log.note(request_id, customer, error, verdict_of(Admission.CUSTOMER_LIMIT), 0.4)
+    sent = submission(id=request_id, endpoint="/v1/messages")
+    log.note(sent, customer, error, verdict_of(Admission.CUSTOMER_LIMIT), 0.4)
 
     assert log.drain() == [
         RejectionRecord(
@@ -150,6 +151,7 @@ def test_the_log_records_the_effective_limits() -> None:
             retry_after_ms=2500,
             limit="40 requests/s (burst 8)",
             left=0.25,
+            endpoint="/v1/messages",
         )
     ]
 
@@ -170,7 +172,7 @@ def test_the_log_names_the_exhausted_quota(
     """The first one without remaining requests, and only for a rejection by quota."""
     log = RejectionLog()
     customer = identity(quotas=(("1day", 10), ("1month", 99)))
-    log.note(new_request_id(), customer, RequestError(ErrorCode.QUOTA_EXCEEDED), verdict_of(outcome, left), 1.0)
+    log.note(submission(), customer, RequestError(ErrorCode.QUOTA_EXCEEDED), verdict_of(outcome, left), 1.0)
 
     (record,) = log.drain()
     assert (record.quota, record.quota_amount) == quota

@@ -1,13 +1,14 @@
 """Request ids, key names, error codes and encodings, which other modules and other versions rely on."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
 
 from scheduler.errors import HTTP, ErrorCode, http_status
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, decode_entry, encode_records
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, Entered, decode_entry, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_at, created_ms, new_request_id
 
@@ -90,9 +91,50 @@ def test_encodings_are_stable() -> None:
     assert decode_payload(b"\x95\xa1m\xa2hi\x81\xa1t\x01\x00\xa0") == Payload("m", "hi", {"t": 1})  # before priorities
     assert decode_payload(b"\x97\xa1m\xa2hi\x80\x00\xa0\x01\x05").priority == 1  # a newer version
     assert decode_payload(b"\x93\xa1m\xa2hi\x81\xa1t\x01") == Payload("m", "hi", {"t": 1})  # before tasks
-    assert encode_records([AcceptedRecord("r", "c", "k", "free", "m", "g", 2, "")]) == (
-        b"\x91\x99\xa1a\xa1r\xa1c\xa1k\xa4free\xa1m\xa1g\x02\xa0"
-    )
+    accepted = AcceptedRecord("r", "c", "k", "free", "m", "g", 2, "")
+    fields = b"\xa1a\xa1r\xa1c\xa1k\xa4free\xa1m\xa1g\x02\xa0"
+    assert encode_records([msgspec.structs.replace(accepted, endpoint="/e")]) == b"\x91\x9a" + fields + b"\xa2/e"
+    assert decode_entry(b"\x91\x99" + fields) == ([accepted], [])  # before endpoints
+    entered = b"\xa1c\xa1g\x91\x97\xa4free\xa1c\xa1k\xa1m\x00\x00\x90\x94\xa1r\x01\x02\xa0"
+    assert decode_entry(b"\x91\x94" + entered) == ([accepted], [])
+    entry = b"\x91\x95" + entered + b"\x91\xa2/e"
+    assert decode_entry(entry) == ([msgspec.structs.replace(accepted, endpoint="/e")], [])
+
+
+class FormerAccepted(msgspec.Struct, array_like=True, frozen=True, tag="a"):
+    """`AcceptedRecord` before endpoints."""
+
+    id: str
+    customer_id: str
+    api_key_id: str
+    tier: str
+    model: str
+    gateway_id: str
+    input_bytes: int
+    trace_id: str
+
+
+class FormerEntered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
+    """`Entered` before endpoints."""
+
+    gateway_id: str
+    groups: list[tuple[str, str, str, str, Any, Any, Any]]
+    each: list[Any]
+
+
+def test_an_auditor_of_the_former_version_reads_new_records() -> None:
+    """It skips the endpoint; in the groups, which it reads as tuples of seven, it would reject the record."""
+    group = ("free", "c", "k", "m", 0, 0, [])
+    accepted = AcceptedRecord("r", "c", "k", "free", "m", "g", 2, "", "/e")
+    entry = encode_records([accepted, Entered("g", [group], ["r", 1, 2, ""], ["/e"])])
+    former = msgspec.msgpack.Decoder(list[FormerAccepted | FormerEntered])
+
+    assert former.decode(entry) == [
+        FormerAccepted("r", "c", "k", "free", "m", "g", 2, ""),
+        FormerEntered("g", [group], ["r", 1, 2, ""]),
+    ]
+    with pytest.raises(msgspec.ValidationError, match="length 7"):
+        former.decode(encode_records([("c", "g", [(*group, "/e")], ["r", 1, 2, ""])]))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"\x93\x01\x02\x03", msgspec.msgpack.encode({"model": "m"})])
