@@ -97,7 +97,7 @@ grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto an
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md
-	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi; do $(BIN)/python -m $$package || exit 1; done
+	for package in ratelimit scheduler ledger gateway.metrics gateway.openapi tierlane.check; do $(BIN)/python -m $$package || exit 1; done
 
 docs-site: $(DOCS_READY) ## Build the documentation as a site in build/site, with all links checked
 	$(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site

@@ -219,7 +219,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 """Values that change nothing, and so need no capability. `tool_choice` has an effect only with tools."""
 
-_NEEDS = {
+NEEDS = {
     "tools": Capability.TOOLS,
     "tool_choice": Capability.TOOLS,
     "functions": Capability.TOOLS,
@@ -298,7 +298,7 @@ def chat_request(body: ChatBody, document: ChatDocument, max_input_bytes: int) -
 def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDocument:
     """The document form of a body. `members`: its members as they are written."""
     needs: dict[Capability, str] = {}
-    for name, capability in _NEEDS.items():
+    for name, capability in NEEDS.items():
         value = getattr(body, name)
         if value is not None and value not in _NO_EFFECT.get(name, ()):
             needs.setdefault(capability, name)
@@ -310,7 +310,7 @@ def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDoc
         if isinstance(message, ToolTurn) or (isinstance(message, AssistantTurn) and message.tool_calls):
             needs.setdefault(Capability.TOOLS, "messages")
         for part in message.content if isinstance(message.content, list) else ():
-            if (wanted := _PART_NEEDS.get(type(part))) is not None:
+            if (wanted := PART_NEEDS.get(type(part))) is not None:
                 needs.setdefault(wanted, "messages")
                 media_bytes, media = media_bytes + _media_bytes(part), media + 1
     kept = {name: value for name, value in members.items() if name not in _GATEWAYS}
@@ -319,7 +319,7 @@ def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDoc
 
 
 _FIELDS = frozenset(ChatBody.__struct_fields__)
-_PART_NEEDS: dict[type, Capability] = {
+PART_NEEDS: dict[type[msgspec.Struct], Capability] = {
     ImagePart: Capability.IMAGES,
     AudioPart: Capability.AUDIO,
     FilePart: Capability.FILES,

@@ -1,11 +1,30 @@
 """From the value of `--backend` to a backend. Only the model process imports the model's own module."""
 
 import re
+from typing import NamedTuple
 
 from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.openai_endpoint.settings import PREFIX, read_address
 from scheduler.errors import StartError
 
+
+class BackendForm(NamedTuple):
+    """A form of `--backend`, and what its models do: "yes", "-", or the condition. The contract tests prove it."""
+
+    form: str
+    texts: str = "yes"  # And chats.
+    steps: str = "-"  # It writes step by step, so a stream begins before the text is complete.
+    vectors: str = "-"
+    passes_on: bool = False  # Chats are passed on to a server, which may have further capabilities.
+
+
+BACKENDS = (
+    BackendForm("tiny", steps="yes", vectors="yes"),
+    BackendForm("simulated[:MS]"),
+    BackendForm("pkg.module:function", steps="with `generate`", vectors="with `embed`"),
+    BackendForm("hf:DIR", texts="language models", steps="language models", vectors="embedding models"),
+    BackendForm("openai:URL", texts="as its server", steps="as its server", vectors="as its server", passes_on=True),
+)
 FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR or openai:URL"
 _SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?))?")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")

@@ -18,6 +18,7 @@ from scheduler import __main__ as protocol_pages
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.redis_client.keys import KEYS, Keys
 from scheduler.states import Admission
+from tierlane.check import __main__ as backend_pages
 from tierlane.cli import app
 from tierlane.settings.declaration import CONFIG_VARIABLE, variable
 from tierlane.settings.model import FOREIGN_PREFIXES
@@ -211,7 +212,7 @@ def test_every_error_code_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     "pages",
-    [module.pages() for module in (limits_pages, protocol_pages, sql_pages, metrics_pages, http_pages)],
+    [module.pages() for module in (limits_pages, protocol_pages, sql_pages, metrics_pages, http_pages, backend_pages)],
     ids="+".join,
 )
 def test_the_generated_parts_are_current(pages: limits_pages.Pages) -> None:

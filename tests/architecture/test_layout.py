@@ -69,7 +69,6 @@ SHORT = {
     "gpu_pool/backends/device.py": "imports torch, which the modules beside it must not",
     "gpu_pool/backends/openai_endpoint/settings.py": "imported by the command line, so no HTTP client",
     "gpu_pool/backends/simulated.py": "a backend",
-    "gpu_pool/model_process/backend_registry.py": "the one place that imports backends",
     "ledger/schema/metadata.py": "imported by every table",
     "scheduler/fault_log.py": "brings structlog, which scripts and settings do without",
     "scheduler/request_id.py": "ids, imported everywhere",

@@ -56,13 +56,14 @@ class ServedEndpoint(EndpointBackend):
 
 @dataclass(frozen=True)
 class Case:
-    """One backend. `make` returns it unloaded; the path is a folder that its tests share.
+    """One backend, of a form in BACKENDS. `make` returns it unloaded; the path is a folder that its tests share.
 
     `embeds`: it makes embeddings. `steps`: it writes step by step, so listeners get pieces and can leave. `parameters`: it
     reads `max_tokens`, `temperature` and `seed`.
     """
 
     name: str
+    form: str
     make: Callable[[Path], Backend]
     embeds: bool = False
     steps: bool = False
@@ -80,11 +81,11 @@ def _hf(folder: Path) -> Backend:
 
 
 CASES = (
-    Case("simulated", lambda _: select_backend("simulated:0")),
-    Case("tiny", lambda _: select_backend("tiny"), embeds=True, steps=True, parameters=True),
-    Case("function", _function(upper)),
-    Case("async function", _function(upper_async)),
-    Case("class", _function(Writer), embeds=True, steps=True),
-    Case("hf", _hf, steps=True, parameters=True),
-    Case("openai", lambda _: ServedEndpoint(), embeds=True, steps=True),
+    Case("simulated", "simulated[:MS]", lambda _: select_backend("simulated:0")),
+    Case("tiny", "tiny", lambda _: select_backend("tiny"), embeds=True, steps=True, parameters=True),
+    Case("function", "pkg.module:function", _function(upper)),
+    Case("async function", "pkg.module:function", _function(upper_async)),
+    Case("class", "pkg.module:function", _function(Writer), embeds=True, steps=True),
+    Case("hf", "hf:DIR", _hf, steps=True, parameters=True),
+    Case("openai", "openai:URL", lambda _: ServedEndpoint(), embeds=True, steps=True),
 )

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from gateway.inference.submission import SAMPLING_BACKENDS
 from gpu_pool.backends.backend import Backend, Item, ItemResult
+from gpu_pool.model_process.backend_registry import BACKENDS
 from integration.backend_cases import CASES, Case
 from integration.endpoint_fixtures import Reader
 from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
@@ -72,6 +74,16 @@ def test_results_do_not_depend_on_the_batch(backend: Loaded) -> None:
     many = backend.texts(*TEXTS, *(f"text {n}" for n in range(100)), *TEXTS)
     assert [many[:4], many[-4:], {result.error_code for result in many}] == [alone, alone, {""}]
     assert backend.backend.version
+
+
+def test_the_table_of_backends_is_true() -> None:
+    """What each case can do is not denied to its form in docs/endpoint.md, and what it cannot do is not promised."""
+    forms = {each.form: each for each in BACKENDS}
+
+    assert {case.form for case in CASES} == forms.keys()
+    assert [case.name for case in CASES if forms[case.form].steps == ("-" if case.steps else "yes")] == []
+    assert [case.name for case in CASES if forms[case.form].vectors == ("-" if case.embeds else "yes")] == []
+    assert [form for form, each in forms.items() if each.passes_on != form.startswith(SAMPLING_BACKENDS)] == []
 
 
 @cases()
