@@ -279,7 +279,7 @@ async def test_equal_jobs_and_synchronous_requests_share_one_run(cached: JobBenc
 
 
 async def test_jobs_are_queued_again_after_redis_lost_everything(bench: JobBench) -> None:
-    """All pages are scanned at once; jobs run under their ids and Idempotency-Keys, without another charge."""
+    """All pages are scanned at once; jobs keep ids, Idempotency-Keys and endpoint, without another charge."""
     bench.serving.scan._page = 4
     bench.stack.worker.hold = True
     ids = [await bench.accepted({"input": f"job {n}"}) for n in range(20)]
@@ -294,6 +294,8 @@ async def test_jobs_are_queued_again_after_redis_lost_everything(bench: JobBench
         assert (await bench.ended(task_id))["output"] == f"job {number}"[::-1]
     await bench.ended(keyed)
     assert sorted(bench.stack.worker.seen) == sorted([*ids, keyed])
+    records = [r for e in await bench.stack.redis.lrange(Keys().outbox, 0, -1) for r in decode_entry(e)[0]]
+    assert [r.endpoint for r in records if isinstance(r, AcceptedRecord)] == ["/v1/inference"] * 21
     assert {row["attempts"] for row in await bench.db.fetch("SELECT attempts FROM jobs")} == {1}
 
 
