@@ -36,7 +36,10 @@ class StoreLimits(NamedTuple):
 
 
 class ResponseRow(msgspec.Struct, frozen=True, gc=False):
-    """A stored response. `open`: its job has not ended; `lost`: it has no open job. Then the output is null, as without a job."""
+    """A stored response. `open`: its job has not ended; `lost`: it has no open job. Then the output is null, as without a job.
+
+    The document is empty if the response was deleted.
+    """
 
     id: str
     customer_id: str
@@ -52,7 +55,7 @@ class ResponseRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class Conversation(NamedTuple):
-    """A response and those before it, the oldest first. `whole`: none is missing; `too_long`: the search ended at a limit."""
+    """A response and those before it, the oldest first. `whole`: none is missing; `too_long`: over a limit, and not read."""
 
     rows: list[ResponseRow]
     whole: bool
@@ -76,25 +79,31 @@ async def insert_responses(connection: Connection, responses: Sequence[NewRespon
 
 
 async def find_responses(connection: Connection, ids: Sequence[str]) -> dict[str, ResponseRow]:
-    """The responses that exist, by id."""
+    """The responses that exist or were deleted, by id."""
     rows = await connection.fetch(statement("find_responses"), ids)
     return {row["id"]: ResponseRow(*row) for row in rows}
+
+
+async def running_responses(connection: Connection, ids: Sequence[str]) -> set[str]:
+    """Those of the ids whose jobs have not ended."""
+    return {row["id"] for row in await connection.fetch(statement("running_responses"), ids)}
 
 
 async def find_conversation(
     connection: Connection, response_id: str, customer_id: str, max_bytes: int
 ) -> Conversation | None:
-    """The customer's response and those before it, until `max_bytes` are found; None if the response is unknown."""
+    """The customer's response and those before it, up to `max_bytes`; None if the response is unknown."""
     rows = await connection.fetch(statement("find_conversation"), response_id, customer_id, MAX_CONVERSATION, max_bytes)
     if not rows:
         return None
-    oldest = rows[0]
-    whole = oldest["previous_id"] is None
-    return Conversation([ResponseRow(*tuple(row)[:11]) for row in rows], whole, not whole and oldest["too_long"])
+    if rows[0]["too_long"]:
+        return Conversation([], whole=False, too_long=True)
+    whole = rows[0]["previous_id"] is None
+    return Conversation([ResponseRow(*tuple(row)[:11]) for row in rows], whole, too_long=False)
 
 
 async def delete_response(connection: Connection, response_id: str, customer_id: str) -> None:
-    """Delete the customer's response, if it exists."""
+    """Delete the content of the customer's response, if it exists. An empty row is left."""
     await connection.execute(statement("delete_response"), response_id, customer_id)
 
 

@@ -1,9 +1,10 @@
--- Stored responses of /v1/responses (ledger/responses.py).
+-- Stored responses of /v1/responses (ledger/responses.py). A row of 0 bytes is a response that was deleted: while it exists,
+-- the replay of its request does not store it again.
 
 -- name: insert_responses
 -- One array for each column. $7: seconds that a response is stored. $8, $9: responses and bytes of one customer, over which
--- the oldest ones are deleted. An existing id is not changed, so the statement can be repeated. Rows that another
--- statement is deleting are left to it.
+-- the oldest ones are deleted; deleted responses are counted by themselves. An existing id is not changed, so the statement
+-- can be repeated. Rows that another statement is deleting are left to it.
 WITH added AS (
     INSERT INTO responses (
         id, created_at, expires_at, customer_id, previous_id, document, input_items, bytes, open
@@ -19,7 +20,7 @@ WITH added AS (
 ), before AS (
     SELECT r.id, s.count + row_number() OVER newest AS count, s.bytes + sum(r.bytes) OVER newest AS bytes
     FROM responses AS r JOIN sizes AS s USING (customer_id)
-    WINDOW newest AS (PARTITION BY customer_id ORDER BY r.created_at DESC, r.id DESC)
+    WINDOW newest AS (PARTITION BY customer_id, r.bytes = 0 ORDER BY r.created_at DESC, r.id DESC)
 ), old AS (
     SELECT id FROM responses WHERE id IN (SELECT id FROM before WHERE count > $8 OR bytes > $9)
     ORDER BY id FOR UPDATE SKIP LOCKED
@@ -33,23 +34,32 @@ SELECT r.id, r.customer_id::text, r.document, r.input_items, r.open, r.output, r
 FROM responses AS r LEFT JOIN jobs AS j ON r.open AND j.id = 'req_' || substr(r.id, 6)
 WHERE r.id = ANY($1) AND r.expires_at > clock_timestamp()
 
+-- name: running_responses
+-- Those of the ids whose jobs have not ended.
+SELECT r.id FROM responses AS r JOIN jobs AS j ON j.id = 'req_' || substr(r.id, 6)
+WHERE r.id = ANY($1) AND r.open AND r.expires_at > clock_timestamp() AND j.status IN ('queued', 'processing')
+
 -- name: find_conversation
 -- $1: id. $2: customer. $3, $4: responses and bytes after which the search ends. The response and those before it, the
--- oldest first.
+-- oldest first. Their content is only read if the search was not ended by a limit.
 WITH RECURSIVE conversation AS (
-    SELECT r.*, 1 AS place, r.bytes::bigint AS bytes_so_far FROM responses AS r
-    WHERE id = $1 AND customer_id = $2 AND expires_at > clock_timestamp()
+    SELECT id, previous_id, 1 AS place, bytes::bigint AS bytes_so_far FROM responses
+    WHERE id = $1 AND customer_id = $2 AND expires_at > clock_timestamp() AND bytes > 0
     UNION ALL
-    SELECT r.*, c.place + 1, c.bytes_so_far + r.bytes
+    SELECT r.id, r.previous_id, c.place + 1, c.bytes_so_far + r.bytes
     FROM conversation AS c JOIN responses AS r ON r.id = c.previous_id
-    WHERE r.customer_id = $2 AND r.expires_at > clock_timestamp() AND c.place < $3 AND c.bytes_so_far < $4
+    WHERE r.customer_id = $2 AND r.expires_at > clock_timestamp() AND r.bytes > 0 AND c.place < $3 AND c.bytes_so_far <= $4
+), size AS (
+    SELECT bool_or(bytes_so_far > $4 OR (place >= $3 AND previous_id IS NOT NULL)) AS too_long FROM conversation
 )
-SELECT id, customer_id::text, document, input_items, open, output, error_code, finish_reason, tokens_used, output_tokens,
-       false AS lost, previous_id, place >= $3 OR bytes_so_far >= $4 AS too_long
-FROM conversation ORDER BY place DESC
+SELECT c.id, r.customer_id::text, r.document, r.input_items, r.open, r.output, r.error_code, r.finish_reason, r.tokens_used,
+       r.output_tokens, false AS lost, c.previous_id, s.too_long
+FROM conversation AS c CROSS JOIN size AS s LEFT JOIN responses AS r ON r.id = c.id AND NOT s.too_long
+ORDER BY c.place DESC
 
 -- name: delete_response
-DELETE FROM responses WHERE id = $1 AND customer_id = $2
+UPDATE responses SET document = '', input_items = '', output = NULL, bytes = 0, open = false, previous_id = NULL
+WHERE id = $1 AND customer_id = $2
 
 -- name: purge_responses
 -- $1: row limit. Deletes expired responses.

@@ -9,9 +9,11 @@ from redis.asyncio import Redis
 from integration.jobs_fixtures import add_customers, customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
+from ledger.postgres import statement
 from ledger.responses import (
     NewResponse,
     StoreLimits,
+    delete_response,
     find_conversation,
     find_responses,
     insert_responses,
@@ -65,8 +67,23 @@ async def test_limits_of_a_customer(store: Connection) -> None:
     assert await left(store) == [each.id for each in (*others, large[1], last)]
 
 
+async def test_a_deleted_response(store: Connection) -> None:
+    """Its content is gone, it is not stored again, and it counts for no limit of the others."""
+    deleted, kept = [new() for _ in range(12)], [new() for _ in range(10)]
+    await insert_responses(store, deleted[:1], LIMITS)
+    for each in deleted:
+        await insert_responses(store, [each], LIMITS)
+        await delete_response(store, each.id, OWNER)
+    await insert_responses(store, [deleted[-1], *kept], LIMITS)
+    rows = await store.fetch("SELECT id FROM responses WHERE bytes > 0 ORDER BY created_at, id")
+
+    assert [row["id"] for row in rows] == [each.id for each in kept]
+    assert (await find_responses(store, [deleted[-1].id]))[deleted[-1].id].document == b""
+    assert await store.fetchval("SELECT count(*) FROM responses") <= 2 * LIMITS.max_count
+
+
 async def test_conversations(store: Connection) -> None:
-    """The oldest first; another customer's is unknown; a missing one, and a limit of bytes, are reported."""
+    """The oldest first; another customer's is unknown; a missing one, and the limits of bytes and depth, are reported."""
     first = new()
     second = new(previous=first.id)
     third = new(previous=second.id)
@@ -74,13 +91,15 @@ async def test_conversations(store: Connection) -> None:
     whole = await find_conversation(store, third.id, OWNER, 1000)
     short = await find_conversation(store, third.id, OWNER, 15)
     unknown = await find_conversation(store, third.id, OTHER, 1000)
-    await store.execute("DELETE FROM responses WHERE id = $1", first.id)
+    deep = await store.fetch(statement("find_conversation"), third.id, OWNER, 2, 1000)
+    await delete_response(store, first.id, OWNER)
     broken = await find_conversation(store, third.id, OWNER, 1000)
 
     assert whole is not None
     assert ([row.id for row in whole.rows], whole.whole) == ([first.id, second.id, third.id], True)
     assert short is not None
-    assert (len(short.rows), short.whole, short.too_long) == (2, False, True)
+    assert (len(short.rows), short.whole, short.too_long) == (0, False, True)
+    assert [(row["too_long"], row["document"]) for row in deep] == [(True, None)] * 2
     assert unknown is None
     assert broken is not None
     assert (len(broken.rows), broken.whole, broken.too_long) == (2, False, False)
