@@ -18,7 +18,8 @@ WITH added AS (
 ), sizes AS (
     SELECT customer_id, count(*) AS count, sum(bytes) AS bytes FROM added GROUP BY customer_id
 ), before AS (
-    SELECT r.id, s.count + row_number() OVER newest AS count, s.bytes + sum(r.bytes) OVER newest AS bytes
+    SELECT r.id, (r.bytes > 0)::int * s.count + row_number() OVER newest AS count,
+           (r.bytes > 0)::int * s.bytes + sum(r.bytes) OVER newest AS bytes
     FROM responses AS r JOIN sizes AS s USING (customer_id)
     WINDOW newest AS (PARTITION BY customer_id, r.bytes = 0 ORDER BY r.created_at DESC, r.id DESC)
 ), old AS (
