@@ -120,6 +120,7 @@ class Gateway(GatewayParts):
     async def _close_port(self) -> None:
         self.drain_state.closed = True
         self.snapshots.subscribers.end()
+        self.responses.streams.ends.close()
         if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
                 await site.stop()
@@ -141,7 +142,7 @@ class Gateway(GatewayParts):
         await self.actions.close()
         self.metrics.close()
         await self.me.close()
-        await self.responses.store.close()
+        await self.responses.close()
         await self.snapshots.history.close()
         await self.pools.close()
         await self.close()

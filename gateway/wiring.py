@@ -221,6 +221,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("POST", INFER, tensors.infer)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("POST", "/v1/responses", parts.responses.create)
+    routes.add("POST", "/v1/responses/input_tokens", parts.responses.count)
     routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
     routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)
     routes.add("GET", "/internal/health", internal.health)

@@ -115,6 +115,7 @@ class InferencePipeline:
         self._authenticator = parts.authenticator or Authenticator(parts.catalog)
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
         self.pending_requests = parts.pending_requests
+        self.rejections = parts.admission.rejections
         self.clock = parts.clock
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(

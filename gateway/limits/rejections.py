@@ -327,6 +327,25 @@ class RejectionCache:
             del self.held[submission.customer_id]
         return None
 
+    def verdict_of(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> Verdict | None:
+        """The rejection that any request of an identity gets now, as far as is known, before its submission is built."""
+        if identity.customer_id not in self.held:
+            return None
+        any_request = Submission(
+            id="",
+            tier=identity.tier,
+            customer_id=identity.customer_id,
+            api_key_id=identity.key_id,
+            nonce="",
+            model="",
+            input_bytes=0,
+            total_ms=0,
+            queue_ms=0,
+            limits=limits,
+            body=b"",
+        )
+        return self.verdict(any_request, now)
+
     def forget(self, customer_id: str) -> None:
         """Drop what is kept of a customer: one of its requests has ended."""
         self.held.pop(customer_id, None)

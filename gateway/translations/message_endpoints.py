@@ -16,11 +16,11 @@ from gateway.api.inference import ApiFormat, completed
 from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
-from gateway.inference.handler import AwaitedCall, serve
+from gateway.inference.handler import serve
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import input_tokens
 from gateway.translations.message_events import message_chunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
+from gateway.translations.token_counts import CountCall
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 KEY_HEADER = "x-api-key"
@@ -140,25 +140,9 @@ class CountTokens:
         return await serve(CountTokensCall(self._pipeline, COUNT, request), request)
 
 
-class CountTokensCall(AwaitedCall):
-    """A call that ends where others are admitted."""
+class CountTokensCall(CountCall):
+    """The count of one prompt."""
 
-    __slots__ = ("_count",)
-
-    def submit(self, raw: bytes) -> None:
-        """Check the body, and count its tokens in the form that the model gets. Raises RequestError."""
-        self.body = self.decode(raw)
-        self.choose_pool()
-        payload = self.pipeline.payload(self.body, self.api_format)
-        self._count = input_tokens(payload, len(payload.input.encode()), self.body.document)
-
-    async def wait(self) -> None:
-        """Return at once, since nothing was admitted."""
-
-    async def response(self) -> HttpResponse:
-        """Build the response and record it."""
-        self.pipeline.events.answered(self.api_format.endpoint, self.identity)
-        headers = self.pipeline.customer_limits.lines(self.identity, None)
-        response = HttpResponse.of(200, TokenCount(self._count))
-        response.lines = f"x-request-id: {self.request_id}\r\n{headers}{header_lines(self.request_id, headers)}"
-        return response
+    def counted(self, tokens: int) -> TokenCount:
+        """The response body."""
+        return TokenCount(tokens)

@@ -188,6 +188,18 @@ _line = msgspec.json.Decoder(_ServerLine)
 _input = msgspec.json.Decoder(dict[str, Any])
 
 
+MAX_HELD_CALLS, MAX_HELD_BYTES = 128, 65_536
+"""Calls of a message whose name has not arrived, and the characters of their arguments."""
+
+
+class _HeldCall:
+    """A call whose block cannot start yet, since a block begins with the name of its tool."""
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.arguments: list[str] = []
+
+
 class MessageContent:
     """The content of a message, and the events that add to it. `stop_sequences`: those of the request."""
 
@@ -195,6 +207,8 @@ class MessageContent:
         self._stop_sequences = stop_sequences
         self._blocks: list[tuple[ContentBlock, list[str]]] = []
         self._calls: dict[int, int] = {}  # The server's index of a tool call -> that of its block.
+        self._held: dict[int, _HeldCall] = {}  # By the server's index.
+        self._held_size = 0
         self._rest = ""
         self._tokens: _ServerTokens | None = None
         self._finish_reason: str | None = None
@@ -213,7 +227,12 @@ class MessageContent:
         return self._add(TextBlock, text)
 
     def close(self) -> Iterator[BlockEvent]:
-        """The end of the last block."""
+        """The calls whose name never arrived, and the end of the last block."""
+        for number in tuple(self._held):
+            yield from self._start_call(number, self._held.pop(number), "")
+        yield from self._end_block()
+
+    def _end_block(self) -> Iterator[BlockEvent]:
         if self._blocks:
             yield BlockStop(len(self._blocks) - 1)
 
@@ -222,7 +241,7 @@ class MessageContent:
         return [_filled(block, "".join(parts)) for block, parts in self._blocks]
 
     def end(self, reply: Reply) -> MessageEnd:
-        """Why the message ended. Some servers report a natural end for a required tool call.
+        """Why the message ended; call `close` first. Some servers report a natural end for a required tool call.
 
         Raises RequestError `invalid_output` if a line could not be read.
         """
@@ -283,16 +302,36 @@ class MessageContent:
         yield BlockDelta(len(self._blocks) - 1, AddedText(text) if kind is TextBlock else AddedThinking(text))
 
     def _add_call(self, call: _ToolCall, number: int) -> Iterator[BlockEvent]:
-        if number not in self._calls:
-            self._calls[number] = len(self._blocks)
-            yield from self._start(ToolUseBlock(call.id or f"call_{number}", call.name, {}))
-        if arguments := call.arguments:
+        arguments = call.arguments
+        if number in self._calls:
+            yield from self._add_arguments(number, arguments)
+            return
+        held = self._held.pop(number, None) or _HeldCall()
+        held.id = held.id or call.id
+        if arguments:
+            held.arguments.append(arguments)
+        if call.name:
+            yield from self._start_call(number, held, call.name)
+            return
+        self._held_size += len(arguments)
+        if len(self._held) < MAX_HELD_CALLS and self._held_size <= MAX_HELD_BYTES:
+            self._held[number] = held
+        else:
+            self._unreadable = True
+
+    def _start_call(self, number: int, held: _HeldCall, name: str) -> Iterator[BlockEvent]:
+        self._calls[number] = len(self._blocks)
+        yield from self._start(ToolUseBlock(held.id or f"call_{number}", name, {}))
+        yield from self._add_arguments(number, "".join(held.arguments))
+
+    def _add_arguments(self, number: int, arguments: str) -> Iterator[BlockEvent]:
+        if arguments:
             at = self._calls[number]
             self._blocks[at][1].append(arguments)
             yield BlockDelta(at, AddedInput(arguments))
 
     def _start(self, block: ContentBlock) -> Iterator[BlockEvent]:
-        yield from self.close()
+        yield from self._end_block()
         self._blocks.append((block, []))
         yield BlockStart(len(self._blocks) - 1, block)
 
@@ -319,6 +358,8 @@ def message_of(reply: Reply, request: InferenceRequest, model: str) -> Message:
     content = MessageContent(stop_sequences_of(request))
     for _ in content.add_lines(reply.output) if reply.finish_reason == DOCUMENT else content.add_text(reply.output):
         pass
+    for _ in content.close():
+        pass
     end = content.end(reply)
     return Message(reply.id, model, content.blocks(), content.usage(reply), end.stop_reason, end.stop_sequence)
 
@@ -344,8 +385,9 @@ class MessageChunks(Chunks):
 
     def closing(self, reply: Reply) -> bytes:
         """The end of the last block, the reason of the end, and the usage."""
+        ends = tuple(self._content.close())
         delta = MessageDelta(self._content.end(reply), self._content.usage(reply))
-        return b"".join(map(named_event, (*self._content.close(), delta, MessageStop())))
+        return b"".join(map(named_event, (*ends, delta, MessageStop())))
 
     def failure(self, response: HttpResponse) -> bytes:
         """The error as an event."""

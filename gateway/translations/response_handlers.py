@@ -1,18 +1,21 @@
-"""The handlers of `/v1/responses`: create, retrieve, list the items of the input, cancel, delete.
+"""The handlers of `/v1/responses`: create, count, retrieve, list the items of the input, cancel, delete.
 
 A response is created by the stages of every request (gateway/inference/handler.py), and one with `background: true` by
 those of a job (gateway/jobs/submit.py): its row is open until the end of its job is written, by the same statement.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
+from gateway.api.inference import ApiFormat
 from gateway.catalog import IdentityView
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
+from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pending import PendingRequest
@@ -21,17 +24,20 @@ from gateway.inference.submission import REPLAYED
 from gateway.jobs.service import Jobs
 from gateway.jobs.submit import JobCall, JobSubmitHandler
 from gateway.translations.response_output import RESPONSES, ResponseDocument, response_to, started
-from gateway.translations.response_store import ResponseStore, document_of, items_of
+from gateway.translations.response_store import ResponseStore, document_of, first_document, items_of
+from gateway.translations.response_streams import ResponseStreams
 from gateway.translations.responses import (
     Item,
     ResponseBody,
     ResponsesRequest,
     input_items,
     read_body,
+    read_prompt,
     request_id_of,
     request_of,
     response_id,
 )
+from gateway.translations.token_counts import CountCall
 from ledger.responses import NewResponse, ResponseRow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
@@ -40,6 +46,13 @@ from scheduler.request_id import PREFIX
 
 PAGE, MOST = 20, 100
 """Items of a page of `input_items`: by default, and at most."""
+
+LONGEST_NUMBER = 9
+"""Digits of `starting_after`."""
+
+DELETED = "The response of this Idempotency-Key was deleted: send another key to create one."
+OTHER_KIND = "This Idempotency-Key is of a response without `background: true`."
+INPUT_TOKENS = replace(RESPONSES, chunks=None, endpoint="/v1/responses/input_tokens")
 
 
 class ResponseItems(msgspec.Struct, gc=False):
@@ -60,6 +73,16 @@ class ResponseHandlers:
         self.jobs = jobs
         self._faults = faults
         self.store = store
+        self.streams = ResponseStreams(store)
+
+    async def close(self) -> None:
+        """End all streams, and close the connections to PostgreSQL."""
+        self.streams.ends.close()
+        await self.store.close()
+
+    async def count(self, request: RoutedRequest) -> HttpResponse:
+        """Count the tokens of an input, free of charge. Raises RequestError if the caller is unknown."""
+        return await serve(InputTokensCall(self, self._inference, request, INPUT_TOKENS), request)
 
     async def create(self, request: RoutedRequest) -> HttpResponse:
         """Create a response. Raises RequestError if the caller is unknown."""
@@ -98,13 +121,24 @@ class ResponseHandlers:
             document = await operation(call, identity)
         except RequestError as error:
             return self._faults.answer(error, call.request_id, limits, problem=wants_problem(call.headers))
-        headers: Headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), *limits]
-        return HttpResponse.of(200, document, headers)
+        headers: Headers = [("x-request-id", call.request_id), *limits]
+        if isinstance(document, EventStream):
+            document.headers = headers
+            return document
+        return HttpResponse.of(200, document, [*headers, ("Cache-Control", "no-store")])
 
-    async def _retrieve(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
-        if call.request.query.get("stream") == "true":
-            raise invalid("stream", "A stored response has no stream here: leave `stream` out.")
-        return document_of(await self.store.find(call.tail, identity.customer_id))
+    async def _retrieve(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument | EventStream:
+        query = call.request.query
+        streamed = query.get("stream") == "true"
+        after = _starting_after(query.get("starting_after"), streamed=streamed)
+        if streamed:
+            self.streams.check_limit(identity.customer_id)
+        row = await self.store.find(call.tail, identity.customer_id)
+        if not streamed or call.request.method == "HEAD":
+            return document_of(row)
+        if not first_document(row).background:
+            raise invalid("stream", "Only a response with `background: true` has a stream here: leave `stream` out.")
+        return self.streams.of_stored(row, after)
 
     async def _input_items(self, call: RoutedRequest, identity: IdentityView) -> ResponseItems:
         query = call.request.query
@@ -140,6 +174,17 @@ class ResponseHandlers:
         return True
 
 
+def _starting_after(text: str | None, *, streamed: bool) -> int:
+    """The number of the last event that the client has; -1 for none."""
+    if text is None:
+        return -1
+    if not streamed:
+        raise invalid("starting_after", "`starting_after` needs `stream=true`.")
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
+        raise invalid("starting_after", "`starting_after` must be the `sequence_number` of an event.")
+    return int(text)
+
+
 def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: bool) -> ResponseItems:
     """The page after the item `after`. Raises RequestError if there is no such item."""
     ordered = items[::-1] if newest_first else items
@@ -173,8 +218,14 @@ class ResponsesCall(AwaitedCall):
 
     original: ResponseBody  # Set by `read`.
 
-    def __init__(self, handlers: ResponseHandlers, pipeline: InferencePipeline, request: RoutedRequest) -> None:
-        super().__init__(pipeline, RESPONSES, request)
+    def __init__(
+        self,
+        handlers: ResponseHandlers,
+        pipeline: InferencePipeline,
+        request: RoutedRequest,
+        api_format: ApiFormat = RESPONSES,
+    ) -> None:
+        super().__init__(pipeline, api_format, request)
         self.handlers = handlers
         self.request = request
         self.history: list[Item] = []  # The items of earlier responses.
@@ -182,14 +233,30 @@ class ResponsesCall(AwaitedCall):
     async def read(self, request: RoutedRequest) -> bytes:
         """The body. Finds the response that it continues. Raises RequestError that names the field."""
         raw = await super().read(request)
-        original = self.original = read_body(raw)
+        original = self.original = self.original_of(raw)
         previous = original.previous_response_id
         if original.store is not False or previous is not None:
             self.handlers.store.check()
         if previous is not None:
+            input_items(original)
+            self._check_limits()
             store, bound = self.handlers.store, self.pipeline.max_input_bytes
             self.history = await store.history(previous, self.identity.customer_id, bound)
         return raw
+
+    def original_of(self, raw: bytes) -> ResponseBody:
+        """The decoded body. Raises RequestError that names the field."""
+        return read_body(raw)
+
+    def _check_limits(self) -> None:
+        """Raises RequestError if admission would reject the request by a limit of its customer, as far as is known here."""
+        pipeline, identity = self.pipeline, self.identity
+        limits = pipeline.customer_limits
+        if self.key is not None or limits.factor(identity) < 1:  # A replay is not charged; reduced limits are counted.
+            return
+        verdict = pipeline.rejections.verdict_of(identity, limits.limits(identity), pipeline.clock())
+        if verdict is not None:
+            raise limits.rejection_error(identity, verdict, base_limit_allows=False)
 
     def successor(self) -> AwaitedCall:
         """A job, with `background: true`. Raises RequestError if this gateway serves no jobs."""
@@ -198,11 +265,14 @@ class ResponsesCall(AwaitedCall):
         serving = self.handlers.jobs.serving
         if serving is None:
             raise invalid("background", "This gateway has no background responses: leave `background` out.")
+        if self.original.stream:
+            self.handlers.streams.check_limit(self.identity.customer_id)
         return BackgroundCall(serving.submit, self)
 
     def decode(self, raw: bytes) -> ResponsesRequest:  # noqa: ARG002  # decoded before
         """The chat of the body that `read` has decoded. Raises RequestError that names the field."""
-        return request_of(self.original, self.history, self.pipeline.max_input_bytes)
+        history, self.history = self.history, []  # It may be large, and the chat has it now.
+        return request_of(self.original, history, self.pipeline.max_input_bytes)
 
     async def keep(self, reply: Reply) -> None:
         """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""
@@ -227,6 +297,27 @@ class ResponsesCall(AwaitedCall):
             stored_items(self.original, request_id),
             is_open,
         )
+
+
+class InputTokens(msgspec.Struct, gc=False):
+    """The response body of `/v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class InputTokensCall(CountCall, ResponsesCall):
+    """The count of the tokens of one input, with the conversation that it continues."""
+
+    __slots__ = ()
+
+    def original_of(self, raw: bytes) -> ResponseBody:
+        """The decoded body. Raises RequestError that names the field."""
+        return read_prompt(raw)
+
+    def counted(self, tokens: int) -> InputTokens:
+        """The response body."""
+        return InputTokens(tokens)
 
 
 class BackgroundCall(JobCall):
@@ -257,28 +348,35 @@ class BackgroundCall(JobCall):
 
     async def known_job(self, verdict: Verdict) -> HttpResponse:
         """The response as it is now, of an Idempotency-Key that was used before."""
-        try:
-            row = await self._first.handlers.store.find(response_id(verdict.stored_id), self.identity.customer_id)
-        except RequestError as error:
-            if error.code is not ErrorCode.NOT_FOUND:
-                raise
+        handlers = self._first.handlers
+        row = await handlers.store.known(response_id(verdict.stored_id), self.identity.customer_id)
+        if row is None or row.lost:  # Its job is being stored, or the gateway crashed before that.
             return await super().known_job(verdict)
-        if row.lost:  # Its job is being stored, or the gateway crashed before that.
-            return await super().known_job(verdict)
+        if not row.document:
+            raise RequestError(ErrorCode.NOT_FOUND, DELETED)
         self.pipeline.customer_limits.judged(self.identity, self._pending_requests[0].submission, verdict)
-        response = self._written(verdict, verdict.stored_id, document_of(row))
+        if self._first.original.stream:
+            if not first_document(row).background:
+                raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, OTHER_KIND)
+            response = self._with_headers(verdict, verdict.stored_id, handlers.streams.of_stored(row))
+        else:
+            response = self._with_headers(verdict, verdict.stored_id, HttpResponse.of(200, document_of(row)))
         response.headers.append(REPLAYED)
         return response
 
     def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
         """Record the job as accepted and return its response, which is queued."""
-        return self._written(verdict, task_id, self._queued(task_id))
+        document, first = self._queued(task_id), self._first
+        if first.original.stream:
+            stream = first.handlers.streams.of_new(document, self.identity.customer_id)
+            return self._with_headers(verdict, task_id, stream)
+        return self._with_headers(verdict, task_id, HttpResponse.of(200, document))
 
-    def _written(self, verdict: Verdict, task_id: str, document: ResponseDocument) -> HttpResponse:
-        pending = self._pending_requests[0]
-        self.pipeline.events.accepted(RESPONSES.endpoint, task_id, self.identity, pending)
-        limits = self.pipeline.customer_limits.headers(self.identity, verdict)
-        return HttpResponse.of(200, document, [("x-request-id", task_id), *limits])
+    def _with_headers(self, verdict: Verdict, task_id: str, response: HttpResponse) -> HttpResponse:
+        """Record the job as accepted, and add the headers of its response."""
+        self.pipeline.events.accepted(RESPONSES.endpoint, task_id, self.identity, self._pending_requests[0])
+        response.headers = [("x-request-id", task_id), *self.pipeline.customer_limits.headers(self.identity, verdict)]
+        return response
 
     def _queued(self, request_id: str) -> ResponseDocument:
         body = self.body

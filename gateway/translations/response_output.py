@@ -4,6 +4,7 @@
 events of a stream always add up to the response that is stored.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from gateway.translations.responses import (
     PlainFormat,
     ResponseBody,
     ResponsesRequest,
+    TextOptions,
     read_responses,
     renamed,
     response_id,
@@ -126,7 +128,7 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
         service_tier=response_tier(body.service_tier),
         store=body.store is not False,
         temperature=body.temperature,
-        text={"format": _format_of(body)},
+        text=_text_of(body),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
@@ -136,9 +138,10 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
     )
 
 
-def _format_of(body: ResponseBody) -> Any:
-    wanted = None if body.text is None else body.text.format
-    return msgspec.to_builtins(PlainFormat() if wanted is None else wanted)
+def _text_of(body: ResponseBody) -> dict[str, Any]:
+    text = body.text or TextOptions()
+    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
+    return {"format": msgspec.to_builtins(text.format or PlainFormat()), **verbosity}
 
 
 class Output(NamedTuple):
@@ -376,19 +379,26 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value >= 0 else 0
 
 
-def whole(document: ResponseDocument, output: Output) -> ResponseDocument:
-    """The response with its output. Raises ValueError for junk."""
+def output_events(document: ResponseDocument, output: Output) -> Iterator[Event]:
+    """The events of an output; the last one has the whole response. Raises ValueError for junk."""
     items = OutputItems(document.id.replace("resp_", PREFIX, 1))
     steps = map(items.line, lines_of(output.text)) if output.finish_reason == DOCUMENT else (items.text(output.text),)
     for step in steps:
-        _run(step)
-    _run(items.end(output.finish_reason))
-    return finished(document, items, output)
+        yield from step
+    yield from items.end(output.finish_reason)
+    yield last_event(finished(document, items, output))
 
 
-def _run(step: Iterable[Event]) -> None:
-    for _ in step:
-        pass
+def last_event(document: ResponseDocument) -> Event:
+    """The event of a response that has ended. There is none for `cancelled`."""
+    return {"type": f"response.{'failed' if document.status == 'cancelled' else document.status}", "response": document}
+
+
+def whole(document: ResponseDocument, output: Output) -> ResponseDocument:
+    """The response with its output. Raises ValueError for junk."""
+    (last,) = deque(output_events(document, output), maxlen=1)
+    response: ResponseDocument = last["response"]
+    return response
 
 
 def failed(document: ResponseDocument, error: RequestError) -> ResponseDocument:
@@ -416,6 +426,11 @@ def write_responses(result: InferenceResult) -> HttpResponse:
     reply = result.replies[0]
     document = response_to(reply, result.model, result.request)
     return completed(reply, encode_json(document), result.latency_ms, result.lines)
+
+
+def event_bytes(event: Event, number: int) -> bytes:
+    """An event as it is sent."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json({**event, "sequence_number": number}))
 
 
 class ResponseChunks(Chunks):
@@ -447,7 +462,7 @@ class ResponseChunks(Chunks):
         """The end of all items, and the whole response."""
         ends = self._write(self._items.end(reply.finish_reason))
         document = finished(self._document, self._items, output_of(reply))
-        return ends + self._write([{"type": f"response.{document.status}", "response": document}])
+        return ends + self._write([last_event(document)])
 
     def failure(self, response: HttpResponse) -> bytes:
         """The failed response, then the error, for which OpenAI's clients raise an exception."""
@@ -462,8 +477,7 @@ class ResponseChunks(Chunks):
     def _write(self, events: Iterable[Event]) -> bytes:
         written = b""
         for each in events:
-            data = encode_json({**each, "sequence_number": self._number})
-            written += b"event: %b\ndata: %b\n\n" % (each["type"].encode(), data)
+            written += event_bytes(each, self._number)
             self._number += 1
         return written
 

@@ -1,10 +1,14 @@
 """The store of responses: inserts and lookups in coalesced calls on two connections, and stored responses as documents.
 
+Conversations are read one at a time for each customer, so that customers take turns; a bounded number of reads waits.
+
 A response is committed before the end of its own response is sent. All methods raise RequestError `catalog_unavailable`
 while PostgreSQL is not available, before a request runs if that is known then.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +16,7 @@ from asyncpg import PostgresError
 
 from gateway.api.format import TokenUsage
 from gateway.config import ResponseStoreConfig
+from gateway.http.errors import RejectionError
 from gateway.http.validation import invalid
 from gateway.jobs.store import MAX_INSERTS, CallBatcher
 from gateway.translations.response_output import RESPONSES, Output, ResponseDocument, failed, whole
@@ -27,6 +32,7 @@ from ledger.responses import (
     find_conversation,
     find_responses,
     insert_responses,
+    running_responses,
 )
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
@@ -38,9 +44,46 @@ UNKNOWN = "There is no such response, or it is not stored any more."
 LONG = 16
 """A conversation, with the fields of its requests, may have so many times the bytes of an input, which are checked again."""
 
+MOST_READS = 32
+"""Conversations of one customer that are being read, or wait for that; each takes milliseconds."""
+
+BUSY = "Too many conversations of this account are being read: try again, or send the items as `input`."
+BUSY_RETRY_MS = 250
+
 T = TypeVar("T")
 _document = msgspec.json.Decoder(ResponseDocument)
 _items = msgspec.json.Decoder(list[Item])
+
+
+class _Turn:
+    """The reads of one customer."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.count = 0
+
+
+class CustomerTurns:
+    """One operation of each customer at a time; at most `most` of one customer run or wait."""
+
+    def __init__(self, most: int = MOST_READS) -> None:
+        self._most = most
+        self._turns: dict[str, _Turn] = {}
+
+    @asynccontextmanager
+    async def turn(self, customer_id: str) -> AsyncIterator[None]:
+        """The customer's turn. Raises RequestError `rate_limit_exceeded` if too many wait."""
+        turn = self._turns.setdefault(customer_id, _Turn())
+        if turn.count >= self._most:
+            raise RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, BUSY, BUSY_RETRY_MS)
+        turn.count += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.count -= 1
+            if not turn.count:
+                del self._turns[customer_id]
 
 
 class ResponseStore:
@@ -54,6 +97,7 @@ class ResponseStore:
         self._reading = JobSession(config.database_url, "tierlane-responses-read")
         self._inserts: CallBatcher[NewResponse, None] = CallBatcher(self._insert, MAX_INSERTS)
         self._reads: CallBatcher[str, ResponseRow | None] = CallBatcher(self._find)
+        self._turns = CustomerTurns()
         self._others: CallBatcher[Callable[[Connection], Awaitable[Any]], Any] = CallBatcher(self._one, 1)
 
     def check(self) -> None:
@@ -71,12 +115,22 @@ class ResponseStore:
 
     async def find(self, response_id: str, customer_id: str) -> ResponseRow:
         """The customer's response. Raises RequestError `not_found`."""
-        row = None
-        if self._configured and request_id_of(response_id) is not None:
-            row = await self._available(self._reads.run(response_id))
-        if row is None or row.customer_id != customer_id:
+        row = await self.known(response_id, customer_id)
+        if row is None or not row.document:
             raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN)
         return row
+
+    async def known(self, response_id: str, customer_id: str) -> ResponseRow | None:
+        """The customer's response, whose document is empty if it was deleted; None if there is none."""
+        if not self._configured or request_id_of(response_id) is None:
+            return None
+        row = await self._available(self._reads.run(response_id))
+        return row if row is not None and row.customer_id == customer_id else None
+
+    async def running(self, ids: Sequence[str]) -> set[str]:
+        """Those of the responses whose jobs have not ended."""
+        found: set[str] = await self._available(self._others.run(lambda connection: running_responses(connection, ids)))
+        return found
 
     async def history(self, response_id: str, customer_id: str, max_input_bytes: int) -> list[Item]:
         """The items of a customer's response and of all before it. Raises RequestError that names the field."""
@@ -85,7 +139,8 @@ class ResponseStore:
             return await find_conversation(connection, response_id, customer_id, LONG * max_input_bytes)
 
         field = "previous_response_id"
-        found: Conversation | None = await self._available(self._others.run(operation))
+        async with self._turns.turn(customer_id):
+            found: Conversation | None = await self._available(self._others.run(operation))
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN, field)
         if found.too_long:
@@ -139,16 +194,27 @@ class ResponseStore:
 
 def document_of(row: ResponseRow) -> ResponseDocument:
     """The response of a row, with the output or the error of its job."""
-    document = _document.decode(row.document)
+    document = first_document(row)
     if row.open:
         return failed(document, RequestError(ErrorCode.GATEWAY_LOST)) if row.lost else document
     if row.error_code is not None:
         return failed(document, _error_of(row))
-    if row.output is None:
-        return document
+    output = output_of_job(row)
+    return document if output is None else whole(document, output)
+
+
+def output_of_job(row: ResponseRow) -> Output | None:
+    """The output of the job of a response, if it completed."""
+    if row.output is None or row.error_code is not None:
+        return None
     total, written = row.tokens_used or 0, row.output_tokens or 0
     tokens = TokenUsage(max(0, total - written), written, total)
-    return whole(document, Output(row.output.decode(errors="replace"), row.finish_reason or "stop", tokens))
+    return Output(row.output.decode(errors="replace"), row.finish_reason or "stop", tokens)
+
+
+def first_document(row: ResponseRow) -> ResponseDocument:
+    """The response of a row as it was stored: of a job without its output."""
+    return _document.decode(row.document)
 
 
 def _error_of(row: ResponseRow) -> RequestError:

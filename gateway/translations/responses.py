@@ -24,6 +24,7 @@ RESPONSE_PREFIX = "resp_"
 RESPONSE_ID_PATTERN = r"^resp_[0-9a-f]{32}$"
 
 T = TypeVar("T")
+B = TypeVar("B", bound="ResponsePrompt")
 Item = dict[str, Any]
 
 
@@ -163,7 +164,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of the text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ObfuscationOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,13 +182,24 @@ Metadata = Annotated[
 ]
 
 
-class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The request body of `POST /v1/responses`; null is the same as absent."""
+class ResponsePrompt(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses/input_tokens`: the fields that the model reads. Null is the same as absent."""
 
     model: str
     input: str | Annotated[list[Item], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_ITEMS})]
     instructions: str | None = None
     previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+
+
+class ResponseBody(ResponsePrompt, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The request body of `POST /v1/responses`; null is the same as absent."""
+
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -195,14 +207,8 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     top_logprobs: Integer | None = None
-    truncation: Literal["disabled"] | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
     user: str | None = None
@@ -218,7 +224,7 @@ class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
     original: ResponseBody
 
 
-_decoder = msgspec.json.Decoder(ResponseBody)
+_decoder, _prompt = msgspec.json.Decoder(ResponseBody), msgspec.json.Decoder(ResponsePrompt)
 _LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (_LOGPROBS, "message.input_image.image_url")
 """Values of `include` that have an effect, or change nothing because the value is always there."""
@@ -228,17 +234,25 @@ TOOL_CHOICES = ("none", "auto", "required")
 
 def read_body(raw: bytes) -> ResponseBody:
     """Decode and check a body but for its items. Raises RequestError that names the field."""
-    body = decode(_decoder, raw)
-    check_duplicates(raw)
-    check_model("model", body.model)
+    body = _checked(decode(_decoder, raw), raw)
     for name in body.include or ():
         if name not in INCLUDED:
             known = ", ".join(f"`{each}`" for each in INCLUDED)
             raise invalid("include", f"`include` cannot have `{name[:64]}`, which is not returned here, only {known}.")
-    if body.background and body.stream:
-        raise invalid("stream", "`background: true` has no stream here: read it with GET /v1/responses/{id}.")
     if body.background and body.store is False:
         raise invalid("store", "`background: true` needs a stored response: leave `store` out.")
+    return body
+
+
+def read_prompt(raw: bytes) -> ResponseBody:
+    """The body with the fields of one whose tokens are counted. Raises RequestError that names the field."""
+    body = _checked(decode(_prompt, raw), raw)
+    return ResponseBody(**msgspec.structs.asdict(body), store=False)
+
+
+def _checked(body: B, raw: bytes) -> B:
+    check_duplicates(raw)
+    check_model("model", body.model)
     if body.previous_response_id is not None and request_id_of(body.previous_response_id) is None:
         raise invalid("previous_response_id", "`previous_response_id` must be the id of a response: `resp_...`.")
     return body
@@ -260,7 +274,7 @@ def request_of(body: ResponseBody, history: Sequence[Item], max_input_bytes: int
     document = request.document
     if document is not None:
         needs = {capability: _RENAMED.get(name, name) for capability, name in document.needs.items()}
-        document = msgspec.structs.replace(document, needs=needs)
+        document = msgspec.structs.replace(document, needs=needs, translated=True)
     fields = msgspec.structs.asdict(request) | {"document": document}
     return ResponsesRequest(**fields, original=body)
 
@@ -271,6 +285,7 @@ _RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning",
+    "verbosity": "text.verbosity",
     "logprobs": "include",
 }
 """Fields of a chat -> the fields of this format that they are made of."""
@@ -324,11 +339,12 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         _add_message(messages, item)
     if all(isinstance(item, ReasoningItem) for item in items):
         raise invalid("input", "`input` has only reasoning: add a message.")
+    verbosity = None if body.text is None else body.text.verbosity
     logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
     chat = {
         "model": body.model,
         "messages": messages,
-        "stream": body.stream,
+        "stream": None if body.background else body.stream,
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -337,6 +353,7 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
         "response_format": _response_format(body.text.format if body.text is not None else None),
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "verbosity": None if verbosity == "medium" else verbosity,  # Medium is every model's.
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs or None,
         "service_tier": body.service_tier,

@@ -13,7 +13,7 @@ from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import missing_capability
 from gateway.api.format import InferenceRequest
 from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
-from gateway.translations.message_events import MessageChunks, MessageContent, message_of
+from gateway.translations.message_events import MAX_HELD_BYTES, MessageChunks, MessageContent, message_of
 from gateway.translations.messages import MAX_STOPS, ToolUseBlock, read_messages, read_prompt
 from scheduler.chat_document import DOCUMENT, Capability, output_line
 from scheduler.errors import HTTP, ErrorCode, RequestError
@@ -388,6 +388,32 @@ def test_calls_without_an_index() -> None:
         ToolUseBlock("call_0", "f", {}),
         ToolUseBlock("call_1", "g", {}),
     ]
+
+
+def late_call(index: int, **function: str) -> str:
+    return json.dumps({"choices": [{"delta": {"tool_calls": [{"index": index, "function": function}]}}]}) + "\n"
+
+
+def test_a_name_that_arrives_late() -> None:
+    """The block starts with its name, and loses no arguments; a call without any name is kept until the end."""
+    lines = late_call(0, arguments='{"q"') + late_call(1, arguments="{") + late_call(0, name="f", arguments=": 1")
+    lines += late_call(0, arguments="}") + late_call(1, arguments="}")
+    chunks = MessageChunks(reply("").id, "m", request(), passed_on=True)
+    stream = chunks.opening() + chunks.delta(lines) + chunks.closing(reply(lines))
+    message = message_of(reply(lines), request(), "m")
+
+    assert message.content == [ToolUseBlock("call_0", "f", {"q": 1}), ToolUseBlock("call_1", "", {})]
+    assert joined_events(stream) == msgspec.to_builtins(message)
+    assert message.stop_reason == "tool_use"
+
+
+def test_arguments_that_wait_for_a_name_are_bounded() -> None:
+    """More of them are not held: the message ends with an error."""
+    lines = late_call(0, arguments="x" * MAX_HELD_BYTES) + late_call(0, arguments="x")
+
+    with pytest.raises(RequestError) as caught:
+        message_of(reply(lines), request(), "m")
+    assert caught.value.code is ErrorCode.INVALID_OUTPUT
 
 
 def test_forms_of_some_servers() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.chat import missing_capability
 from gateway.api.format import TokenUsage
 from gateway.http.response import HttpResponse
 from gateway.translations.response_handlers import page_of, stored_items
@@ -167,9 +168,8 @@ def test_a_request_is_a_chat(fields: dict[str, Any], expected: dict[str, Any]) -
         ({"include": ["reasoning.encrypted_content"]}, "include", "`reasoning.encrypted_content`"),
         ({"truncation": "auto"}, "truncation", "`truncation`"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "schema", "`schema` is required"),
-        ({"text": {"verbosity": "high"}}, "text", "`text.verbosity`"),
+        ({"text": {"verbosity": "huge"}}, "text", "`text.verbosity`"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning", "`reasoning.summary`"),
-        ({"background": True, "stream": True}, "stream", "no stream"),
         ({"background": True, "store": False}, "store", "stored"),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "id of a response"),
         ({"conversation": "conv_1"}, "conversation", "not known"),
@@ -193,7 +193,10 @@ def test_capabilities_name_the_field() -> None:
         reasoning={"effort": "low"},
         top_logprobs=1,
     )
+    verbose = read(text={"verbosity": "low"}).document
     assert body.document is not None
+    assert verbose is not None
+    refused = missing_capability(verbose, "m", frozenset())
     error = RESPONSES.bad_parameters("parameters.max_tokens must be at most 10.")
 
     assert body.document.needs == {
@@ -202,6 +205,13 @@ def test_capabilities_name_the_field() -> None:
         Capability.REASONING: "reasoning",
         Capability.LOGPROBS: "include",
     }
+    assert json.loads(verbose.input)["verbosity"] == "low"
+    assert refused is not None
+    assert (refused.param, refused.message) == (
+        "text.verbosity",
+        "`text.verbosity` needs the capability `extensions`, which the model `m` does not have.",
+    )
+    assert read(text={"verbosity": "medium"}).document.needs == {}
     assert (error.param, error.message) == ("max_output_tokens", "max_output_tokens must be at most 10.")
 
 
