@@ -20,7 +20,7 @@ from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
-from gateway.inference.submission import REPLAYED, with_more
+from gateway.inference.submission import REPLAYED, input_tokens, with_more
 from ratelimit.limits import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload
@@ -174,6 +174,35 @@ class AwaitedCall(InferenceCall):
         self._stream = None
         for pending in self._pending_requests:
             pending.together = ()
+
+
+class CountCall(AwaitedCall):
+    """A call that ends where others are admitted, free of charge: its result is the estimate of the tokens of its input."""
+
+    __slots__ = ()
+
+    def counted(self, tokens: int) -> object:
+        """The response body."""
+        raise NotImplementedError
+
+    def submit(self, raw: bytes) -> None:
+        """Check the body. Raises RequestError."""
+        self.body = self.decode(raw)
+        self.choose_pool()
+
+    async def wait(self) -> None:
+        """Return at once, since nothing was admitted."""
+
+    async def response(self) -> HttpResponse:
+        """Count the tokens in the form that the model gets, and record the call. Raises RequestError."""
+        payload = self.pipeline.payload(self.body, self.api_format)
+        count = input_tokens(payload, len(payload.input.encode()), self.body.document)
+        self.pipeline.events.answered(self.api_format.endpoint, self.identity)
+        limits, form = self.pipeline.customer_limits.lines(self.identity, None), self.api_format.form
+        response = HttpResponse.of(200, self.counted(count))
+        response.lines = f"x-request-id: {self.request_id}\r\n{limits}"
+        response.lines += form.lines(self.request_id, limits) if form else ""
+        return response
 
 
 def _resolve(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:

@@ -34,6 +34,7 @@ from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
+from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.jobs.results import JobResult, Promise
 from gateway.openapi.model import (
@@ -56,7 +57,7 @@ from gateway.operations.health.model import Liveness, Readiness
 from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
-from gateway.translations.response_handlers import MOST, PAGE, ResponseItems
+from gateway.translations.response_handlers import LONGEST_NUMBER, MOST, PAGE, InputTokens, ResponseItems
 from gateway.translations.response_output import ResponseDocument, ResponseEvent
 from gateway.translations.responses import (
     INCLUDED,
@@ -69,6 +70,8 @@ from gateway.translations.responses import (
     MessageItem,
     ReasoningItem,
     ResponseBody,
+    ResponsePrompt,
+    TextOptions,
     ToolChoiceFunction,
 )
 from scheduler.errors import ErrorCode
@@ -116,14 +119,29 @@ RESPONSE_RULES: dict[str, Schema] = {
     },
     "tools": {"anyOf": [{"type": "null"}, {"type": "array", "items": _function(FunctionTool)}]},
     "tool_choice": {"anyOf": [only(None, *TOOL_CHOICES), _function(ToolChoiceFunction)]},
+    "text": {
+        "anyOf": [
+            {"type": "null"},
+            inlined(
+                TextOptions,
+                verbosity={
+                    **only(None, "medium"),
+                    "description": "`low` and `high` for a model whose row has the capability `extensions`.",
+                },
+            ),
+        ]
+    },
     "include": {"anyOf": [{"type": "null"}, {"type": "array", "items": only(*INCLUDED)}]},
     "previous_response_id": {"type": ["string", "null"], "pattern": RESPONSE_ID_PATTERN},
 }
-BACKGROUND: tuple[Schema, ...] = tuple(
-    {"not": {"properties": {"background": {"const": True}, name: {"const": value}}, "required": ["background", name]}}
-    for name, value in (("stream", True), ("store", False))
-)
-"""`background` excludes a stream, and needs a stored response."""
+PROMPT_RULES = {name: RESPONSE_RULES[name] for name in RESPONSE_RULES if name in ResponsePrompt.__struct_fields__}
+BACKGROUND: Schema = {
+    "not": {
+        "properties": {"background": {"const": True}, "store": {"const": False}},
+        "required": ["background", "store"],
+    }
+}
+"""`background` needs a stored response."""
 
 INFERENCE = inference_endpoint(
     "/v1/inference",
@@ -169,6 +187,32 @@ def _stored(
     )
 
 
+_RESPONSE = _stored(
+    "",
+    "A stored response; DELETE deletes it",
+    ResponseDocument,
+    methods=("GET", "HEAD", "DELETE"),
+    parameters=(
+        Parameter("stream", "query", "`true`: the events of a background response.", only("true", "false")),
+        Parameter(
+            "starting_after",
+            "query",
+            "The `sequence_number` of the last event that the client has; only with `stream=true`.",
+            {"type": "integer", "minimum": 0, "maximum": 10**LONGEST_NUMBER - 1},
+        ),
+    ),
+)
+COUNT_ERRORS = (
+    ErrorCode.MODEL_NOT_FOUND,
+    ErrorCode.REQUEST_TOO_LARGE,
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+    ErrorCode.UNSUPPORTED_ENCODING,
+    ErrorCode.DRAINING,
+)
+ESTIMATE = (
+    "The estimate that admission charges for the prompt until the model has counted: a token for each four bytes, 1,000 "
+    "for an image or a document."
+)
 API: tuple[ApiEndpoint, ...] = (
     INFERENCE,
     account_endpoint(
@@ -226,7 +270,7 @@ API: tuple[ApiEndpoint, ...] = (
         "Create a response (OpenAI format)",
         example={"model": "tiny", "input": "Hello!", "max_output_tokens": 16, "store": False},
         rules=RESPONSE_RULES | SERVICE_TIER,
-        conditions=BACKGROUND,
+        conditions=(BACKGROUND,),
         events=ResponseEvent,
         errors=frozenset({ErrorCode.NOT_FOUND}),
         description=(
@@ -234,7 +278,24 @@ API: tuple[ApiEndpoint, ...] = (
             "are rejected by name."
         ),
     ),
-    _stored("", "A stored response; DELETE deletes it", ResponseDocument, methods=("GET", "HEAD", "DELETE")),
+    account_endpoint(
+        "/v1/responses/input_tokens",
+        "Estimate the tokens of an input (OpenAI format)",
+        InputTokens,
+        *COUNT_ERRORS,
+        ErrorCode.NOT_FOUND,
+        methods=("POST",),
+        body=ResponsePrompt,
+        example={"model": "tiny", "input": "Hello!"},
+        rules=PROMPT_RULES,
+        description=ESTIMATE,
+    ),
+    replace(
+        _RESPONSE,
+        responses={
+            200: replace(_RESPONSE.responses[200], content={JSON: ResponseDocument, EVENTS: ResponseEvent}),
+        },
+    ),
     _stored("/cancel", "Cancel a background response", ResponseDocument, methods=("POST",)),
     _stored(
         "/input_items",
@@ -290,20 +351,13 @@ ANTHROPIC: tuple[ApiEndpoint, ...] = (
         "/v1/messages/count_tokens",
         "Estimate the tokens of a prompt (Anthropic format)",
         TokenCount,
-        ErrorCode.MODEL_NOT_FOUND,
-        ErrorCode.REQUEST_TOO_LARGE,
-        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-        ErrorCode.UNSUPPORTED_ENCODING,
-        ErrorCode.DRAINING,
+        *COUNT_ERRORS,
         methods=("POST",),
         body=PromptBody,
         example=MESSAGE_EXAMPLE,
         conditions=(TOOLS_FOR_CHOICE,),
         parameters=MESSAGE_PARAMETERS,
-        description=(
-            "The estimate that admission charges for the prompt until the model has counted: a token for each four bytes, "
-            "1,000 for an image or a document."
-        ),
+        description=ESTIMATE,
     ),
 )
 BESIDE: Mapping[str, tuple[str, ...]] = {

@@ -16,11 +16,10 @@ from gateway.api.inference import ApiFormat, completed
 from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
-from gateway.inference.handler import serve
+from gateway.inference.handler import CountCall, serve
 from gateway.inference.pipeline import InferencePipeline
 from gateway.translations.message_events import message_chunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
-from gateway.translations.token_counts import CountCall
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 KEY_HEADER = "x-api-key"

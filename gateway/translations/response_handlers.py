@@ -17,7 +17,7 @@ from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
-from gateway.inference.handler import AwaitedCall, serve
+from gateway.inference.handler import AwaitedCall, CountCall, serve
 from gateway.inference.pending import PendingRequest
 from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import REPLAYED
@@ -37,7 +37,6 @@ from gateway.translations.responses import (
     request_of,
     response_id,
 )
-from gateway.translations.token_counts import CountCall
 from ledger.responses import NewResponse, ResponseRow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict

@@ -15,10 +15,11 @@ from redis.asyncio import Redis
 from endpoint_stand_in import StandIn
 from eventually import eventually
 from gateway.config import JobConfig, ResponseStoreConfig
+from gateway.translations.response_streams import MOST_STREAMS
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import Stack, openai_client, reverse_or_vector, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
-from integration.jobs_fixtures import JobCatalog, add_customers
+from integration.jobs_fixtures import JobCatalog, add_customers, customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.streaming_fixtures import scheduling
 from pool import Pool
@@ -180,6 +181,72 @@ async def test_an_idempotency_key_of_a_background_response(caller: openai.AsyncO
     assert found.output_text == "olleh"
 
 
+async def test_a_replay_does_not_restore_a_deleted_response(caller: openai.AsyncOpenAI, served: StandIn) -> None:
+    """It returns the recorded response, which stays deleted; in the background there is none to return."""
+    options: Any = {"model": "tiny", "input": "hello", "extra_headers": {"Idempotency-Key": "k"}}
+    later = options | {"background": True, "extra_headers": {"Idempotency-Key": "later"}}
+    first, queued = await caller.responses.create(**options), await caller.responses.create(**later)
+    await caller.responses.delete(first.id)
+    await caller.responses.delete(queued.id)
+
+    assert await caller.responses.create(**options) == first
+    with pytest.raises(openai.NotFoundError, match="was deleted"):
+        await caller.responses.create(**later)
+    for response in (first, queued):
+        with pytest.raises(openai.NotFoundError):
+            await caller.responses.retrieve(response.id)
+
+
+async def test_streams_of_a_background_response(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn) -> None:
+    """The events while it runs, the rest of them after the last one that was read, and all of them once it has ended."""
+    streams = stack.gateway.responses.streams
+    served.slow_s = 0.5
+    opened = await caller.responses.create(model="tiny", input="hello", background=True, stream=True)
+    running = [await anext(opened) for _ in range(3)]
+    created: Any = running[0]
+    response_id = created.response.id
+    await opened.close()
+    await eventually(lambda: not streams.count, "the stream of the client that left is closed")
+    rest = [event async for event in await caller.responses.retrieve(response_id, stream=True, starting_after=2)]
+    again = [event async for event in await caller.responses.retrieve(response_id, stream=True)]
+    stored = await caller.responses.retrieve(response_id)
+    whole = await caller.responses.create(model="tiny", input="hello")
+
+    assert [event.type for event in running] == ["response.created", "response.queued", "response.in_progress"]
+    assert again == running + rest
+    assert [event.sequence_number for event in again] == list(range(len(again)))
+    assert joined([event.to_dict() for event in again]) | {"status": "completed"} == again[-1].to_dict()["response"]
+    assert again[-1].type == "response.completed"
+    assert (again[-1].response, stored.output_text) == (stored, "olleh")
+    with pytest.raises(openai.BadRequestError, match="Only a response with `background: true`"):
+        await caller.responses.retrieve(whole.id, stream=True)
+    with pytest.raises(openai.BadRequestError, match="`sequence_number`"):
+        await caller.responses.retrieve(response_id, stream=True, extra_query={"starting_after": "x"})
+    streams.count[customer_id("free")] = MOST_STREAMS
+    for call in (
+        caller.responses.retrieve(response_id, stream=True),
+        caller.responses.create(model="tiny", input="hello", background=True, stream=True),
+    ):
+        with pytest.raises(openai.RateLimitError, match="64 open streams"):
+            await call
+
+
+async def test_count_of_tokens(caller: openai.AsyncOpenAI, served: StandIn) -> None:
+    """The estimate of the input with its conversation and tools, without a call of the model."""
+    tools: Any = [TOOL]
+    short = await caller.responses.input_tokens.count(model="tiny", input="hello")
+    first = await caller.responses.create(model="tiny", input="hello" * 50)
+    longer = await caller.responses.input_tokens.count(
+        model="tiny", input="hello", previous_response_id=first.id, tools=tools
+    )
+
+    assert short.object == "response.input_tokens"
+    assert 0 < short.input_tokens < longer.input_tokens
+    assert len(served.asked("chat/completions")) == 1
+    with pytest.raises(openai.BadRequestError, match="`max_output_tokens`"):
+        await caller.responses.input_tokens.count(model="tiny", input="x", extra_body={"max_output_tokens": 1})
+
+
 async def test_the_store_belongs_to_a_customer(
     stack: Stack, caller: openai.AsyncOpenAI, served: StandIn, db: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
@@ -196,7 +263,7 @@ async def test_the_store_belongs_to_a_customer(
         await other.responses.create(model="tiny", input="x", previous_response_id=made[5].id)
     with pytest.raises(openai.NotFoundError):
         await other.responses.delete(made[5].id)
-    assert await db.fetchval("SELECT count(*) FROM responses") == 3
+    assert await db.fetchval("SELECT count(*) FROM responses WHERE bytes > 0") == 3
 
 
 async def test_a_deleted_response_ends_its_conversation(caller: openai.AsyncOpenAI, served: StandIn) -> None:

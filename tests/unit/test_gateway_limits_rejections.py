@@ -268,6 +268,17 @@ def test_which_requests_a_verdict_applies_to(outcome: Admission, changes: dict[s
     assert (cached(outcome, 0.1, **changes) is not None) is reused
 
 
+@pytest.mark.parametrize(("outcome", "known"), [(Admission.CUSTOMER_LIMIT, True), (Admission.TOKEN_LIMIT, False)])
+def test_a_rejection_of_any_request(outcome: Admission, known: bool) -> None:
+    """What is rejected whatever it costs is known before there is a submission; another customer is not concerned."""
+    cache, limits = RejectionCache(), request().limits
+    who = identity(customer_id=request().customer_id, key_id=request().api_key_id)
+    cache.note(request(), Verdict(outcome, remaining(0.25, 2000), 200, 3), 100.0)
+
+    assert (cache.verdict_of(who, limits, 100.1) is not None) is known
+    assert cache.verdict_of(identity(customer_id="other"), limits, 100.1) is None
+
+
 def test_the_rejection_cache_is_bounded_and_cleared_by_an_end() -> None:
     """An ended request may have returned what its limit counts. The oldest customers are dropped first."""
     cache, verdict = RejectionCache(), Verdict(Admission.CUSTOMER_LIMIT, remaining(0.25, 2000), 200, 3)
