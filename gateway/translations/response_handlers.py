@@ -4,7 +4,7 @@ A response is created by the stages of every request (gateway/inference/handler.
 those of a job (gateway/jobs/submit.py): its row is open until the end of its job is written, by the same statement.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -127,13 +127,11 @@ class ResponseHandlers:
         return HttpResponse.of(200, document, [*headers, ("Cache-Control", "no-store")])
 
     async def _retrieve(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument | EventStream:
-        query = call.request.query
-        streamed = query.get("stream") == "true"
-        after = _starting_after(query.get("starting_after"), streamed=streamed)
-        if streamed:
+        after = _first_number(call.request.query)
+        if after is not None:
             self.streams.check_limit(identity.customer_id)
         row = await self.store.find(call.tail, identity.customer_id)
-        if not streamed or call.request.method == "HEAD":
+        if after is None or call.request.method == "HEAD":
             return document_of(row)
         if not first_document(row).background:
             raise invalid("stream", "Only a response with `background: true` has a stream here: leave `stream` out.")
@@ -159,6 +157,7 @@ class ResponseHandlers:
         return document_of(await self.store.find(call.tail, identity.customer_id))
 
     async def _delete(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+        _first_number(call.request.query)  # Only checked: the description of both methods is one.
         row = await self.store.find(call.tail, identity.customer_id)
         await self._end(row, identity)
         await self.store.delete(row.id, identity.customer_id)
@@ -173,15 +172,16 @@ class ResponseHandlers:
         return True
 
 
-def _starting_after(text: str | None, *, streamed: bool) -> int:
-    """The number of the last event that the client has; -1 for none."""
-    if text is None:
-        return -1
-    if not streamed:
+def _first_number(query: Mapping[str, str]) -> int | None:
+    """The number after which a stream begins, -1 for all events; None for no stream. Raises RequestError."""
+    stream, after = query.get("stream", "false"), query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise invalid("stream", "`stream` must be `true` or `false`.")
+    if after is not None and stream == "false":
         raise invalid("starting_after", "`starting_after` needs `stream=true`.")
-    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= LONGEST_NUMBER):
         raise invalid("starting_after", "`starting_after` must be the `sequence_number` of an event.")
-    return int(text)
+    return None if stream == "false" else int(after or -1)
 
 
 def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: bool) -> ResponseItems:
