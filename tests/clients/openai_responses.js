@@ -5,7 +5,7 @@ import { setTimeout } from "node:timers/promises";
 import OpenAI from "openai";
 import { zodResponsesFunction, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { API, KEY, MODEL, PNG, WRONG_KEY, report, sawImage } from "./features.js";
+import { API, KEY, MODEL, PNG, WRONG_KEY, collected, report, sawImage } from "./features.js";
 
 const client = new OpenAI({ baseURL: API, apiKey: KEY, maxRetries: 0 });
 const WEATHER = z.object({ q: z.string(), at: z.number() });
@@ -16,6 +16,7 @@ const create = (options) => client.responses.create({ model: MODEL, input: "hell
 await report({
   async text() {
     assert.equal((await create({})).output_text, "olleh");
+    assert.ok((await client.responses.inputTokens.count({ model: MODEL, input: "hello" })).input_tokens > 0);
   },
   async stream() {
     const stream = client.responses.stream({ model: MODEL, input: "hello" });
@@ -63,6 +64,13 @@ await report({
       response = await client.responses.retrieve(response.id);
     }
     assert.deepEqual([response.status, response.output_text], ["completed", "olleh"]);
+    let last;
+    for await (const event of await create({ background: true, stream: true })) {
+      last = event;
+      break;
+    }
+    const rest = await client.responses.retrieve(last.response.id, { stream: true, starting_after: 0 });
+    assert.equal((await collected(rest)).at(-1).response.output[0].content[0].text, "olleh");
   },
   async "wrong key"() {
     const stranger = client.withOptions({ apiKey: WRONG_KEY });

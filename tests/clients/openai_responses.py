@@ -14,6 +14,7 @@ TOOLS: list[Any] = [openai.pydantic_function_tool(Weather)]
 def text() -> None:
     response = client.responses.create(model=MODEL, input="hello")
     assert (response.status, response.output_text) == ("completed", "olleh")
+    assert client.responses.input_tokens.count(model=MODEL, input="hello").input_tokens > 0
 
 
 def stream() -> None:
@@ -66,6 +67,11 @@ def background() -> None:
         response = client.responses.retrieve(response.id)
         time.sleep(0.05)
     assert (response.status, response.output_text) == ("completed", "olleh")
+    with client.responses.create(model=MODEL, input="hello", background=True, stream=True) as lost:
+        first: Any = next(iter(lost))
+    with client.responses.stream(response_id=first.response.id, starting_after=first.sequence_number) as events:
+        assert [event.type for event in events][0] == "response.queued"
+        assert events.get_final_response().output_text == "olleh"
 
 
 def wrong_key() -> None:
