@@ -70,7 +70,7 @@ def background() -> None:
     with client.responses.create(model=MODEL, input="hello", background=True, stream=True) as lost:
         first: Any = next(iter(lost))
     with client.responses.stream(response_id=first.response.id, starting_after=first.sequence_number) as events:
-        assert [event.type for event in events][0] == "response.queued"
+        assert next(event.type for event in events) == "response.queued"
         assert events.get_final_response().output_text == "olleh"
 
 

@@ -23,7 +23,10 @@ from integration.jobs_fixtures import JobCatalog, add_customers, customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.streaming_fixtures import scheduling
 from pool import Pool
+from ratelimit.limits import RemainingLimits
 from response_events import events_of, joined
+from scheduler.protocol.admission import Verdict
+from scheduler.states import Admission
 
 __all__ = ["database_url", "db", "faulty_models", "postgres_server", "stand_in", "start_worker"]
 
@@ -167,7 +170,7 @@ async def test_an_idempotency_key(caller: openai.AsyncOpenAI, served: StandIn) -
 
 
 async def test_an_idempotency_key_of_a_background_response(caller: openai.AsyncOpenAI, served: StandIn) -> None:
-    """The same key returns the same response, as it is now."""
+    """The same key returns the same response, as it is now, and as a stream."""
     options: Any = {"background": True, "extra_headers": {"Idempotency-Key": "once"}}
     first = await caller.responses.create(model="tiny", input="hello", **options)
 
@@ -177,8 +180,27 @@ async def test_an_idempotency_key_of_a_background_response(caller: openai.AsyncO
         return found if found.status == "completed" else None
 
     found = await eventually(again, "the response has completed")
-    assert found is not None
-    assert found.output_text == "olleh"
+    stream = await caller.responses.create(model="tiny", input="hello", stream=True, **options)
+    events = [event async for event in stream]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert found == last.response
+    assert events[0].type == "response.created"
+    assert last.response.output_text == "olleh"
+
+
+async def test_a_limit_is_checked_before_a_conversation_is_read(
+    stack: Stack, caller: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is known to be over a limit of its customer costs no query; one with a key may be a replay."""
+    rejected = Verdict(Admission.CUSTOMER_LIMIT, RemainingLimits(), 200)
+    monkeypatch.setattr(stack.gateway.inference.rejections, "verdict_of", lambda *_: rejected)
+    options: Any = {"model": "tiny", "input": "hello", "previous_response_id": f"resp_{'0' * 32}"}
+
+    with pytest.raises(openai.RateLimitError, match="The rate limit of this account"):
+        await caller.responses.create(**options)
+    with pytest.raises(openai.NotFoundError):
+        await caller.responses.create(**options, extra_headers={"Idempotency-Key": "k"})
 
 
 async def test_a_replay_does_not_restore_a_deleted_response(caller: openai.AsyncOpenAI, served: StandIn) -> None:
