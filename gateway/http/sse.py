@@ -92,7 +92,13 @@ class EventStream(HttpResponse):
             pings.stop(self)
         if self.abort:
             request.protocol.force_close()
-        elif request.protocol.writing_paused:
+        else:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Wait while the client reads slower than events are written. Raises ConnectionResetError if it left."""
+        request = self._of_request()
+        if request.protocol.writing_paused:
             await request.writer.drain()
 
     async def outcome(self, future: "asyncio.Future[Result]") -> Result:

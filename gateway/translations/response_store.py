@@ -73,9 +73,10 @@ class CustomerTurns:
     @asynccontextmanager
     async def turn(self, customer_id: str) -> AsyncIterator[None]:
         """The customer's turn. Raises RequestError `rate_limit_exceeded` if too many wait."""
-        turn = self._turns.setdefault(customer_id, _Turn())
+        turn = self._turns.get(customer_id) or _Turn()
         if turn.count >= self._most:
             raise RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, BUSY, BUSY_RETRY_MS)
+        self._turns[customer_id] = turn
         turn.count += 1
         try:
             async with turn.lock:

@@ -154,6 +154,7 @@ class ResponseStreams:
                 ended = await self._store.find(document.id, customer_id)
             for event in closing_events(ended):
                 number = _send(stream, event, number, after)
+                await stream.drain()  # Several events have the whole text.
         except RequestError as error:
             _fail(stream, error, request_id, max(after, number - 1))
         except ConnectionError:

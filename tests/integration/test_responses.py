@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from endpoint_stand_in import StandIn
 from eventually import eventually
 from gateway.config import JobConfig, ResponseStoreConfig
+from gateway.translations.response_store import CustomerTurns
 from gateway.translations.response_streams import MOST_STREAMS
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import Stack, openai_client, reverse_or_vector, running_stack
@@ -192,7 +193,10 @@ async def test_an_idempotency_key_of_a_background_response(caller: openai.AsyncO
 async def test_a_limit_is_checked_before_a_conversation_is_read(
     stack: Stack, caller: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that is known to be over a limit of its customer costs no query; one with a key may be a replay."""
+    """A request that is known to be over a limit of its customer costs no query; one with a key may be a replay.
+
+    The reads of one customer are bounded.
+    """
     rejected = Verdict(Admission.CUSTOMER_LIMIT, RemainingLimits(), 200)
     monkeypatch.setattr(stack.gateway.inference.rejections, "verdict_of", lambda *_: rejected)
     options: Any = {"model": "tiny", "input": "hello", "previous_response_id": f"resp_{'0' * 32}"}
@@ -201,6 +205,10 @@ async def test_a_limit_is_checked_before_a_conversation_is_read(
         await caller.responses.create(**options)
     with pytest.raises(openai.NotFoundError):
         await caller.responses.create(**options, extra_headers={"Idempotency-Key": "k"})
+    monkeypatch.undo()
+    monkeypatch.setattr(stack.gateway.responses.store, "_turns", CustomerTurns(0))
+    with pytest.raises(openai.RateLimitError, match="Too many conversations of this account"):
+        await caller.responses.create(**options)
 
 
 async def test_a_replay_does_not_restore_a_deleted_response(caller: openai.AsyncOpenAI, served: StandIn) -> None:
