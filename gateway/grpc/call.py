@@ -17,6 +17,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import ApiFormat
 from gateway.grpc.messages import messages_of
+from gateway.http.request import BodyShare
 from gateway.http.response import HttpResponse
 from gateway.http.sse import EventStream, Result
 from gateway.http.validation import invalid
@@ -89,9 +90,12 @@ def address_of(peer: str) -> str | None:
 
 
 class GrpcCall(AwaitedCall):
-    """One inference call, or one request of a stream. `error` is set once it was rejected."""
+    """One inference call, or one request of a stream. `error` is set once it was rejected.
 
-    __slots__ = ("_request", "_time_left", "error")
+    Its message is in memory until the call ends, and counts against the budget of bodies until `close`.
+    """
+
+    __slots__ = ("_request", "_share", "_time_left", "error")
 
     def __init__(
         self,
@@ -102,11 +106,14 @@ class GrpcCall(AwaitedCall):
     ) -> None:
         super().__init__(pipeline, api_format, request)
         self._request = request
+        self._share: BodyShare | None = None
         self._time_left = time_left
         self.error: RequestError | None = None
 
     async def receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
-        """Read the Idempotency-Key and the message. Raises RequestError if either is not acceptable, or while draining."""
+        """Read the Idempotency-Key and the message. Raises RequestError if either is not acceptable, the budget of bodies is
+        used, or the gateway is draining.
+        """
         self.key = idempotency_key(self.headers)
         if self.pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
@@ -116,7 +123,14 @@ class GrpcCall(AwaitedCall):
             self.identity = self.pipeline.identify(self._request)
         if not isinstance(raw, bytes):
             raise invalid(None, "The call has no message.")
+        self._share = self.pipeline.bodies.share(self.identity)
+        self._share.take(len(raw))
         return raw
+
+    def close(self) -> None:
+        """Return the bytes of the message to the budget. To be called when the call has ended, in any way."""
+        if self._share is not None:
+            self._share.give_back()
 
     def build(self) -> PendingRequest:
         """Build the pending requests, with the deadline of the call if it is earlier than theirs. Raises RequestError."""
@@ -150,6 +164,7 @@ class GrpcCall(AwaitedCall):
             return
         code = ErrorCode.DEADLINE_EXCEEDED
         self.pipeline.fail_list(self._pending_requests, code)
+        self._drop_cycles()
         self.pipeline.events.failed(
             self.api_format.endpoint, self.request_id, self.identity, self.pending, RequestError(code)
         )

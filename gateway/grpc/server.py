@@ -30,6 +30,7 @@ from gateway.grpc.open_inference_pb2 import (
     ServerMetadataResponse,
     ServerReadyResponse,
 )
+from gateway.http.response import HttpResponse
 from gateway.http.validation import invalid
 from gateway.inference.handler import run
 from gateway.inference.pipeline import InferencePipeline
@@ -100,7 +101,8 @@ class InferenceService:
         call = self._authenticated(self._infer, context)
         if call is None:
             return b""
-        response = await run(call, call.receive(partial(self._message, context)))
+        with contextlib.closing(call):
+            response = await run(call, call.receive(partial(self._message, context)))
         if call.error is not None:
             fail(context, call.error, response)
             return b""
@@ -115,19 +117,26 @@ class InferenceService:
             call = self._authenticated(self._stream, context)
             if call is None:
                 return
-            response = await run(call, call.receive(_ready(raw)))
-            context.set_trailing_metadata(trailers(response, call.error))
-            try:
-                if isinstance(response, MessageStream):
-                    await response.run(context.write, self._write_s)
-                else:
-                    body = response.body if call.error is None else failed_message(response, call.decoded)
-                    async with asyncio.timeout(self._write_s):
-                        await context.write(body)
-            except (ConnectionError, TimeoutError):  # The library keeps the call until the connection ends.
-                context.set_code(grpc.StatusCode.CANCELLED)
-                context.set_details("The client does not read.")
-                return
+            with contextlib.closing(call):
+                response = await run(call, call.receive(_ready(raw)))
+                context.set_trailing_metadata(trailers(response, call.error))
+                if not await self._write(call, response, context):
+                    return
+
+    async def _write(self, call: GrpcCall, response: HttpResponse, context: "Context[bytes, bytes]") -> bool:
+        """Write the responses to one request of a stream; whether the client has read them."""
+        try:
+            if isinstance(response, MessageStream):
+                await response.run(context.write, self._write_s)
+            else:
+                body = response.body if call.error is None else failed_message(response, call.decoded)
+                async with asyncio.timeout(self._write_s):
+                    await context.write(body)
+        except (ConnectionError, TimeoutError):  # The library keeps the call until the connection ends.
+            context.set_code(grpc.StatusCode.CANCELLED)
+            context.set_details("The client does not read.")
+            return False
+        return True
 
     async def _message(self, context: "Context[bytes, bytes]") -> Any:
         """The only message of a call. Raises RequestError if it is not there in time, as a body of HTTP."""

@@ -155,23 +155,21 @@ class AwaitedCall(InferenceCall):
 
     def reject(self, error: Exception) -> HttpResponse:
         """Record the error and build its response, with the limit headers."""
-        if self._stream is not None:
-            self._stream.close()
         self._drop_cycles()
         return super().reject(error)
 
     def release(self) -> None:
         """Remove all pending requests; cancel those without an outcome."""
-        if self._stream is not None:
-            self._stream.close()
-        else:
+        if self._stream is None:
             for pending in self._pending_requests:
                 self.pipeline.leave(pending)
         self._drop_cycles()
 
     def _drop_cycles(self) -> None:
-        """Drop the references of list members to each other and to the stream, so that no garbage collection is needed."""
-        self._stream = None
+        """Close the stream, and drop the references of list members to each other, so that no garbage collection is needed."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
         for pending in self._pending_requests:
             pending.together = ()
 

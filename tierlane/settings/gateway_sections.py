@@ -54,7 +54,7 @@ class GatewaySettings:
     )
     body_memory_bytes: int = number(
         128 << 20,
-        "Request bodies being received; more get 503. At most a quarter of the memory limit.",
+        "Request bodies being received and messages of gRPC calls; more get 503. At most a quarter of the memory limit.",
         minimum=MIN_BODY_MEMORY,
         maximum=MAX_BODY_MEMORY,
     )
