@@ -1,6 +1,6 @@
-"""Chats that are passed on whole: the stored request, the lines of its output, and the capabilities that it needs.
+"""Requests that are passed on whole: the stored request, the lines of its output, and the capabilities that it needs.
 
-The input of such a request (`Task.CHAT_DOCUMENT`) is the client's JSON body without the fields that are the gateway's. Its
+The input of such a request (a task of `DOCUMENTS`) is the client's JSON body without the fields that are the gateway's. Its
 output is lines of JSON: for a whole response one line, for a stream a line for each event of the model's server. A line
 is the server's object without id, model and time, which are the gateway's. So nothing that a server can send is lost,
 and lines can be streamed as text. `joined` makes a whole response of a stream, `as_deltas` the reverse, for replays.
@@ -37,11 +37,15 @@ PASSED_ON = frozenset(Capability) - {Capability.EXTENSIONS}
 """Capabilities of a backend that passes requests on. Unknown fields must be allowed by the row of the model."""
 
 
+ENDPOINT = "endpoint"
+"""Needed by fields without a capability of their own, such as `suffix`: every model with a server behind it has it."""
+
+
 def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[str]:
     """The capabilities of a model: none without a server behind it; else those of its row, by default all."""
     if not passes_on:
         return frozenset()
-    return PASSED_ON if row is None else row
+    return (PASSED_ON if row is None else row) | {ENDPOINT}
 
 
 _GATEWAYS = frozenset({"id", "object", "created", "model", "service_tier"})
@@ -80,6 +84,7 @@ class _Part(msgspec.Struct, gc=False):
     """The part of a choice that shows its kind and whether it has ended."""
 
     index: int = 0
+    text: str | None = None
     message: _Message | None = None
     delta: _Message | None = None
     finish_reason: str | None = None
@@ -96,6 +101,11 @@ class LineHead(msgspec.Struct, gc=False):
     def whole(self) -> bool:
         """Whether the line has messages, not deltas."""
         return any(choice.message is not None for choice in self.choices)
+
+    @property
+    def texts(self) -> bool:
+        """Whether every choice is a completion."""
+        return all(choice.text is not None for choice in self.choices)
 
     @property
     def finish_reason(self) -> str | None:
@@ -119,7 +129,7 @@ def read_head(line: bytes | str) -> LineHead:
     try:
         return _head.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise ValueError("not a chat response") from None
+        raise ValueError("not a response") from None
 
 
 def output_line(response: bytes) -> str:
@@ -146,7 +156,7 @@ def joined(output: str) -> dict[str, Any]:
         try:
             event = _any.decode(line)
         except (msgspec.MsgspecError, RecursionError):
-            raise ValueError("not a chat response") from None
+            raise ValueError("not a response") from None
         for choice in event.pop("choices", None) or ():
             index = choice.get("index", 0)
             _add(choices.setdefault(index, {}), _as_message(choice))

@@ -24,6 +24,11 @@ class Task(IntEnum):
     CHAT = 1  # Respond to a conversation: the input is JSON, a list of {"role", "content"}.
     EMBED = 2  # Compute the vector of a text: the output is base64 of little-endian float32.
     CHAT_DOCUMENT = 3  # Pass a chat on whole: input and output are those of scheduler/chat_document.py.
+    COMPLETION_DOCUMENT = 4  # The same for `/completions`, with one prompt.
+
+
+DOCUMENTS = frozenset({Task.CHAT_DOCUMENT, Task.COMPLETION_DOCUMENT})
+"""Tasks whose request and response are passed on whole; only models with a server behind them have them."""
 
 
 class Payload(msgspec.Struct, array_like=True, frozen=True):

@@ -113,8 +113,8 @@ class StandIn:
             return error
         if body.get("stream") and not self.never_streams:
             return await self._stream(request, route, body, fault)
-        rich = route == "chat/completions" and bool(body.keys() & RICH)
-        document = rich_chat(body) if rich else _document(route, body, short=fault == "count")
+        rich = RICH.get(route)
+        document = rich(body) if rich and body.keys() & FIELDS else _document(route, body, short=fault == "count")
         return await self._whole(request, document, fault)
 
     def _rejection(self, texts: list[str], body: dict[str, Any]) -> web.Response | None:
@@ -146,7 +146,7 @@ class StandIn:
         await response.prepare(request)
         (text,) = _texts(route, body)
         events = [_event(route, char) for char in text[::-1]]
-        if rich := route == "chat/completions" and bool(body.keys() & RICH):
+        if rich := bool(body.keys() & FIELDS):
             events = [f"data: {json.dumps(event)}\n\n".encode() for event in rich_events(body)]
         try:
             for number, event in enumerate(events):
@@ -160,7 +160,7 @@ class StandIn:
             if not rich:
                 await response.write(_event(route, "", _finish(body)))
             if body.get("stream_options"):
-                usage = rich_chat(body)["usage"] if rich else _usage([text])
+                usage = RICH[route](body)["usage"] if rich else _usage([text])
                 document = json.dumps({"choices": [], "usage": usage})
                 await response.write(f"data: {document}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
@@ -170,19 +170,33 @@ class StandIn:
         return response
 
 
-RICH = frozenset(
+FIELDS = frozenset(
     {"tools", "n", "logprobs", "response_format", "reasoning_effort", "logit_bias", "frequency_penalty", "beams"}
+    | {"best_of", "echo", "suffix"}
 )
 
 
 def rich_chat(body: dict[str, Any]) -> dict[str, Any]:
     """A response with everything that the request asks for; its texts depend on all of the body but the stream's fields."""
+    return _rich(body, "chat.completion", _rich_choice)
+
+
+def rich_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """The same for a completion of one prompt."""
+    return _rich(body, "text_completion", _rich_text)
+
+
+RICH = {"chat/completions": rich_chat, "completions": rich_completion}
+Choice = dict[str, Any]
+
+
+def _rich(body: dict[str, Any], kind: str, choice: Callable[[dict[str, Any], int, str], Choice]) -> dict[str, Any]:
     asked = {name: value for name, value in body.items() if name not in ("model", "stream", "stream_options")}
     mark = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
-    choices = [_rich_choice(body, index, f"{mark} é {index}") for index in range(body.get("n") or 1)]
+    choices = [choice(body, index, f"{mark} é {index}") for index in range(body.get("n") or 1)]
     details = {"reasoning_tokens": 3}
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "completion_tokens_details": details}
-    return {"id": "chatcmpl-x", "object": "chat.completion", "created": 1, "model": MODEL} | {
+    return {"id": "chatcmpl-x", "object": kind, "created": 1, "model": MODEL} | {
         "choices": choices,
         "usage": usage,
         "system_fingerprint": "fp_stand_in",
@@ -210,16 +224,39 @@ def _rich_choice(body: dict[str, Any], index: int, text: str) -> dict[str, Any]:
     return choice
 
 
+def _rich_text(body: dict[str, Any], index: int, text: str) -> Choice:
+    text = body["prompt"] + text if body.get("echo") else text
+    choice: Choice = {"index": index, "text": text, "logprobs": None, "finish_reason": "stop"}
+    if body.get("logprobs") is not None:
+        choice["logprobs"] = {
+            "tokens": list(text),
+            "token_logprobs": [None, *(-0.5 for _ in text[1:])],
+            "top_logprobs": [{char: -0.5} for char in text],
+            "text_offset": list(range(len(text))),
+        }
+    return choice
+
+
 def rich_events(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of `rich_chat` as a stream, three characters at a time, with the choices in turn."""
-    document = rich_chat(body)
+    """The events of a rich response as a stream, three characters at a time, with the choices in turn."""
+    chat = "messages" in body
+    document = rich_chat(body) if chat else rich_completion(body)
     head = {name: document[name] for name in ("id", "created", "model", "system_fingerprint")}
-    queues = [list(_rich_deltas(choice)) for choice in document["choices"]]
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    queues = [list((_rich_deltas if chat else _rich_pieces)(choice)) for choice in document["choices"]]
     events = []
     while any(queues):
         turn = [queue.pop(0) for queue in queues if queue]
-        events += [head | {"object": "chat.completion.chunk", "choices": [choice]} for choice in turn]
+        events += [head | {"object": kind, "choices": [choice]} for choice in turn]
     return events
+
+
+def _rich_pieces(choice: Choice) -> Iterator[Choice]:
+    text, known = choice["text"], choice["logprobs"]
+    for at in range(0, len(text), 3):
+        logprobs = known and {name: values[at : at + 3] for name, values in known.items()}
+        yield choice | {"text": text[at : at + 3], "logprobs": logprobs, "finish_reason": None}
+    yield choice | {"text": "", "logprobs": None}
 
 
 def _rich_deltas(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -266,7 +303,8 @@ def _document(route: str, body: dict[str, Any], *, short: bool) -> dict[str, Any
     rows: list[dict[str, Any]] = []
     for index, text in enumerate(texts[: len(texts) - short]):
         if route == "embeddings":
-            rows.append({"object": "embedding", "index": index, "embedding": [float(len(text)), 1.0]})
+            vector = [float(len(text)), 1.0] + [0.5] * ((body.get("dimensions") or 2) - 2)
+            rows.append({"object": "embedding", "index": index, "embedding": vector})
         elif route == "completions":
             rows.append({"index": index, "text": text[::-1], "finish_reason": finish_reason})
         else:

@@ -2,7 +2,7 @@
 
 A chat has two forms. Its plain form is text messages and sampling parameters, which the worker puts into the chat template
 of its model. Its document form is the body as the client sent it, for a model that passes chats on to an endpoint
-(scheduler/chat_document.py). `ChatDocument.needs` has the capabilities that the document form needs; a body that needs
+(scheduler/chat_document.py). `DocumentForm.needs` has the capabilities that the document form needs; a body that needs
 none has both forms, and the pipeline chooses by the model.
 """
 
@@ -12,22 +12,32 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.api.format import ChatDocument, InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import SamplingFields, check_values, includes_usage, parameters_of
+from gateway.api.openai_common import (
+    NO_EFFECT,
+    SAMPLING_NEEDS,
+    RawMembers,
+    SamplingFields,
+    check_values,
+    includes_usage,
+    members_of,
+    needs_of,
+    parameters_of,
+    passed_on_members,
+)
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
 from gateway.http.request import TOO_DEEP, check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
-from gateway.http.validation import invalid, unknown_field
+from gateway.http.validation import invalid
 from scheduler.chat_document import Capability, joined
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import RequestError
 from scheduler.payload import PromptMessage, Task, encode_messages
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
 MAX_MESSAGES = 1024
-MAX_CHOICES = 128  # OpenAI's limit.
 MEDIA_TOKENS = 1000
 """Estimated tokens of an image or a recording, until the endpoint's usage is known."""
 
@@ -143,7 +153,6 @@ class ChatBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
 
 
 class _AnyChatBody(ChatBody, forbid_unknown_fields=False, frozen=True, kw_only=True):
@@ -183,31 +192,10 @@ class ChatCompletion(msgspec.Struct, gc=False):
 
 _decoder = msgspec.json.Decoder(_AnyChatBody)
 _strict = msgspec.json.Decoder(ChatBody)
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ACCEPTED: dict[str, tuple[Any, ...]] = {"store": (None, False)}
 """Unsupported fields -> the values that are accepted, because they have no effect."""
 
-_GATEWAYS = frozenset(
-    {
-        "model",
-        "stream",
-        "stream_options",
-        "service_tier",
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "metadata",
-        "store",
-    }
-)
-"""Fields that are not passed on: the gateway's own, and those about the client."""
-
-_NO_EFFECT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
+_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "logprobs": (False,),
@@ -219,7 +207,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 """Values that change nothing, and so need no capability. `tool_choice` has an effect only with tools."""
 
-NEEDS = {
+NEEDS = SAMPLING_NEEDS | {
     "tools": Capability.TOOLS,
     "tool_choice": Capability.TOOLS,
     "functions": Capability.TOOLS,
@@ -227,10 +215,6 @@ NEEDS = {
     "response_format": Capability.STRUCTURED_OUTPUT,
     "logprobs": Capability.LOGPROBS,
     "top_logprobs": Capability.LOGPROBS,
-    "n": Capability.CHOICES,
-    "frequency_penalty": Capability.PENALTIES,
-    "presence_penalty": Capability.PENALTIES,
-    "logit_bias": Capability.LOGIT_BIAS,
     "reasoning_effort": Capability.REASONING,
     "modalities": Capability.AUDIO,
     "audio": Capability.AUDIO,
@@ -247,7 +231,7 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
             decode(_strict, raw)
         raise
     check_duplicates(raw, _media_of(body))
-    return chat_request(body, chat_document(body, _members.decode(raw)), max_input_bytes)
+    return chat_request(body, chat_document(body, members_of(raw)), max_input_bytes)
 
 
 def encode_chat(chat: Mapping[str, Any]) -> bytes:
@@ -265,12 +249,12 @@ def translated_chat(chat: Mapping[str, Any], names: Mapping[str, str], max_input
     """
     raw = encode_chat(chat)
     body = decode(_decoder, raw)
-    document = chat_document(body, _members.decode(raw))
+    document = chat_document(body, members_of(raw))
     needs = {capability: names.get(name, name) for capability, name in document.needs.items()}
     return chat_request(body, msgspec.structs.replace(document, needs=needs, translated=True), max_input_bytes)
 
 
-def chat_request(body: ChatBody, document: ChatDocument, max_input_bytes: int) -> InferenceRequest:
+def chat_request(body: ChatBody, document: DocumentForm, max_input_bytes: int) -> InferenceRequest:
     """The request of a decoded body with this document form. Raises RequestError that names the field."""
     check_model("model", body.model)
     check_values(body, ACCEPTED)
@@ -295,16 +279,9 @@ def chat_request(body: ChatBody, document: ChatDocument, max_input_bytes: int) -
     )
 
 
-def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDocument:
+def chat_document(body: ChatBody, members: RawMembers) -> DocumentForm:
     """The document form of a body. `members`: its members as they are written."""
-    needs: dict[Capability, str] = {}
-    for name, capability in NEEDS.items():
-        value = getattr(body, name)
-        if value is not None and value not in _NO_EFFECT.get(name, ()):
-            needs.setdefault(capability, name)
-    unknown = next((name for name in members if name not in _FIELDS), None)
-    if unknown is not None:
-        needs[Capability.EXTENSIONS] = unknown
+    needs = needs_of(body, members, _FIELDS, NEEDS, _NO_EFFECT)
     media_bytes = media = 0
     for message in body.messages:
         if isinstance(message, ToolTurn) or (isinstance(message, AssistantTurn) and message.tool_calls):
@@ -313,9 +290,9 @@ def chat_document(body: ChatBody, members: Mapping[str, msgspec.Raw]) -> ChatDoc
             if (wanted := PART_NEEDS.get(type(part))) is not None:
                 needs.setdefault(wanted, "messages")
                 media_bytes, media = media_bytes + _media_bytes(part), media + 1
-    kept = {name: value for name, value in members.items() if name not in _GATEWAYS}
     tokens = media * MEDIA_TOKENS - media_bytes // 4
-    return ChatDocument(msgspec.json.encode(kept).decode(), needs, tokens, body.n or 1, media_bytes)
+    text = msgspec.json.encode(passed_on_members(members)).decode()
+    return DocumentForm(text, needs, tokens, body.n or 1, media_bytes, fields=_FIELDS)
 
 
 _FIELDS = frozenset(ChatBody.__struct_fields__)
@@ -360,18 +337,6 @@ def _text(content: Content | None) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
     return "".join(part.text if isinstance(part, TextPart) else getattr(part, "refusal", "") for part in content)
-
-
-def missing_capability(document: ChatDocument, model: str, has: frozenset[str]) -> RequestError | None:
-    """The error for the first capability that the request needs and the model does not have; None if it has all."""
-    for capability, name in document.needs.items():
-        if capability in has:
-            continue
-        if capability is Capability.EXTENSIONS and not document.translated:
-            return unknown_field(name, _FIELDS)
-        message = f"`{name}` needs the capability `{capability}`, which the model `{model}` does not have."
-        return RequestError(ErrorCode.INVALID_REQUEST, message, name)
-    return None
 
 
 def write_chat(result: InferenceResult) -> HttpResponse:

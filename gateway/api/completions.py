@@ -1,17 +1,35 @@
 """`POST /v1/completions` in OpenAI's format (https://platform.openai.com/docs/api-reference/completions).
 
-A list of prompts is one request per prompt; all of them are admitted or none.
+A list of prompts is one request per prompt; all of them are admitted or none. A body that needs a capability has a
+document form for each prompt, for a model that passes requests on (scheduler/chat_document.py).
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
+from gateway.api.openai_common import (
+    NO_EFFECT,
+    SAMPLING_NEEDS,
+    Count,
+    SamplingFields,
+    check_repeated,
+    decode_extended,
+    includes_usage,
+    members_of,
+    needs_of,
+    parameters_of,
+    passed_on_members,
+)
 from gateway.api.stream_chunks import completion_chunks
-from gateway.http.request import check_duplicates, decode, texts_of
+from gateway.http.request import check_duplicates, texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
+from scheduler.chat_document import ENDPOINT, Capability, joined
+from scheduler.payload import Task
 from scheduler.request_id import created_ms
 
 Tokens = list[Integer]
@@ -21,18 +39,22 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw
     """The request body."""
 
     prompt: str | list[str | Integer | Tokens]
-    best_of: Integer | None = None
+    best_of: Count | None = None
     echo: bool | None = None
     suffix: str | None = None
     logprobs: Integer | None = None
 
 
+class _AnyCompletionBody(CompletionBody, forbid_unknown_fields=False, frozen=True, kw_only=True):
+    """The body with fields that only some servers know."""
+
+
 class Choice(msgspec.Struct, gc=False):
-    """The text, and the reason of its end: `stop` or `length`."""
+    """The text, and the reason of its end: `stop`, `length` or another one of the model's server."""
 
     text: str
     index: int
-    logprobs: None
+    logprobs: dict[str, Any] | None
     finish_reason: str
 
 
@@ -48,39 +70,65 @@ class Completion(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
-ACCEPTED = ACCEPTED_VALUES | {
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "logprobs": (None,),
+_extended: msgspec.json.Decoder[CompletionBody] = msgspec.json.Decoder(_AnyCompletionBody)
+_FIELDS = frozenset(CompletionBody.__struct_fields__)
+_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_NEEDS = SAMPLING_NEEDS | {
+    "best_of": Capability.CHOICES,
+    "logprobs": Capability.LOGPROBS,
+    "echo": ENDPOINT,
+    "suffix": ENDPOINT,
 }
 NOT_TEXT = "`prompt` must be text, not token ids: each model has its own tokenizer."
 
 
 def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
-    body = decode(_decoder, raw)
+    body = decode_extended(_decoder, _extended, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    check_values(body, ACCEPTED)
-    first, *more = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
-    if more and body.stream:
+    prompts = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
+    if len(prompts) > 1 and body.stream:
         raise invalid("stream", "`stream` supports one prompt: send one request per prompt.")
     return InferenceRequest(
-        first,
+        prompts[0],
         body.model,
         parameters_of(body),
-        more=tuple(more),
+        more=tuple(prompts[1:]),
         service_tier=body.service_tier,
         stream=bool(body.stream),
         include_usage=includes_usage(body),
+        document=_document_form(body, raw, prompts, max_input_bytes),
+    )
+
+
+def _document_form(
+    body: CompletionBody, raw: bytes, prompts: Sequence[str], max_input_bytes: int
+) -> DocumentForm | None:
+    """A body for each prompt; None if it needs no capability."""
+    may_be_unknown = members_of(raw) if isinstance(body, _AnyCompletionBody) else ()
+    needs = needs_of(body, may_be_unknown, _FIELDS, _NEEDS, _NO_EFFECT)
+    if not needs:
+        return None
+    members = passed_on_members(members_of(raw))
+    others = len(encode_json({**members, "prompt": ""}))
+    check_repeated("prompt", len(prompts), others, max_input_bytes)
+    first, *more = (encode_json({**members, "prompt": prompt}).decode() for prompt in prompts)
+    return DocumentForm(
+        first,
+        needs,
+        tokens=-(others // 4),  # They are no text.
+        choices=max(body.n or 1, body.best_of or 1),
+        task=Task.COMPLETION_DOCUMENT,
+        more=tuple(more),
+        fields=_FIELDS,
     )
 
 
 def write_completion(result: InferenceResult) -> HttpResponse:
-    """Write the response to completed requests: one choice per prompt."""
+    """Write the response to completed requests: one choice per prompt, or as many as the model's server made of each."""
     first = result.replies[0]
-    document = Completion(
+    document: Any = Completion(
         id=first.id,
         object="text_completion",
         created=created_ms(first.id) // 1000,
@@ -88,7 +136,18 @@ def write_completion(result: InferenceResult) -> HttpResponse:
         choices=[Choice(reply.output, i, None, reply.finish_reason) for i, reply in enumerate(result.replies)],
         usage=usage(result.replies),
     )
+    if result.passed_on:
+        document = _passed_on(result, msgspec.structs.asdict(document))
     return completed(first, encode_json(document), result.latency_ms, result.lines)
+
+
+def _passed_on(result: InferenceResult, document: dict[str, Any]) -> dict[str, Any]:
+    """The responses of a model's server as one, with the gateway's id and model, and tokens even if it counted none."""
+    responses = [joined(reply.output) for reply in result.replies]
+    choices = [choice for response in responses for choice in response["choices"]]
+    if len(responses) == 1:  # The usage of several has no details.
+        document |= {name: value for name, value in responses[0].items() if value is not None}
+    return document | {"choices": [{**choice, "index": index} for index, choice in enumerate(choices)]}
 
 
 COMPLETIONS = ApiFormat(

@@ -7,33 +7,53 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.chat_document import DOCUMENT, Capability
-from scheduler.payload import Payload, Task
+from gateway.http.validation import unknown_field
+from scheduler.chat_document import DOCUMENT, ENDPOINT, Capability
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.payload import DOCUMENTS, Payload, Task
 from scheduler.protocol.replies import Reply
 
 
-class ChatDocument(msgspec.Struct, frozen=True, gc=False):
-    """A chat for a model that passes chats on: the body for its server (scheduler/chat_document.py).
+class DocumentForm(msgspec.Struct, frozen=True, gc=False):
+    """A request for a model that passes requests on: the body for its server (scheduler/chat_document.py).
 
     `needs`: the capabilities that it needs, each with the field that needs it. `tokens` corrects the estimate from the size
     of the input, in which `media_bytes` are images and recordings, no text. `choices`: number of outputs. `translated`: the
-    client sent it in another format, which knows all of its fields.
+    client sent it in another format, which knows all of its fields. `more`: the inputs of the rest of a list. `fields`: all
+    known fields of the format. With the task EMBED the input is a text, and the fields are parameters of the request.
     """
 
     input: str
-    needs: Mapping[Capability, str]
+    needs: Mapping[str, str]
     tokens: int = 0
     choices: int = 1
     media_bytes: int = 0
     translated: bool = False
+    task: Task = Task.CHAT_DOCUMENT
+    more: tuple[str, ...] = ()
+    fields: frozenset[str] = frozenset()
+
+
+def missing_capability(document: DocumentForm, model: str, has: frozenset[str]) -> RequestError | None:
+    """The error for the first capability that the request needs and the model does not have; None if it has all."""
+    for capability, name in document.needs.items():
+        if capability in has:
+            continue
+        if capability == Capability.EXTENSIONS and not document.translated:
+            return unknown_field(name, document.fields)
+        message = f"`{name}` needs the capability `{capability}`, which the model `{model}` does not have."
+        if capability == ENDPOINT:
+            message = f"`{name}` needs a model with an endpoint, which `{model}` is not."
+        return RequestError(ErrorCode.INVALID_REQUEST, message, name)
+    return None
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A decoded and checked body.
 
     `more`: further inputs of a list, each a request of its own; all of them are admitted or none. `include_usage`: whether a
-    stream ends with a chunk of its usage. `floats`: whether vectors are lists of numbers instead of base64. `document`: a
-    chat's other form, for models that pass chats on; the only one if it needs a capability.
+    stream ends with a chunk of its usage. `floats`: whether vectors are lists of numbers instead of base64. `document`: its
+    other form, for models that pass requests on; the only one if it needs a capability.
     """
 
     input: str
@@ -45,17 +65,22 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     stream: bool = False
     include_usage: bool = False
     floats: bool = False
-    document: ChatDocument | None = None
+    document: DocumentForm | None = None
 
     def payload(self, model: str, *, passed_on: bool) -> Payload:
-        """The payload of the first input; `passed_on`: in the document form, for a model that passes chats on."""
+        """The payload of the first input; `passed_on`: in the document form, for a model that passes requests on."""
         if passed_on and self.document is not None:
-            return Payload(model, self.document.input, dict(self.parameters), Task.CHAT_DOCUMENT)
+            return Payload(model, self.document.input, dict(self.parameters), self.document.task)
         return Payload(model, self.input, dict(self.parameters), self.task)
 
+    def inputs(self, payload: Payload) -> tuple[str, ...]:
+        """All inputs, in the form of this payload of the first one."""
+        more = self.document.more if self.document is not None and payload.task in DOCUMENTS else self.more
+        return (payload.input, *more)
+
     def identified(self, payload: Payload) -> Payload:
-        """The payload that is compared if the Idempotency-Key is used again. The form of a chat makes no difference."""
-        if payload.task is not Task.CHAT_DOCUMENT or self.document is None:
+        """The payload that is compared if the Idempotency-Key is used again. The form makes no difference."""
+        if payload.task not in DOCUMENTS or self.document is None:
             return payload
         if self.document.needs:  # White space and the order of members make no difference either.
             with contextlib.suppress(RecursionError):  # A body near the limit is compared as it is written.

@@ -1,17 +1,24 @@
-"""The fields of OpenAI's bodies that `/v1/completions` and `/v1/chat/completions` share.
+"""The fields of OpenAI's bodies that `/v1/completions`, `/v1/chat/completions` and `/v1/embeddings` share.
 
-Fields without effect here are accepted. Fields that would change the text and are not supported are rejected by name,
-since a client that requested three choices and got one would not notice.
+Fields without effect here are accepted. Fields that would change the output need a capability of the model: they are
+passed on to a server that has it, and else rejected by name, since a client that requested three choices and got one
+would not notice.
 """
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from gateway.api.inference import Integer, Parameters
+from gateway.http.request import decode
 from gateway.http.validation import invalid
+from scheduler.chat_document import Capability
+from scheduler.errors import ErrorCode, RequestError
 
 MAX_STOPS = 4  # OpenAI's limit.
+MAX_CHOICES = 128  # OpenAI's limit.
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 Stop = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
 
 
@@ -38,19 +45,91 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
-    n: Integer | None = None
+    n: Count | None = None
     logit_bias: dict[str, float] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
 
 
-ACCEPTED_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
+NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
 }
-"""Unsupported fields -> the values that are accepted, because they have no effect."""
+"""Values that change nothing, and so need no capability."""
+
+SAMPLING_NEEDS: dict[str, str] = {
+    "n": Capability.CHOICES,
+    "frequency_penalty": Capability.PENALTIES,
+    "presence_penalty": Capability.PENALTIES,
+    "logit_bias": Capability.LOGIT_BIAS,
+}
+"""Field -> the capability that it needs, unless its value changes nothing."""
+
+_GATEWAYS = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "service_tier",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "metadata",
+        "store",
+    }
+)
+"""Fields that are not passed on: the gateway's own, and those about the client."""
+
+RawMembers = Mapping[str, msgspec.Raw]
+Body = TypeVar("Body")
+members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""The members of a body as they are written."""
+
+
+def decode_extended(strict: "msgspec.json.Decoder[Body]", extended: "msgspec.json.Decoder[Body]", raw: bytes) -> Body:
+    """Decode a body. One with unknown fields has the type of `extended`. Raises RequestError that names the field."""
+    try:
+        return decode(strict, raw)
+    except RequestError as error:
+        try:
+            return decode(extended, raw)
+        except RequestError as other:
+            raise (error if other.param is None else other) from None
+
+
+def needs_of(
+    body: Any,
+    members: Iterable[str],
+    fields: frozenset[str],
+    needs: Mapping[str, str],
+    no_effect: Mapping[str, tuple[Any, ...]],
+) -> dict[str, str]:
+    """The capabilities that a body needs, each with its first field; `members`: the fields that may be unknown."""
+    found: dict[str, str] = {}
+    for name, capability in needs.items():
+        value = getattr(body, name)
+        if value is not None and value not in no_effect.get(name, ()):
+            found.setdefault(capability, name)
+    unknown = next((name for name in members if name not in fields), None)
+    if unknown is not None:
+        found[Capability.EXTENSIONS] = unknown
+    return found
+
+
+def passed_on_members(members: RawMembers) -> dict[str, msgspec.Raw]:
+    """The members of a body that are for the model's server."""
+    return {name: value for name, value in members.items() if name not in _GATEWAYS}
+
+
+def check_repeated(field: str, count: int, repeated: int, max_bytes: int) -> None:
+    """Raises RequestError for a list whose other fields, `repeated` bytes with each of its texts, need too much memory."""
+    if (count - 1) * repeated > max_bytes:
+        message = f"`{field}` has {count} texts, each sent with {repeated} bytes of other fields: send fewer at a time."
+        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, message, field)
+
 
 _PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 

@@ -125,14 +125,16 @@ class CompletionChunks(Chunks):
         return event(encode_json(chunk))
 
 
-def completion_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
+def completion_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
     """The stream of `/v1/completions`."""
+    if passed_on:
+        return DocumentChunks(request_id, model, request, {"object": "text_completion"})
     return CompletionChunks(request_id, model, request)
 
 
 def chat_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
     """The stream of `/v1/chat/completions`."""
-    return (DocumentChunks if passed_on else ChatChunks)(request_id, model, request)
+    return (ChatDocumentChunks if passed_on else ChatChunks)(request_id, model, request)
 
 
 class ChatChunks(Chunks):
@@ -154,18 +156,14 @@ class ChatChunks(Chunks):
         return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, tokens)))
 
 
-class DocumentChunks(ChatChunks):
-    """The stream of `/v1/chat/completions` from the lines of a model's server. Increments may end within a line."""
+class DocumentChunks(Chunks):
+    """A stream from the lines of a model's server. Increments may end within a line. `own`: the gateway's members of each."""
 
-    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, own: Mapping[str, str]) -> None:
         super().__init__(request_id, model, request)
         self._rest = ""
         self._usage: msgspec.Raw | None = None
-        self._identity = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
-
-    def opening(self) -> bytes:
-        """The role. All else is left to the server's events, since a message may have no content."""
-        return self._write({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+        self._own = {"id": request_id, "created": self._created, "model": model, **own}
 
     def delta(self, text: str) -> bytes:
         """The events of the lines that are complete now."""
@@ -177,7 +175,7 @@ class DocumentChunks(ChatChunks):
         if self._no_usage is UNSET:
             return b""
         tokens = usage([reply]) if self._usage is None else self._usage
-        return event(encode_json({**self._identity, "choices": [], "service_tier": self._tier, "usage": tokens}))
+        return event(encode_json({**self._own, "choices": [], "usage": tokens}))
 
     def _line(self, line: str) -> bytes:
         members = as_deltas(line)
@@ -190,4 +188,16 @@ class DocumentChunks(ChatChunks):
 
     def _write(self, members: Mapping[str, Any]) -> bytes:
         no_usage = {} if self._no_usage is UNSET else {"usage": None}
-        return event(encode_json({**self._identity, "service_tier": self._tier, **members, **no_usage}))
+        return event(encode_json({**self._own, **members, **no_usage}))
+
+
+class ChatDocumentChunks(DocumentChunks):
+    """The stream of `/v1/chat/completions` from these lines."""
+
+    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
+        own = {"object": "chat.completion.chunk", "service_tier": response_tier(request.service_tier)}
+        super().__init__(request_id, model, request, own)
+
+    def opening(self) -> bytes:
+        """The role. All else is left to the server's events, since a message may have no content."""
+        return self._write({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})

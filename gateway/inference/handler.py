@@ -101,8 +101,8 @@ class AwaitedCall(InferenceCall):
         return pending
 
     def _build_list(self) -> list[PendingRequest]:
-        texts = (self.body.input, *self.body.more)
         payload = self.pipeline.payload(self.body, self.api_format)
+        texts = self.body.inputs(payload)
         check_size(self.api_format.input_field, len(texts), effective(self.identity))
         together: list[PendingRequest] = []
         for index, text in enumerate(texts):

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from multidict import CIMultiDictProxy
 
-from gateway.api.chat import missing_capability
-from gateway.api.format import InferenceRequest, InferenceResult
+from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
 from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.service_tier import served_as
@@ -53,7 +52,7 @@ from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload, Task
+from scheduler.payload import DOCUMENTS, Payload
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
@@ -86,7 +85,7 @@ class InferenceParts:
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = _ignore
     remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
-    passes_on: Callable[[], bool | None] = bool  # Whether all workers pass chats on; None if none was ever known.
+    passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
     counters: Counters = field(default_factory=Counters)
@@ -413,7 +412,7 @@ class InferenceCall:
         """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""
         pipeline = self.pipeline
         payload = pipeline.payload(self.body, self.api_format)
-        self.passed_on = payload.task is Task.CHAT_DOCUMENT
+        self.passed_on = payload.task in DOCUMENTS
         return pipeline.build_pending(self, payload, self.sink(), self.request_id, self.key)
 
     def sink(self) -> ResponseSink:

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 from multidict import CIMultiDictProxy
 
-from gateway.api.format import ChatDocument, InferenceRequest
+from gateway.api.format import DocumentForm, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload, Task, encode_payload
+from scheduler.payload import DOCUMENTS, Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
@@ -187,7 +187,7 @@ def build_submission(
 ) -> Submission:
     """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
 
-    `body`: the request, if it may be a chat in its document form. `beside`: it is a file beside Redis, and only named.
+    `body`: the request, if it may be in its document form. `beside`: it is a file beside Redis, and only named.
     """
     document = None if body is None else body.document
     value, fingerprint = NONE
@@ -240,16 +240,16 @@ def store_chat(request_id: str, text: str, store: BodyStore) -> None:
         raise RequestError(ErrorCode.NO_CAPACITY, NO_ROOM)
 
 
-def token_estimate(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
+def token_estimate(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:
     """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output of each choice."""
-    choices = 1 if document is None or payload.task is not Task.CHAT_DOCUMENT else document.choices
+    choices = 1 if document is None or payload.task not in DOCUMENTS else document.choices
     return input_tokens(payload, input_bytes, document) + _output_tokens(payload) * choices
 
 
-def input_tokens(payload: Payload, input_bytes: int, document: ChatDocument | None = None) -> int:
+def input_tokens(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:
     """The part of the estimate for the input."""
     read = math.ceil(input_bytes / BYTES_PER_TOKEN)
-    return read if document is None or payload.task is not Task.CHAT_DOCUMENT else max(1, read + document.tokens)
+    return read if document is None or payload.task not in DOCUMENTS else max(1, read + document.tokens)
 
 
 def _charged(estimate: int, limits: EffectiveLimits) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.api import chat, completions
+from gateway.api import chat
 from gateway.api.account import Account
 from gateway.api.chat import ChatBody, ChatCompletion
 from gateway.api.completions import Completion, CompletionBody
@@ -241,7 +241,7 @@ API: tuple[ApiEndpoint, ...] = (
         Completion,
         "Complete prompts (OpenAI format)",
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
-        rules={"prompt": TEXTS} | SERVICE_TIER | {name: only(*each) for name, each in completions.ACCEPTED.items()},
+        rules={"prompt": TEXTS} | SERVICE_TIER,
         conditions=(STREAM_OPTIONS, ONE_PROMPT),
         events=CompletionChunk,
     ),
@@ -261,7 +261,7 @@ API: tuple[ApiEndpoint, ...] = (
         Embeddings,
         "Compute the vectors of texts (OpenAI format)",
         example={"model": "tiny", "input": "Once upon a time"},
-        rules={"input": TEXTS, "dimensions": only(None)} | SERVICE_TIER,
+        rules={"input": TEXTS} | SERVICE_TIER,
     ),
     inference_endpoint(
         "/v1/responses",

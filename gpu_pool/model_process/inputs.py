@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.errors import ErrorCode
-from scheduler.payload import Task, context_in, decode_payload
+from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
 
 PIECES_EVERY_S = 0.05
 AGAIN = 3
@@ -122,7 +122,7 @@ class Listeners:
 
 UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
 NOT_PASSED_ON = ItemResult(
-    "The worker's model does not pass chats on; send the request again.", 0, ErrorCode.NO_CAPACITY
+    "The worker's model does not pass requests on; send the request again.", 0, ErrorCode.NO_CAPACITY
 )
 """A model of another kind was started in a pool while requests for an endpoint were queued."""
 
@@ -147,13 +147,18 @@ def run_readable(
     same.
     """
     items = read_items(bodies, listen, deadlines, stream_deadlines)
-    usable = [item if item is not None and item.task is not Task.CHAT_DOCUMENT else None for item in items]
+    usable = [item if item is not None and not _is_passed_on(item) else None for item in items]
     readable = [item for item in usable if item is not None]
     results = with_unreadable(usable, with_late(readable, run(readable)) if readable else [])
     return [
-        NOT_PASSED_ON if item is not None and item.task is Task.CHAT_DOCUMENT else result
+        NOT_PASSED_ON if item is not None and _is_passed_on(item) else result
         for item, result in zip(items, results, strict=True)
     ]
+
+
+def _is_passed_on(item: Item) -> bool:
+    """Whether only a model with a server behind it can run it, as an embedding with parameters."""
+    return item.task in DOCUMENTS or (item.task is Task.EMBED and bool(item.parameters))
 
 
 def read_items(

@@ -85,6 +85,9 @@ class SlowModel:
         return pause_s
 
 
+_PLAIN = {Task.CHAT_DOCUMENT: Task.CHAT, Task.COMPLETION_DOCUMENT: Task.COMPLETE}
+
+
 def trial_body(body: bytes) -> bytes:
     """A request with a short text, and the task of a request that reached the cap (b"": none).
 
@@ -94,7 +97,7 @@ def trial_body(body: bytes) -> bytes:
         known = decode_payload(body)
     except ValueError:
         known = Payload("trial", "", {})
-    task = Task.CHAT if known.task is Task.CHAT_DOCUMENT else known.task
+    task = _PLAIN.get(known.task, known.task)
     text = encode_messages([PromptMessage("user", TRIAL_TEXT)]) if task is Task.CHAT else TRIAL_TEXT
     return encode_payload(Payload(known.model, text, {}, task))
 

@@ -18,23 +18,14 @@ from gpu_pool.config import Access
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import Stack, model, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
+from integration.passed_on_fixtures import comparable, served, streamed, whole
 from integration.streaming_fixtures import caller, scheduling, stack
-from scheduler.chat_document import joined
 
-__all__ = ["caller", "faulty_models", "stack", "stand_in", "start_worker"]
+__all__ = ["caller", "faulty_models", "served", "stack", "stand_in", "start_worker"]
 
 REQUESTS = 1000
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-async def served(stack: Stack, start_worker: StartWorker, stand_in: StandIn) -> StandIn:
-    """A worker in front of the stand-in, and the gateway knows that the pool passes chats on."""
-    stack.worker.backend = f"openai:{stand_in.url}"
-    await (await start_worker(backend=f"openai:{stand_in.url}")).reaches("ready")
-    await eventually(lambda: stack.gateway.heartbeat.passes_on, "the pool passes chats on")
-    return stand_in
 
 
 def generated(number: int) -> dict[str, Any]:
@@ -72,32 +63,6 @@ def generated(number: int) -> dict[str, Any]:
         "parallel_tool_calls": False,
     }
     return body | {name: value for name, value in options.items() if pick.random() < 0.4}
-
-
-def comparable(document: dict[str, Any]) -> dict[str, Any]:
-    """What must not differ: all but id, time, model and tier, and the usage."""
-    return {
-        name: value
-        for name, value in document.items()
-        if name not in ("id", "object", "created", "model", "service_tier", "usage", "system_fingerprint")
-    }
-
-
-async def whole(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    async with http.post(f"{url}/chat/completions", json=body) as response:
-        assert response.status == 200, await response.text()
-        document: dict[str, Any] = await response.json()
-        return document
-
-
-async def streamed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The joined chunks of a stream."""
-    async with http.post(f"{url}/chat/completions", json=body | {"stream": True}) as response:
-        assert response.status == 200, await response.text()
-        text = await response.text()
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]"
-    return joined("\n".join(events[:-1]))
 
 
 @pytest.mark.timeout(300)

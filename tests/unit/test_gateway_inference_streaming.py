@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.format import ChatDocument
+from gateway.api.format import DocumentForm
 from gateway.inference.streaming import StreamAssembly, StreamedResponse
 from scheduler.protocol.replies import LOST, Increment
 
@@ -89,7 +89,7 @@ def test_lossy_channels_deliver_the_output(seed: int) -> None:
 @pytest.mark.parametrize(("passed_on", "used"), [(False, 1004), (True, 1002)])
 async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int) -> None:
     """A quarter of the bytes; of a chat with an image of 4000 bytes its 1000 tokens, and a token for each line."""
-    document = ChatDocument("", {}, tokens=0)
+    document = DocumentForm("", {}, tokens=0)
     call: Any = SimpleNamespace(
         api_format=SimpleNamespace(chunks=lambda *_: None), body=SimpleNamespace(document=document)
     )

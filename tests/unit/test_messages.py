@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from endpoint_stand_in import rich_chat, rich_events
-from gateway.api.chat import missing_capability
-from gateway.api.format import InferenceRequest
+from gateway.api.format import InferenceRequest, missing_capability
 from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
 from gateway.translations.message_events import MAX_HELD_BYTES, MessageChunks, MessageContent, message_of
 from gateway.translations.messages import MAX_STOPS, ToolUseBlock, read_messages, read_prompt

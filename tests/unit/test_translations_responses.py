@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.chat import missing_capability
-from gateway.api.format import TokenUsage
+from gateway.api.format import TokenUsage, missing_capability
 from gateway.http.response import HttpResponse
 from gateway.translations.response_handlers import page_of, stored_items
 from gateway.translations.response_output import (

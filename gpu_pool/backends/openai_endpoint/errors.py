@@ -100,7 +100,7 @@ def _number(text: str | None, divisor: float) -> float | None:
 
 def _sentence(body: bytes, sent: Collection[str]) -> str:
     named, text = _error_fields(body)
-    if name := next((each for each in named if each in PARAMETERS), None):
+    if name := next((each for each in named if each in PARAMETERS or each in sent), None):
         return f"parameters.{name} is not accepted by the model."
     if _TOO_LONG.search(text):
         return "The input and max_tokens together exceed the model's context."

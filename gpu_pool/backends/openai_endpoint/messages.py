@@ -12,13 +12,14 @@ from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from scheduler.body_store import is_reference
 from scheduler.chat_document import DOCUMENT, Members, ServerUsage, output_line, read_head, read_members
 from scheduler.errors import ErrorCode
-from scheduler.payload import Task, decode_messages, write_vector
+from scheduler.payload import DOCUMENTS, Task, decode_messages, write_vector
 
 ROUTES = {
     Task.COMPLETE: "/completions",
     Task.CHAT: "/chat/completions",
     Task.EMBED: "/embeddings",
     Task.CHAT_DOCUMENT: "/chat/completions",
+    Task.COMPLETION_DOCUMENT: "/completions",
 }
 
 PARAMETERS = frozenset(
@@ -37,14 +38,16 @@ PARAMETERS = frozenset(
 )
 """Sampling parameters that clients may set. Never `n`, `stream`, `priority` or `model`."""
 
-_CHATS = (Task.CHAT, Task.CHAT_DOCUMENT)
+_ALONE = DOCUMENTS | {Task.CHAT}
+"""Tasks whose items share no call."""
+
 _ROLES = {"developer": "system"}  # OpenAI's newer name, which templates of open models do not know.
 
 
 def rejected_early(item: Item) -> ItemResult | None:
     """The error for an item that must not be sent, for the client; else None."""
-    if item.task is Task.CHAT_DOCUMENT:
-        return MISSING_BODY if is_reference(item.input) else None  # The gateway has checked the fields.
+    if item.task in DOCUMENTS or item.task is Task.EMBED:  # The gateway has checked the fields.
+        return MISSING_BODY if item.task is Task.CHAT_DOCUMENT and is_reference(item.input) else None
     unknown = sorted(item.parameters.keys() - PARAMETERS)
     if unknown:
         return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
@@ -57,7 +60,7 @@ def rejected_early(item: Item) -> ItemResult | None:
 
 
 def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
-    """The positions of `items` that may share a call: texts with equal parameters, and all embeddings.
+    """The positions of `items` that may share a call: texts, or embeddings, with equal parameters.
 
     A conversation or stream has its own call; without `lists` every item has. `tiers`: items of different tiers share
     none.
@@ -65,7 +68,7 @@ def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, ti
     groups: dict[bytes, list[int]] = {}
     for place in places:
         item = items[place]
-        alone = not lists or item.task in _CHATS or item.listener is not None
+        alone = not lists or item.task in _ALONE or item.listener is not None
         groups.setdefault(b"%d" % place if alone else _kind(item, tiers=tiers), []).append(place)
     return list(groups.values())
 
@@ -79,8 +82,8 @@ def body_of(
     """
     first = items[0]
     if first.task is Task.EMBED:
-        return {"model": model, "input": _inputs(items), "encoding_format": "float"}
-    document = first.task is Task.CHAT_DOCUMENT
+        return {"model": model, "input": _inputs(items), "encoding_format": "float", **first.parameters}
+    document = first.task in DOCUMENTS
     body: dict[str, Any] = {"model": model, **(document_of(first) if document else first.parameters)}
     if priority and first.priority:
         body["priority"] = first.priority
@@ -97,9 +100,9 @@ def body_of(
 
 
 def document_of(item: Item) -> Members:
-    """The fields of a chat that is passed on whole, as the client sent them but for the name of a role."""
+    """The fields of a request that is passed on whole, as the client sent them but for the name of a role."""
     members = read_members(item.input)
-    if '"developer"' in item.input:
+    if item.task is Task.CHAT_DOCUMENT and '"developer"' in item.input:
         messages = _messages.decode(members["messages"])
         for message in messages:
             role = msgspec.json.decode(message["role"])
@@ -121,9 +124,8 @@ def _inputs(items: Sequence[Item]) -> str | list[str]:
 
 
 def _kind(item: Item, *, tiers: bool) -> bytes:
-    if item.task is Task.EMBED:
-        return b"embed"
-    return b"text %d " % (item.priority if tiers else 0) + msgspec.json.encode(item.parameters, order="sorted")
+    kind = b"embed " if item.task is Task.EMBED else b"text %d " % (item.priority if tiers else 0)
+    return kind + msgspec.json.encode(item.parameters, order="sorted")
 
 
 MISSING_BODY = ItemResult(
@@ -179,8 +181,8 @@ def read_answer(body: bytes, items: Sequence[Item]) -> list[ItemResult]:
     try:
         if items[0].task is Task.EMBED:
             return _read_vectors(_vectors.decode(body), items)
-        if items[0].task is Task.CHAT_DOCUMENT:
-            return [_read_document(body)]
+        if items[0].task in DOCUMENTS:
+            return [_read_document(body, items[0].task)]
         return _read_texts(_texts.decode(body), items)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise InvalidOutput("The model's response cannot be read.") from None
@@ -229,10 +231,10 @@ def _read_texts(answer: Texts, items: Sequence[Item]) -> list[ItemResult]:
     return [ItemResult(text, i + o, "", o, finish(choice.finish_reason)) for text, choice, i, o in rows]
 
 
-def _read_document(body: bytes) -> ItemResult:
+def _read_document(body: bytes, task: Task) -> ItemResult:
     head = read_head(body)
-    if head.error or not head.choices or not head.whole:
-        raise InvalidOutput("The model's response holds no message.")
+    if head.error or not head.choices or not (head.whole if task is Task.CHAT_DOCUMENT else head.texts):
+        raise InvalidOutput("The model's response holds no output.")
     read, written = counted(head.usage)
     return ItemResult(output_line(body), read + written, "", written, DOCUMENT)
 
@@ -351,7 +353,7 @@ class StreamedCompletion:
 
 
 class StreamedDocument(StreamedCompletion):
-    """The lines of a chat that is passed on whole: one for each event that has choices or tokens."""
+    """The lines of a request that is passed on whole: one for each event that has choices or tokens."""
 
     def __init__(self) -> None:
         super().__init__()

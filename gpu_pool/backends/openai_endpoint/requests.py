@@ -32,7 +32,7 @@ from gpu_pool.backends.openai_endpoint.messages import (
     traceparent_of,
 )
 from scheduler.errors import ErrorCode
-from scheduler.payload import Task
+from scheduler.payload import DOCUMENTS, Task
 
 TOO_SLOW = ItemResult("The endpoint did not respond in time.", 0, ErrorCode.GPU_TIMEOUT)
 ABORTED = ItemResult("The model's response broke off.", 0, ErrorCode.WORKER_LOST)
@@ -150,7 +150,7 @@ class Calls:
 
     async def _stream_once(self, item: Item, *, usage: bool, priority: bool) -> CallResult:
         body = body_of(self._context.model(), [item], stream=True, usage=usage, priority=priority)
-        completion = StreamedDocument() if item.task is Task.CHAT_DOCUMENT else StreamedCompletion()
+        completion = StreamedDocument() if item.task in DOCUMENTS else StreamedCompletion()
         left_s = self.left_s([item])
         try:
             async with asyncio.timeout(self._context.transport.call_limit_s(left_s)) as limit:
@@ -230,6 +230,7 @@ NO_ROUTE = {
     Task.COMPLETE: "This model does not complete texts.",
     Task.CHAT: "This model has no chat.",
     Task.CHAT_DOCUMENT: "This model has no chat.",
+    Task.COMPLETION_DOCUMENT: "This model does not complete texts.",
     Task.EMBED: "This model makes no embeddings.",
 }
 _CALLERS = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.REQUEST_TOO_LARGE})
