@@ -239,7 +239,7 @@ def _rich_text(body: dict[str, Any], index: int, text: str) -> Choice:
 
 def rich_events(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The events of a rich response as a stream, three characters at a time, with the choices in turn."""
-    chat = "messages" in body
+    chat = "prompt" not in body
     document = rich_chat(body) if chat else rich_completion(body)
     head = {name: document[name] for name in ("id", "created", "model", "system_fingerprint")}
     kind = "chat.completion.chunk" if chat else "text_completion"

@@ -73,7 +73,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 _extended: msgspec.json.Decoder[CompletionBody] = msgspec.json.Decoder(_AnyCompletionBody)
 _FIELDS = frozenset(CompletionBody.__struct_fields__)
 _NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
-_NEEDS = SAMPLING_NEEDS | {
+NEEDS = SAMPLING_NEEDS | {
     "best_of": Capability.CHOICES,
     "logprobs": Capability.LOGPROBS,
     "echo": ENDPOINT,
@@ -107,7 +107,7 @@ def _document_form(
 ) -> DocumentForm | None:
     """A body for each prompt; None if it needs no capability."""
     may_be_unknown = members_of(raw) if isinstance(body, _AnyCompletionBody) else ()
-    needs = needs_of(body, may_be_unknown, _FIELDS, _NEEDS, _NO_EFFECT)
+    needs = needs_of(body, may_be_unknown, _FIELDS, NEEDS, _NO_EFFECT)
     if not needs:
         return None
     members = passed_on_members(members_of(raw))

@@ -76,7 +76,7 @@ _decoder = msgspec.json.Decoder(EmbeddingBody)
 _extended: msgspec.json.Decoder[EmbeddingBody] = msgspec.json.Decoder(_AnyEmbeddingBody)
 _parameter = msgspec.json.Decoder(Scalar | list[Scalar])
 _FIELDS = frozenset(EmbeddingBody.__struct_fields__)
-_NEEDS: dict[str, str] = {"dimensions": Capability.DIMENSIONS}
+NEEDS: dict[str, str] = {"dimensions": Capability.DIMENSIONS}
 _NOT_PARAMETERS = frozenset({"input", "encoding_format"})
 
 
@@ -87,7 +87,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     check_model("model", body.model)
     texts = texts_of("input", body.input, max_input_bytes, NOT_TEXT)
     may_be_unknown = members_of(raw) if isinstance(body, _AnyEmbeddingBody) else ()
-    needs = needs_of(body, may_be_unknown, _FIELDS, _NEEDS, {})
+    needs = needs_of(body, may_be_unknown, _FIELDS, NEEDS, {})
     parameters: Parameters = {}
     if needs:
         parameters = _parameters(raw)

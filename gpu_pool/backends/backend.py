@@ -65,7 +65,8 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request's result: an output, or an error code with a sentence for the client in `output`.
 
     `tokens_used` counts input and output, `output_tokens` the output alone. `finish_reason` is OpenAI's: `stop` if the
-    model ended the text, `length` if a limit did.
+    model ended the text, `length` if a limit did. `by_input`: the output is invalid, which says nothing about the model,
+    because the input was unusual.
     """
 
     output: str
@@ -73,6 +74,7 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error_code: str = ""  # "": it completed
     output_tokens: int = 0
     finish_reason: str = "stop"
+    by_input: bool = False
 
 
 NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)

@@ -68,6 +68,7 @@ class BatchVerdict(Enum):
 
 def judge(results: Sequence[ItemResult]) -> BatchVerdict:
     """One invalid output among good ones is not the model's fault; one good answer among many invalid ones is no proof."""
+    results = [result for result in results if not result.by_input]
     invalid = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
     if invalid and 2 * invalid >= len(results):
         return BatchVerdict.INVALID

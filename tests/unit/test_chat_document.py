@@ -13,6 +13,7 @@ from gateway.api.format import missing_capability
 from gateway.http.request import check_duplicates
 from gateway.inference.submission import idempotency
 from scheduler.chat_document import (
+    ENDPOINT,
     PASSED_ON,
     Capability,
     as_deltas,
@@ -127,8 +128,8 @@ def test_the_estimate_of_an_image_does_not_depend_on_its_size() -> None:
     ("row", "passes_on", "has"),
     [
         (None, False, frozenset()),
-        (None, True, PASSED_ON),
-        (frozenset({"text"}), True, frozenset({"text"})),
+        (None, True, PASSED_ON | {ENDPOINT}),
+        (frozenset({"text"}), True, frozenset({"text", ENDPOINT})),
         (frozenset({"tools"}), False, frozenset()),
     ],
 )

@@ -23,7 +23,9 @@ from gpu_pool.backends.openai_endpoint.messages import (
     EventLines,
     StreamedCompletion,
     StreamFault,
+    body_of,
     group_calls,
+    is_unusual,
     read_answer,
     rejected_early,
 )
@@ -121,6 +123,35 @@ def test_items_that_must_not_be_sent(item: Item, sentence: str | None) -> None:
     result = rejected_early(item)
 
     assert (result and (result.output, result.error_code)) == (sentence and (sentence, "invalid_request"))
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "unusual"),
+    [
+        (Task.CHAT_DOCUMENT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}, False),
+        (Task.CHAT_DOCUMENT, {"messages": [{"role": "user", "content": []}]}, True),
+        (Task.CHAT_DOCUMENT, {"messages": [{"role": "user", "content": "a"}], "tools": []}, True),
+        (Task.COMPLETION_DOCUMENT, {"prompt": "a", "seed": 3}, False),
+        (Task.COMPLETION_DOCUMENT, {"prompt": "a", "echo": True}, True),
+        (Task.COMPLETE, {}, False),
+    ],
+)
+def test_unusual_requests(task: Task, body: dict[str, Any], unusual: bool) -> None:
+    """Their invalid output is no strike against the model: they have more than texts and sampling parameters."""
+    assert is_unusual(Item(json.dumps(body), task=task)) is unusual
+
+
+def test_embeddings_with_equal_fields_share_a_call() -> None:
+    """The fields of the client are in its body."""
+    items = [Item(text, {"dimensions": count}, Task.EMBED) for text, count in (("a", 2), ("b", 3), ("c", 2))]
+
+    assert group_calls(items, range(3), lists=True) == [[0, 2], [1]]
+    assert body_of("m", [items[0], items[2]]) == {
+        "model": "m",
+        "input": ["a", "c"],
+        "encoding_format": "float",
+        "dimensions": 2,
+    }
 
 
 def read(document: Any, *items: Item) -> list[ItemResult]:

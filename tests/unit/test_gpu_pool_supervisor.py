@@ -24,12 +24,16 @@ CODES = {"g": "", "x": "invalid_output", "p": "poison_request", "t": "gpu_timeou
         ("px", INVALID),
         ("ppx", NEITHER),
         ("ti", NEITHER),
+        ("u", NEITHER),
+        ("ug", GOOD),
+        ("uxg", INVALID),
         ("", NEITHER),
     ],
 )
 def test_verdict_of_a_batch(results: str, verdict: BatchVerdict) -> None:
-    """Half invalid output is a strike; otherwise one good answer shows that the model works."""
-    assert judge([ItemResult("", 0, CODES[result]) for result in results]) is verdict
+    """Half invalid output is a strike; otherwise one good answer shows that the model works. `u`: an unusual input had it."""
+    made = [ItemResult("", 0, CODES.get(each, "invalid_output"), by_input=each == "u") for each in results]
+    assert judge(made) is verdict
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from gateway.api.chat import NEEDS, PART_NEEDS
+from gateway.api import chat, completions, embeddings
 from gpu_pool.model_process.backend_registry import BACKENDS
 from ratelimit.__main__ import Pages, update
 from scheduler.chat_document import Capability, capabilities
 
+_NEEDS = chat.NEEDS | completions.NEEDS | embeddings.NEEDS
 _OTHERS = {
     Capability.TOOLS: "messages with `tool_calls` or the role `tool`",
     Capability.EXTENSIONS: "every unknown field, such as those in `extra_body` of OpenAI's client",
@@ -18,13 +19,13 @@ def pages() -> Pages:
     """Backends with what each does, and capabilities with the fields that need them."""
     fields = {capability: text for capability in Capability if (text := _fields(capability))}
     rows = ((f"`{capability}`", text) for capability, text in fields.items())
-    tables = (_table(("Capability", "Fields of a chat"), rows), _backends(fields))
+    tables = (_table(("Capability", "Fields"), rows), _backends(fields))
     return {"endpoint.md": {"capabilities": "\n".join(tables)}}
 
 
 def _fields(capability: Capability) -> str:
-    names = [name for name, needed in NEEDS.items() if needed is capability]
-    parts = [str(kind.__struct_config__.tag) for kind, needed in PART_NEEDS.items() if needed is capability]
+    names = [name for name, needed in _NEEDS.items() if needed == capability]
+    parts = [str(kind.__struct_config__.tag) for kind, needed in chat.PART_NEEDS.items() if needed is capability]
     texts = [*map("`{}`".format, names), *map("the part `{}`".format, parts), _OTHERS.get(capability, "")]
     return ", ".join(filter(None, texts))
 

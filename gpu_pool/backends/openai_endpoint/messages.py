@@ -112,6 +112,20 @@ def document_of(item: Item) -> Members:
 
 
 _messages = msgspec.json.Decoder(list[Members])
+_PLAIN = PARAMETERS | {"messages", "prompt", "max_completion_tokens"}
+
+
+def is_unusual(item: Item) -> bool:
+    """Whether a request that is passed on has more than texts and sampling parameters, so that only it may fail."""
+    if item.task not in DOCUMENTS:
+        return False
+    try:
+        members = read_members(item.input)
+        if "messages" in members:
+            decode_messages(bytes(members["messages"]).decode())
+    except ValueError:
+        return True
+    return not members.keys() <= _PLAIN
 
 
 def traceparent_of(items: Sequence[Item]) -> str:

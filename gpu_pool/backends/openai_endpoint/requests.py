@@ -27,6 +27,7 @@ from gpu_pool.backends.openai_endpoint.messages import (
     StreamedDocument,
     body_of,
     group_calls,
+    is_unusual,
     read_answer,
     rejected_early,
     traceparent_of,
@@ -105,7 +106,8 @@ class Calls:
         except ResponseAborted as error:
             result = Lost(str(error))
         except InvalidOutput as error:
-            result = ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
+            by_input = is_unusual(items[0])
+            result = ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=by_input)
         return [result] * len(items)
 
     async def _call(self, items: Sequence[Item]) -> list[CallResult]:
