@@ -22,6 +22,7 @@ from scheduler.errors import HTTP, ErrorCode
 from scheduler.payload import Payload, decode_payload
 from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["channel", "stack"]
 
