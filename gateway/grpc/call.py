@@ -7,6 +7,7 @@ here and in Redis. A call that its client cancelled is cancelled there as well.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, cast
 from urllib.parse import unquote
@@ -80,6 +81,7 @@ class GrpcRequest:
         self.headers = CIMultiDictProxy(headers)
 
 
+@lru_cache(1024)  # A connection has many calls.
 def address_of(peer: str) -> str | None:
     """The address in the library's name of a peer, such as ipv4:127.0.0.1:50051 or ipv6:%5B::1%5D:50051."""
     host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
@@ -177,10 +179,11 @@ class GrpcCall(AwaitedCall):
 
 def trailers(response: HttpResponse, error: RequestError | None = None) -> Trailers:
     """The trailing metadata of a response: request id, rate limits, and for an error its code and waits."""
-    lines = [tuple(line.split(": ", 1)) for line in response.lines.split("\r\n") if line]
-    named = [(name.lower(), value) for name, value in (*response.headers, *cast("list[tuple[str, str]]", lines))]
-    code = [] if error is None else [(ERROR_CODE, error.code.value)]
-    return (*(each for each in named if each[0] not in _NOT_TRAILERS), *code)
+    lines = cast("list[tuple[str, str]]", [line.split(": ", 1) for line in response.lines.split("\r\n") if line])
+    found = [
+        (known, value) for name, value in (*response.headers, *lines) if (known := name.lower()) not in _NOT_TRAILERS
+    ]
+    return tuple(found) if error is None else (*found, (ERROR_CODE, error.code.value))
 
 
 def fail(context: "Context[Any, Any]", error: RequestError, response: HttpResponse) -> None:

@@ -81,12 +81,13 @@ def read_message(check_model: CheckModel, raw: bytes, max_input_bytes: int, *, s
     except DecodeError:
         raise invalid(None, "The message is not a ModelInferRequest.") from None
     check_model(message.model_name, message.model_version)
-    check_input([tensor.name for tensor in message.inputs], message.inputs[0].datatype if message.inputs else "")
-    check_outputs([output.name for output in message.outputs])
-    for parameters in (each.parameters for tensors in (message.inputs, message.outputs) for each in tensors):
+    inputs, outputs = [*message.inputs], [*message.outputs]
+    check_input([tensor.name for tensor in inputs], inputs[0].datatype if inputs else "")
+    check_outputs([output.name for output in outputs])
+    for parameters in (*(each.parameters for each in inputs), *(each.parameters for each in outputs)):
         for name in parameters:
             raise invalid("parameters", f"The parameter `{name[:MAX_NAME_CHARACTERS]}` of a tensor is not supported.")
-    (tensor,) = message.inputs
+    (tensor,) = inputs
     texts = texts_in(_elements(message, tensor), max_input_bytes)
     values = _parameters(message.parameters)
     values.pop(_EMPTY_FINAL, None)
