@@ -124,6 +124,21 @@ async def test_the_row_of_the_model_limits_its_capabilities(
         assert error in document["error"]["message"]
 
 
+@pytest.mark.parametrize("first_streams", [True, False])
+async def test_replays(stack: Stack, served: StandIn, first_streams: bool) -> None:
+    """The response to an Idempotency-Key is repeated in the form that the retry asks for, without another call."""
+    body = {"model": "tiny", "prompt": "a", "n": 2, "logprobs": 1}
+    async with aiohttp.ClientSession(headers=stack.key() | {"Idempotency-Key": "k"}) as http:
+        sends = (streamed, whole) if first_streams else (whole, streamed)
+        first, second = [comparable(await send(http, f"{stack.url}/v1", body, "completions")) for send in sends]
+        async with http.post(f"{stack.url}/v1/completions", json=body | {"n": 3}) as other:
+            assert other.status == 422
+
+    assert first == second
+    assert [len(choice["logprobs"]["tokens"]) for choice in first["choices"]] == [16, 16]
+    assert len(served.asked("completions")) == 1
+
+
 async def test_repeated_fields_are_bounded(stack: Stack, served: StandIn) -> None:
     """Fields that are sent with each of many prompts cannot multiply a body."""
     body = {"model": "tiny", "prompt": ["a"] * 100, "suffix": "x" * 20_000}
