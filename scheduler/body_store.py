@@ -2,8 +2,11 @@
 
 A chat of several megabytes, mostly images, would fill Redis and travel through it twice. Its gateway writes it to a file
 and the stored request names the file: the id of the request instead of a JSON object, which begins with a brace. The file
-lives as long as the gateway waits for the response. If the gateway dies, so does the connection of its client; its files
-are removed by any gateway of the host, once they are older than any request.
+has this name as long as the gateway waits for the response. If the gateway dies, so does the connection of its client; its
+files are removed by any gateway of the host, once they are older than any request.
+
+New pages of shared memory cost five times as much as the copy into them. So the next chat is written over a file that is no
+longer needed; without one, the file is removed within seconds.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,11 +23,17 @@ from scheduler.errors import StartError
 from scheduler.tasks import Loop
 
 _NAME = re.compile(r"req_[0-9a-f]{32}")
+_SPARE = "spare_"
+"""Prefix of the name of a file that the next chat is written over."""
+
+SPARE_BYTES = 64 << 20
+"""Bytes of such files of one gateway."""
+
 SPARE_S = 60.0
 """Files are kept for this time beyond the longest request, for steps of the clock."""
 
 SWEEP_S = 10.0
-"""Seconds between two searches for files of dead gateways."""
+"""Seconds between two searches for files of dead gateways, and until a file that is not written over is removed."""
 
 
 def is_reference(text: str) -> bool:
@@ -52,6 +61,7 @@ class BodyStore:
         self._longest_s = longest_s
         self._clock = clock
         self._sizes: dict[str, int] = {}
+        self._spares: list[tuple[Path, int]] = []  # With their sizes.
         self.stored_bytes = 0
 
     def open(self) -> None:
@@ -71,23 +81,29 @@ class BodyStore:
         """Whether a chat of so many bytes belongs into a file."""
         return self._directory is not None and size > self._inline_bytes
 
-    def put(self, request_id: str, text: str) -> bool:
+    def put(self, request_id: str, parts: Sequence[bytes | memoryview]) -> bool:
         """Write the chat of this request; False if there is no room for it."""
         keep_freed_memory()
-        data = text.encode()
-        if self._directory is None or self.stored_bytes + len(data) > self._max_bytes:
+        size = sum(map(len, parts))
+        if self._directory is None or self.stored_bytes + size > self._max_bytes:
             return False
         path = self._directory / request_id
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # Something may have cleaned up.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            if self._spares:
+                with contextlib.suppress(FileNotFoundError):
+                    self._spares.pop()[0].rename(path)
+            if self.stored_bytes + self._spare_bytes + size > self._max_bytes:
+                self._remove_spares()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
             with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
-                file.write(data)
+                file.writelines(parts)
+                file.truncate()
         except OSError:  # The file system is full.
             path.unlink(missing_ok=True)
             return False
-        self._sizes[request_id] = len(data)
-        self.stored_bytes += len(data)
+        self._sizes[request_id] = size
+        self.stored_bytes += size
         return True
 
     def discard(self, request_id: str) -> None:
@@ -97,8 +113,23 @@ class BodyStore:
         size = self._sizes.pop(request_id, None)
         if size is not None:
             self.stored_bytes -= size
+            path, spare = self._directory / request_id, self._directory / (_SPARE + request_id)
             with contextlib.suppress(OSError):
-                (self._directory / request_id).unlink()
+                if self._spare_bytes + size > SPARE_BYTES:
+                    path.unlink()
+                else:
+                    path.rename(spare)
+                    self._spares.append((spare, size))
+
+    @property
+    def _spare_bytes(self) -> int:
+        return sum(size for _, size in self._spares)
+
+    def _remove_spares(self) -> None:
+        for path, _ in self._spares:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._spares.clear()
 
     def loops(self) -> dict[str, Loop]:
         """The background tasks, by name."""
@@ -107,7 +138,10 @@ class BodyStore:
     async def _sweep(self) -> None:
         """Remove files of dead gateways: the one that replaces a dead gateway finds them too young at its start."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            try:
+                await asyncio.sleep(SWEEP_S)
+            finally:
+                self._remove_spares()
             with contextlib.suppress(OSError):  # The directory is removed with its stack.
                 await asyncio.to_thread(self.remove_old)  # Thousands of files take milliseconds.
 
@@ -118,7 +152,7 @@ class BodyStore:
         before = self._clock() - self._longest_s - SPARE_S
         for path in self._directory.iterdir():
             with contextlib.suppress(OSError):  # Another gateway was faster.
-                if is_reference(path.name) and path.stat().st_mtime < before:
+                if is_reference(path.name.removeprefix(_SPARE)) and path.stat().st_mtime < before:
                     path.unlink()
 
 
@@ -139,12 +173,20 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
 
 
-def read_stored(directory: str, name: str) -> str | None:
-    """The chat in the file of this name; None if it is not there, since its request has ended or came from another host."""
-    if not directory or not is_reference(name):
-        return None
-    keep_freed_memory()
-    try:
-        return (Path(directory) / name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
+class StoredChat:
+    """The chat in a file. Its methods raise OSError if it is not there: its request has ended, or came from another host."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        if not directory or not is_reference(name):
+            raise FileNotFoundError
+        self._path = Path(directory) / name
+        self.size = self._path.stat().st_size
+
+    def pieces(self, begin: int, most: int) -> Iterator[bytes]:
+        """Its bytes from `begin` on, at most so many at a time: many chats that are sent at a time need little memory."""
+        keep_freed_memory()
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            while piece := file.read(most):
+                self._path.stat()  # Without its name, the file may have been written over.
+                yield piece

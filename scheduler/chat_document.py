@@ -48,12 +48,19 @@ def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[st
     return (PASSED_ON if row is None else row) | {ENDPOINT}
 
 
+ROLES = {"developer": "system"}
+"""Role -> the one that is sent: OpenAI's newer name, which templates of open models do not know."""
+
+PRIORITY = "priority"
+"""A field that only some servers know. It travels as a parameter, since the tier's may replace it."""
+
 _GATEWAYS = frozenset({"id", "object", "created", "model", "service_tier"})
 """Members of a response that the gateway sets."""
 
 Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(Members)
 _any = msgspec.json.Decoder(dict[str, Any])
+_messages = msgspec.json.Decoder(list[Members])
 _encode = msgspec.json.encode
 
 
@@ -136,6 +143,15 @@ def output_line(response: bytes) -> str:
     """A server's response or event as a line of the output. Raises ValueError for anything but an object."""
     members = read_members(response)
     return _encode({name: value for name, value in members.items() if name not in _GATEWAYS}).decode() + "\n"
+
+
+def with_known_roles(messages: msgspec.Raw) -> msgspec.Raw:
+    """The messages of a chat, each with the name of its role that servers know."""
+    renamed = _messages.decode(messages)
+    for message in renamed:
+        role = msgspec.json.decode(message["role"])
+        message["role"] = msgspec.Raw(_encode(ROLES.get(role, role)))
+    return msgspec.Raw(_encode(renamed))
 
 
 def without_usage(members: Members) -> Members:

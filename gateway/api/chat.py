@@ -7,6 +7,7 @@ none has both forms, and the pipeline chooses by the model.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -28,11 +29,19 @@ from gateway.api.openai_common import (
 )
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
-from gateway.http.request import TOO_DEEP, check_duplicates, check_text, decode
+from gateway.http.request import (
+    NO_STRINGS,
+    TOO_DEEP,
+    LargeStrings,
+    check_duplicates,
+    decode,
+    with_large_strings,
+    without_large_strings,
+)
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
-from scheduler.chat_document import Capability, joined
-from scheduler.errors import RequestError
+from scheduler.chat_document import PRIORITY, Capability, joined, with_known_roles
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import PromptMessage, Task, encode_messages
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
@@ -224,14 +233,25 @@ NEEDS = SAMPLING_NEEDS | {
 
 def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
+    short, strings = without_large_strings(raw)
+    if strings:
+        with suppress(RequestError):  # The error is that of the whole body.
+            body, document = _decoded(short, strings)
+            if set(strings) <= set(_media_of(body)):
+                return chat_request(body, document, max_input_bytes)
+    return chat_request(*_decoded(raw), max_input_bytes)
+
+
+def _decoded(raw: bytes, strings: LargeStrings = NO_STRINGS) -> tuple[ChatBody, DocumentForm]:
+    """A body and its document form. Raises RequestError that names the field."""
     try:
         body = decode(_decoder, raw)
     except RequestError as error:
         if error.param is None:  # An unknown field may be nested too deeply; if so, this names it.
             decode(_strict, raw)
         raise
-    check_duplicates(raw, _media_of(body))
-    return chat_request(body, chat_document(body, members_of(raw)), max_input_bytes)
+    check_duplicates(raw)
+    return body, chat_document(body, members_of(raw), strings)
 
 
 def encode_chat(chat: Mapping[str, Any]) -> bytes:
@@ -264,11 +284,12 @@ def chat_request(body: ChatBody, document: DocumentForm, max_input_bytes: int) -
         )
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
-    if len(document.input) - document.media_bytes > max_input_bytes // 4:
-        check_text("messages", document.input, max_input_bytes + document.media_bytes)
+    if document.size - document.media_bytes > max_input_bytes:
+        message = f"`messages` must not be larger than {max_input_bytes} bytes."
+        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, message, "messages")
     parameters = parameters_of(body, body.max_completion_tokens)
     return InferenceRequest(
-        document.input if document.needs else plain_messages(body.messages),
+        "" if document.needs else plain_messages(body.messages),
         body.model,
         parameters,
         Task.CHAT,
@@ -279,8 +300,8 @@ def chat_request(body: ChatBody, document: DocumentForm, max_input_bytes: int) -
     )
 
 
-def chat_document(body: ChatBody, members: RawMembers) -> DocumentForm:
-    """The document form of a body. `members`: its members as they are written."""
+def chat_document(body: ChatBody, members: RawMembers, strings: LargeStrings = NO_STRINGS) -> DocumentForm:
+    """The document form of a body. `members`: its members as they are written, with marks instead of `strings`."""
     needs = needs_of(body, members, _FIELDS, NEEDS, _NO_EFFECT)
     media_bytes = media = 0
     for message in body.messages:
@@ -289,10 +310,25 @@ def chat_document(body: ChatBody, members: RawMembers) -> DocumentForm:
         for part in message.content if isinstance(message.content, list) else ():
             if (wanted := PART_NEEDS.get(type(part))) is not None:
                 needs.setdefault(wanted, "messages")
-                media_bytes, media = media_bytes + _media_bytes(part), media + 1
+                media += 1
+                media_bytes += sum(len(strings.get(text, text)) for text in _media_in(part))
+    kept = passed_on_members(members)
+    if any(isinstance(message, DeveloperTurn) for message in body.messages):
+        kept["messages"] = with_known_roles(kept["messages"])
+    parameters = {PRIORITY: msgspec.json.decode(kept.pop(PRIORITY))} if PRIORITY in kept else {}
     tokens = media * MEDIA_TOKENS - media_bytes // 4
-    text = msgspec.json.encode(passed_on_members(members)).decode()
-    return DocumentForm(text, needs, tokens, body.n or 1, media_bytes, fields=_FIELDS)
+    parts = with_large_strings(msgspec.json.encode(kept), strings)
+    text = "" if strings else bytes(parts[0]).decode()
+    return DocumentForm(
+        text,
+        needs,
+        tokens,
+        body.n or 1,
+        media_bytes,
+        parameters=parameters,
+        fields=_FIELDS,
+        parts=parts if strings else [],
+    )
 
 
 _FIELDS = frozenset(ChatBody.__struct_fields__)
@@ -304,24 +340,20 @@ PART_NEEDS: dict[type[msgspec.Struct], Capability] = {
 
 
 def _media_of(body: ChatBody) -> Iterator[str]:
-    """The images and recordings in the body."""
+    """The images, recordings and files in the body."""
     for message in body.messages:
         for part in message.content if isinstance(message.content, list) else ():
-            if isinstance(part, ImagePart):
-                yield part.image_url.url
-            elif isinstance(part, AudioPart):
-                yield part.input_audio.data
+            yield from _media_in(part)
 
 
-def _media_bytes(part: Part) -> int:
-    """Bytes of base64 in the body, which are not text for the model."""
+def _media_in(part: Part) -> Iterator[str]:
+    """Strings of base64, which are not text for the model."""
     if isinstance(part, ImagePart):
-        return len(part.image_url.url)
-    if isinstance(part, AudioPart):
-        return len(part.input_audio.data)
-    return (
-        sum(len(value) for value in part.file.values() if isinstance(value, str)) if isinstance(part, FilePart) else 0
-    )
+        yield part.image_url.url
+    elif isinstance(part, AudioPart):
+        yield part.input_audio.data
+    elif isinstance(part, FilePart):
+        yield from (value for value in part.file.values() if isinstance(value, str))
 
 
 def plain_messages(messages: list[ChatMessage]) -> str:

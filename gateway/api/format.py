@@ -20,7 +20,9 @@ class DocumentForm(msgspec.Struct, frozen=True, gc=False):
     `needs`: the capabilities that it needs, each with the field that needs it. `tokens` corrects the estimate from the size
     of the input, in which `media_bytes` are images and recordings, no text. `choices`: number of outputs. `translated`: the
     client sent it in another format, which knows all of its fields. `more`: the inputs of the rest of a list. `fields`: all
-    known fields of the format. With the task EMBED the input is a text, and the fields are parameters of the request.
+    known fields of the format. `parts`: instead of the input, if it has large images, which are not copied; empty once they
+    are in a file. `parameters`: those that travel beside the input. With the task EMBED the input is a text, and the fields
+    are parameters of the request.
     """
 
     input: str
@@ -28,10 +30,24 @@ class DocumentForm(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     choices: int = 1
     media_bytes: int = 0
+    parameters: Mapping[str, Any] = {}
     translated: bool = False
     task: Task = Task.CHAT_DOCUMENT
     more: tuple[str, ...] = ()
     fields: frozenset[str] = frozenset()
+    parts: list[bytes | memoryview] = []
+
+    @property
+    def text(self) -> str:
+        """The whole input."""
+        return b"".join(self.parts).decode() if self.parts else self.input
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole input."""
+        if self.parts:
+            return sum(map(len, self.parts))
+        return len(self.input) if self.input.isascii() else len(self.input.encode())
 
 
 def missing_capability(document: DocumentForm, model: str, has: frozenset[str]) -> RequestError | None:
@@ -68,9 +84,13 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     document: DocumentForm | None = None
 
     def payload(self, model: str, *, passed_on: bool) -> Payload:
-        """The payload of the first input; `passed_on`: in the document form, for a model that passes requests on."""
+        """The payload of the first input; `passed_on`: in the document form, for a model that passes requests on.
+
+        Without the parts of the document, which the pipeline adds.
+        """
         if passed_on and self.document is not None:
-            return Payload(model, self.document.input, dict(self.parameters), self.document.task)
+            parameters = {**self.parameters, **self.document.parameters}
+            return Payload(model, self.document.input, parameters, self.document.task)
         return Payload(model, self.input, dict(self.parameters), self.task)
 
     def inputs(self, payload: Payload) -> tuple[str, ...]:
@@ -83,10 +103,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         if payload.task not in DOCUMENTS or self.document is None:
             return payload
         if self.document.needs:  # White space and the order of members make no difference either.
+            text = self.document.text if self.document.parts else payload.input
             with contextlib.suppress(RecursionError):  # A body near the limit is compared as it is written.
-                decoded = msgspec.json.decode(payload.input)
-                return payload.with_input(msgspec.json.encode(decoded, order="sorted").decode())
-            return payload
+                text = msgspec.json.encode(msgspec.json.decode(text), order="sorted").decode()
+            return payload.with_input(text)
         return self.payload(payload.model, passed_on=False)
 
 

@@ -82,6 +82,7 @@ class EdgeConnection(RequestHandler):
     __slots__ = (
         "_at_boundary",
         "_body",
+        "_body_bytes",
         "_broken",
         "_buffered",
         "_cache_attempts",
@@ -117,6 +118,7 @@ class EdgeConnection(RequestHandler):
         self._held = b""  # The last byte of data that a full queue, or a full body, keeps from being parsed.
         self._recent = b""  # Bytes that may contain the incomplete request line.
         self._body: StreamReader = EMPTY_PAYLOAD  # Of the last parsed request.
+        self._body_bytes = 0  # Its Content-Length.
         self._broken = False  # The parser rejected something: nothing behind it is read.
         self._responding = False  # Response headers are being written, or were written and the body follows.
         self._half_closed = False  # The client closed its sending side.
@@ -249,6 +251,10 @@ class EdgeConnection(RequestHandler):
 
         The last byte is therefore passed separately: if it completes a request, the data ends at a boundary.
         """
+        left = self._body_bytes - self._body.total_bytes
+        if 0 < len(data) < left and not (self._held or self._reading_paused):
+            super().data_received(data)  # The middle of a body.
+            return
         if not data and not self._held:  # aiohttp resumes after a pause; nothing is behind the parsed data.
             self._step(b"")
             return
@@ -310,6 +316,7 @@ class EdgeConnection(RequestHandler):
                 self._body.set_exception(web.RequestPayloadError())
             return
         self._body = body
+        self._body_bytes = int(message.headers.get("Content-Length", 0))
         line = rtsp_line(message, self._recent)
         if line is not None:
             self._recent = self._recent[line.end() :]

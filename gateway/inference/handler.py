@@ -20,7 +20,7 @@ from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
-from gateway.inference.submission import REPLAYED, input_tokens, with_more
+from gateway.inference.submission import REPLAYED, input_tokens, with_document, with_more
 from ratelimit.limits import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload
@@ -54,6 +54,7 @@ async def run(call: "AwaitedCall", read: Awaitable[bytes]) -> HttpResponse:
         raw = await read
         call = call.successor()
         call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
+        del raw  # It may be large.
         await call.wait()
         return await call.response()  # Recorded as a success.
     except asyncio.CancelledError:
@@ -193,7 +194,7 @@ class CountCall(AwaitedCall):
 
     async def response(self) -> HttpResponse:
         """Count the tokens in the form that the model gets, and record the call. Raises RequestError."""
-        payload = self.pipeline.payload(self.body, self.api_format)
+        payload, _ = with_document(self.pipeline.payload(self.body, self.api_format), self.body, self.request_id, None)
         count = input_tokens(payload, len(payload.input.encode()), self.body.document)
         self.pipeline.events.answered(self.api_format.endpoint, self.identity)
         limits, form = self.pipeline.customer_limits.lines(self.identity, None), self.api_format.form

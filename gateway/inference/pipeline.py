@@ -36,10 +36,10 @@ from gateway.inference.submission import (
     build_submission,
     idempotency_key,
     is_retry,
-    large_chat,
     let_share,
     store_chat,
     stored_reply,
+    with_document,
 )
 from gateway.inference.traces import RequestTraces, trace_id
 from gateway.limits.capacity import LiveLimits
@@ -179,7 +179,8 @@ class InferencePipeline:
         `key` is its Idempotency-Key; `first` is the first member of its list, None for a single request.
         """
         parts, identity, stream = self._parts, call.identity, call.body.stream
-        call.large = large_chat(call.body, payload, parts.body_store) if call.BESIDE_REDIS else ""
+        store = parts.body_store if call.BESIDE_REDIS else None
+        payload, call.large = with_document(payload, call.body, request_id, store)
         submission = build_submission(
             request_id,
             identity,
@@ -191,7 +192,6 @@ class InferencePipeline:
             trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
-            beside=bool(call.large),
         )
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
@@ -203,10 +203,10 @@ class InferencePipeline:
         pending = PendingRequest(submission, call.started, sink)
         return pending if parts.traces is None else parts.traces.followed(pending, call.headers, first)
 
-    def admit(self, pending: PendingRequest, large: str = "") -> None:
+    def admit(self, pending: PendingRequest, large: list[bytes | memoryview] | None = None) -> None:
         """Submit the request, with its whole list, to admission or to direct mode; the sinks receive the outcomes.
 
-        `large`: its chat, if that is a file beside Redis. Raises RequestError if it is rejected before; then nothing is pending.
+        `large`: its chat, if that becomes a file beside Redis. Raises RequestError if it is rejected before; then nothing is pending.
         """
         parts, tier = self._parts, pending.submission.tier
         direct = parts.direct.active
@@ -355,7 +355,7 @@ class InferenceCall:
     identity: IdentityView  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
-    large: str  # Set by `build`: the chat, if it will be a file beside Redis.
+    large: list[bytes | memoryview] | None  # Set by `build`: the chat, if it becomes a file beside Redis.
     passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
 
     def __init__(

@@ -183,18 +183,18 @@ def build_submission(
     trace: str = "",
     stream_to: str = "",
     body: InferenceRequest | None = None,
-    beside: bool = False,
 ) -> Submission:
     """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
 
-    `body`: the request, if it may be in its document form. `beside`: it is a file beside Redis, and only named.
+    `body`: the request, if it may be in its document form.
     """
     document = None if body is None else body.document
     value, fingerprint = NONE
     if key is not None:
         identified = payload if body is None else body.identified(payload)
         value, fingerprint = idempotency(identity.customer_id, key, identified)
-    input_bytes = size_of(payload.input)
+    named = document is not None and payload.input == request_id  # It is a file beside Redis.
+    input_bytes = document.size if document is not None and named else size_of(payload.input)
     nonce = _nonces.draw()
     address = IncrementTarget(stream_to, nonce).written() if stream_to else ""
     return Submission(
@@ -213,9 +213,7 @@ def build_submission(
         idempotency=value,
         fingerprint=fingerprint,
         tokens=_charged(token_estimate(payload, input_bytes, document), limits),
-        body=encode_payload(
-            (payload.with_input(request_id) if beside else payload).with_target(address, identity.priority)
-        ),
+        body=encode_payload(payload.with_target(address, identity.priority)),
     )
 
 
@@ -227,17 +225,23 @@ def size_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def large_chat(body: InferenceRequest, payload: Payload, store: BodyStore) -> str:
-    """The input of a chat that is passed on and belongs into a file beside Redis; "" for any other request."""
-    if body.document is None or payload.task is not Task.CHAT_DOCUMENT or not store.takes(size_of(payload.input)):
-        return ""
-    return payload.input
+def with_document(
+    payload: Payload, body: InferenceRequest, request_id: str, store: BodyStore | None
+) -> tuple[Payload, list[bytes | memoryview] | None]:
+    """The payload with the chat that is passed on. If it belongs into a file of the store, its name, and the chat beside it."""
+    document = body.document
+    if document is None or payload.task is not Task.CHAT_DOCUMENT:
+        return payload, None
+    if store is not None and store.takes(document.size):
+        return payload.with_input(request_id), document.parts or [payload.input.encode()]
+    return (payload.with_input(document.text) if document.parts else payload), None
 
 
-def store_chat(request_id: str, text: str, store: BodyStore) -> None:
-    """Write a large chat. Raises RequestError `no_capacity` if there is no room for it."""
-    if not store.put(request_id, text):
+def store_chat(request_id: str, parts: list[bytes | memoryview], store: BodyStore) -> None:
+    """Write a large chat, and free its memory. Raises RequestError `no_capacity` if there is no room for it."""
+    if not store.put(request_id, parts):
         raise RequestError(ErrorCode.NO_CAPACITY, NO_ROOM)
+    parts.clear()
 
 
 def token_estimate(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:

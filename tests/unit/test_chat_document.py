@@ -124,6 +124,70 @@ def test_the_estimate_of_an_image_does_not_depend_on_its_size() -> None:
     assert 1000 <= len(document.input) // 4 + document.tokens < 1050
 
 
+LARGE = "data:image/png;base64," + 70_000 * "A"
+
+
+def taken(raw: bytes) -> tuple[str, int, int] | str:
+    """The document, its media and its tokens; or the error."""
+    try:
+        document = read_chat(raw, 1_000_000).document
+    except RequestError as error:
+        return f"{error.param}: {error}"
+    assert document is not None
+    return document.text, document.media_bytes, document.tokens
+
+
+def body_with(large: str, beside: str = "", role: str = "user") -> bytes:
+    part = '{"type": "image_url", "image_url": {"url" : "@" } }'.replace("@", large)
+    return f'{{"model": "m", "messages": [{{"role": "{role}", "content": [{part}, {part}]}}]{beside}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "parts"),
+    [
+        (body_with(LARGE), 5),
+        (body_with(LARGE, role="developer"), 5),
+        (body_with(LARGE, ', "tools": [{"a": "é"}], "beams": [":", "x"]'), 5),
+        (body_with(LARGE, f', "beams": "{LARGE}"'), 1),
+        (body_with(LARGE, f', "beams": {{"{LARGE}": 1, "{LARGE}x": 1}}'), 5),
+        (body_with(LARGE, f', "beams": {{"{LARGE}": 1, "{LARGE}": 1}}'), 0),
+        (body_with(LARGE, ', "model": "m"'), 0),
+        (body_with(LARGE, ', "beams": [":", ' + "1," * 70_000 + '1, "x"]'), 5),
+        (body_with(LARGE, ', "beams": [":", ' + " " * 70_000 + ', "x"]'), 0),
+        (body_with(LARGE, ', "beams": [":"' + LARGE + '"x"]'), 0),
+        (body_with(LARGE + "\\n"), 1),
+        (body_with(LARGE + "\\"), 0),
+        (body_with(LARGE + "\n"), 0),
+        (body_with(LARGE).replace(b"AAA", b"A\xffA", 1), 0),
+        (body_with(LARGE, ', "beams": "@"').replace(b"@", b"\xff"), 0),
+        (body_with(LARGE)[:-1], 0),
+        (body_with(LARGE)[:-120_000], 0),
+    ],
+)
+def test_a_body_without_its_images_is_read_as_the_whole_one(
+    monkeypatch: pytest.MonkeyPatch, raw: bytes, parts: int
+) -> None:
+    """Document and error are the same, whatever is beside the images; `parts`: those of the document, 0 for an error."""
+    found = taken(raw)
+    if parts:
+        document = read_chat(raw, 1_000_000).document
+        assert document is not None
+        assert len(document.parts or [document.input]) == parts
+    monkeypatch.setattr("gateway.api.chat.without_large_strings", lambda raw: (raw, {}))
+    assert found == taken(raw)
+    assert isinstance(found, str) == (parts == 0)
+
+
+def test_fields_that_the_worker_sets() -> None:
+    """The name of a role is the one that servers know, and a priority travels beside the document."""
+    body = CHAT | {"messages": [{"role": "developer", "content": "be brief"}], "priority": 7}
+    request = read_chat(json.dumps(body).encode(), 100_000)
+    assert request.document is not None
+    assert json.loads(request.document.input)["messages"] == [{"role": "system", "content": "be brief"}]
+    assert "priority" not in request.document.input
+    assert request.payload("m", passed_on=True).parameters["priority"] == 7
+
+
 @pytest.mark.parametrize(
     ("row", "passes_on", "has"),
     [

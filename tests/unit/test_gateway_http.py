@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 from types import ModuleType
 
 import pytest
@@ -13,7 +12,7 @@ from gateway.host_lists import origin_list
 from gateway.http import connection, server
 from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
-from gateway.http.request import BodyBudget, check_duplicates
+from gateway.http.request import BodyBudget
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest, Router
 from gateway.http.server import check_parser
@@ -230,40 +229,3 @@ def test_a_preflight_allows_known_headers_only() -> None:
     assert b"\r\nContent-Length" not in response.head()
     for missing in ("Origin", "Access_Control_Request_Method"):
         assert cors.preflight(headers(**{k: v for k, v in sent.items() if k != missing}), {"POST"}, "req_1") is None
-
-
-IMAGE = "data:image/png;base64," + "A" * 5000
-
-
-@pytest.mark.parametrize(
-    ("body", "twice"),
-    [
-        ('{"a": "@", "b": 1}', None),
-        ('{"a": "@", "b": 1, "b": 2}', "b"),
-        ('{"b": 1, "a": [{"c": "@"}, {"c": "@"}], "b": 2}', "b"),
-        ('{"b": "see @", "a": "@", "b": 2}', "b"),
-        ('{"b": "\\"@", "a": "@", "b": 2}', "b"),
-        ('{"a": "@", "@": 1, "": 2}', None),
-        ('{"@": 1, "": 2}', None),
-        ('{"@": 1, "@": 2}', IMAGE[:64]),
-    ],
-)
-def test_duplicate_keys_beside_an_image_are_found_without_parsing_it(body: str, twice: str | None) -> None:
-    """The image may be anywhere in the body, and more than once."""
-    raw = body.replace("@", IMAGE).encode()
-    assert isinstance(json.loads(raw), dict)
-    if twice is None:
-        check_duplicates(raw, [IMAGE])
-        return
-    with pytest.raises(RequestError, match=f"The field `{twice}` occurs twice") as found:
-        check_duplicates(raw, [IMAGE])
-    assert found.value.param == twice
-
-
-@pytest.mark.parametrize("text", ["," * 5000, "1" * 5000, "\\" * 5000, '"' * 5000, "é" * 5000, "]" * 5000])
-def test_no_large_text_breaks_the_search_for_duplicate_keys(text: str) -> None:
-    """A text that also occurs between strings, or has escapes, changes nothing."""
-    raw = json.dumps({"a": text, "n": [[1]], "b": text}).encode()
-    check_duplicates(raw, [text])
-    with pytest.raises(RequestError, match="`a` occurs twice"):
-        check_duplicates(raw[:-1] + b', "a": 1}', [text])

@@ -3,6 +3,7 @@
 import base64
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from gpu_pool.backends.openai_endpoint.errors import (
 from gpu_pool.backends.openai_endpoint.messages import (
     MOST_TOKENS,
     EventLines,
+    MissingBody,
     StreamedCompletion,
     StreamFault,
     body_of,
@@ -146,7 +148,7 @@ def test_embeddings_with_equal_fields_share_a_call() -> None:
     items = [Item(text, {"dimensions": count}, Task.EMBED) for text, count in (("a", 2), ("b", 3), ("c", 2))]
 
     assert group_calls(items, range(3), lists=True) == [[0, 2], [1]]
-    assert body_of("m", [items[0], items[2]]) == {
+    assert json.loads(body_of("m", [items[0], items[2]]).begin) == {
         "model": "m",
         "input": ["a", "c"],
         "encoding_format": "float",
@@ -360,3 +362,20 @@ def test_lists_are_no_longer_sent_where_they_fail(failures: list[tuple[bool, boo
             capabilities.list_failed(refused=failure[0], singles_succeeded=failure[1])
 
     assert capabilities.takes_lists is takes_lists
+
+
+def test_a_chat_that_is_passed_on_is_not_parsed(tmp_path: Path) -> None:
+    """The fields of the worker stand before those of the client, whose chat comes from the request or from its file."""
+    name, document = "req_" + "0" * 32, '{"messages": [ ], "beams":1}'
+    (tmp_path / name).write_text(document)
+    for text in (document, name):
+        item = Item(text, {"max_tokens": 5, "priority": 9}, Task.CHAT_DOCUMENT)
+        parts = body_of("m", [item], str(tmp_path), stream=True)
+        body = parts.begin + b"".join(parts.chat.pieces(1, 9) if parts.chat is not None else ())
+        assert len(body) == parts.size
+        assert body.endswith(document[1:].encode())
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        assert json.loads(body) == {"model": "m", "priority": 9, "messages": [], "beams": 1, **options}
+    for directory in ("", str(tmp_path / "other")):
+        with pytest.raises(MissingBody):
+            body_of("m", [Item(name, {}, Task.CHAT_DOCUMENT)], directory)

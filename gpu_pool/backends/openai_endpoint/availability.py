@@ -25,7 +25,7 @@ from gpu_pool.backends.openai_endpoint.client import (
     ResponseAborted,
     Transport,
 )
-from gpu_pool.backends.openai_endpoint.messages import ROUTES
+from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
 
@@ -176,6 +176,7 @@ class _Models(msgspec.Struct):
 
 
 _models = msgspec.json.Decoder(_Models)
+_encode = msgspec.json.encode
 
 
 async def probe(transport: Transport, address: EndpointUrl, before: str = "") -> ProbeResult:
@@ -243,7 +244,7 @@ async def _routes(transport: Transport, model: str) -> ProbeResult:
 
 
 async def _status(transport: Transport, route: str, model: str) -> int:
-    reply = await transport.post(route, {"model": model, "max_tokens": 1}, PROBE_TIMEOUT_S)
+    reply = await transport.post(route, Body(_encode({"model": model, "max_tokens": 1})), PROBE_TIMEOUT_S)
     return reply.status
 
 
@@ -291,7 +292,8 @@ async def takes_priority(transport: Transport, model: str, tasks: frozenset[Task
         return False
     route, body = found
     try:
-        return (await transport.post(route, {"model": model, **body, **_ONE_TOKEN}, PROBE_S)).status == 200
+        sent = _encode({"model": model, **body, **_ONE_TOKEN})
+        return (await transport.post(route, Body(sent), PROBE_S)).status == 200
     except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput):
         return False
 

@@ -55,9 +55,7 @@ from gpu_pool.model_process.messages import (
     pack,
     too_large,
 )
-from scheduler.body_store import is_reference, read_stored
 from scheduler.errors import ErrorCode, StartError, TierlaneError
-from scheduler.payload import Task
 
 TICK_S = 0.05  # How soon a reader that left is noticed.
 MARGIN_S = 0.1  # Part of a batch's time that is kept for returning results.
@@ -77,12 +75,11 @@ class Endpoint:
         """Raises StartError for certificates that cannot be used."""
         self._address = address
         self._clock = clock
-        self._body_dir = access.body_dir
         self._transport = Transport(address, access)
         self._probed = ProbeResult()
         call_slots = asyncio.Semaphore(access.max_calls)
         self._context = EndpointContext(
-            self._transport, call_slots, EndpointCapabilities(), lambda: self._probed.model, clock
+            self._transport, call_slots, EndpointCapabilities(), lambda: self._probed.model, access.body_dir, clock
         )
         self.availability = EndpointAvailability(self.probe)
         self.replaced: Callable[[], Any] = lambda: None
@@ -112,7 +109,7 @@ class Endpoint:
         if self.availability.closed:
             return HandBack(self.availability.closed, counted=False)
         now = self._clock()
-        timed = [replace(item, until=_in_time(item.until, now), input=self._input(item)) for item in items]
+        timed = [replace(item, until=_in_time(item.until, now)) for item in items]
         batch = EndpointBatch(self._context, self._probed.tasks, timed, step)
         ticks = asyncio.create_task(_tick(batch, step))
         try:
@@ -121,12 +118,6 @@ class Endpoint:
             ticks.cancel()
         self._update_availability(batch.sent(call_results))
         return batch_result(call_results, streamed=batch.calls.streamed)
-
-    def _input(self, item: Item) -> str:
-        """The item's input, read from its file if it is a large chat; the name of a file that is not there."""
-        if item.task is not Task.CHAT_DOCUMENT or not is_reference(item.input):
-            return item.input
-        return read_stored(self._body_dir, item.input) or item.input
 
     async def close(self) -> None:
         """Close all connections."""

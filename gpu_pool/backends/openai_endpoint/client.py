@@ -4,18 +4,21 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
-import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput
+from gpu_pool.backends.openai_endpoint.messages import Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.config import Access
 from scheduler.errors import TierlaneError
 
 MAX_ANSWER_BYTES = 64 << 20
 _READ_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 18
+"""Larger bodies are written in pieces of this size, without a long step of the event loop."""
+
 _IDLE_S = 15.0  # Servers close idle connections too; closing earlier avoids calls on a closed one.
 
 
@@ -107,22 +110,23 @@ class Transport:
         async with self._limited(within_s), self._begun("GET", url, None, within_s) as opened:
             return await opened.whole()
 
-    async def post(
-        self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = ""
-    ) -> EndpointResponse:
+    async def post(self, route: str, body: Body, within_s: float, traceparent: str = "") -> EndpointResponse:
         """A whole response. Raises NoResponse, ResponseAborted, CallTimeout; InvalidOutput for one that is too large."""
         async with self._limited(within_s), self.open_post(route, body, within_s, traceparent) as opened:
             return await opened.whole()
 
     @asynccontextmanager
     async def open_post(
-        self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = ""
+        self, route: str, body: Body, within_s: float, traceparent: str = ""
     ) -> AsyncIterator[OpenResponse]:
         """A response whose body the caller reads, within its own time; the connection is closed if the body was not
         read to its end. Raises NoResponse, CallTimeout. `traceparent`: the calling span, "" if it is not traced.
         """
-        headers = {"traceparent": traceparent} if traceparent else None
-        sent = msgspec.json.encode(body)
+        headers = {"traceparent": traceparent} if traceparent else {}
+        sent: bytes | AsyncIterator[bytes] = body.begin
+        if body.chat is not None or len(body.begin) > _WRITE_BYTES:
+            sent = _pieces(body)
+            headers["Content-Length"] = str(body.size)
         async with self._begun("POST", self._base + route, sent, within_s, headers) as opened:
             yield opened
 
@@ -140,7 +144,12 @@ class Transport:
 
     @asynccontextmanager
     async def _begun(
-        self, method: str, url: str, body: bytes | None, within_s: float, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        body: bytes | AsyncIterator[bytes] | None,
+        within_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[OpenResponse]:
         response = await self._head(method, url, body, within_s, headers)
         try:
@@ -149,7 +158,12 @@ class Transport:
             response.close()  # After a complete body the connection is in the pool already.
 
     async def _head(
-        self, method: str, url: str, body: bytes | None, within_s: float, headers: Mapping[str, str] | None
+        self,
+        method: str,
+        url: str,
+        body: bytes | AsyncIterator[bytes] | None,
+        within_s: float,
+        headers: Mapping[str, str] | None,
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("the transport is used before open(); this is a bug")
@@ -164,3 +178,11 @@ class Transport:
             raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
         except TimeoutError:
             raise CallTimeout("The endpoint did not begin its response in time.") from None
+
+
+async def _pieces(body: Body) -> AsyncIterator[bytes]:
+    for at in range(0, len(body.begin), _WRITE_BYTES):
+        yield body.begin[at : at + _WRITE_BYTES]
+    if body.chat is not None:
+        for piece in body.chat.pieces(1, _WRITE_BYTES):
+            yield piece

@@ -3,15 +3,23 @@
 Bodies are in OpenAI's format; responses are counted, put in order, and their tokens divided among the items of a call.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from scheduler.body_store import is_reference
-from scheduler.chat_document import DOCUMENT, Members, ServerUsage, output_line, read_head, read_members
-from scheduler.errors import ErrorCode
+from scheduler.body_store import StoredChat, is_reference
+from scheduler.chat_document import (
+    DOCUMENT,
+    PRIORITY,
+    ROLES,
+    ServerUsage,
+    output_line,
+    read_head,
+    read_members,
+)
+from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import DOCUMENTS, Task, decode_messages, write_vector
 
 ROUTES = {
@@ -41,13 +49,13 @@ PARAMETERS = frozenset(
 _ALONE = DOCUMENTS | {Task.CHAT}
 """Tasks whose items share no call."""
 
-_ROLES = {"developer": "system"}  # OpenAI's newer name, which templates of open models do not know.
+_encode = msgspec.json.encode
 
 
 def rejected_early(item: Item) -> ItemResult | None:
     """The error for an item that must not be sent, for the client; else None."""
-    if item.task in DOCUMENTS or item.task is Task.EMBED:  # The gateway has checked the fields.
-        return MISSING_BODY if item.task is Task.CHAT_DOCUMENT and is_reference(item.input) else None
+    if item.task in DOCUMENTS or item.task is Task.EMBED:
+        return None  # The gateway has checked the fields.
     unknown = sorted(item.parameters.keys() - PARAMETERS)
     if unknown:
         return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
@@ -73,45 +81,68 @@ def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, ti
     return list(groups.values())
 
 
+class Body(NamedTuple):
+    """The body of a call: its beginning, and a stored chat without its first brace."""
+
+    begin: bytes
+    chat: StoredChat | None = None
+
+    @property
+    def size(self) -> int:
+        """Its Content-Length."""
+        return len(self.begin) + (self.chat.size - 1 if self.chat is not None else 0)
+
+
+class MissingBody(TierlaneError):
+    """The chat is not on this host."""
+
+
 def body_of(
-    model: str, items: Sequence[Item], *, stream: bool = False, usage: bool = True, priority: bool = False
-) -> dict[str, Any]:
-    """The body of one call for these items, which `group_calls` grouped.
+    model: str,
+    items: Sequence[Item],
+    body_dir: str = "",
+    *,
+    stream: bool = False,
+    usage: bool = True,
+    priority: bool = False,
+) -> Body:
+    """The body of one call for these items, which `group_calls` grouped, in parts. Raises MissingBody.
 
     `usage`: a stream ends with its tokens; `priority`: the server accepts the tier's, 1 first.
     """
     first = items[0]
     if first.task is Task.EMBED:
-        return {"model": model, "input": _inputs(items), "encoding_format": "float", **first.parameters}
-    document = first.task in DOCUMENTS
-    body: dict[str, Any] = {"model": model, **(document_of(first) if document else first.parameters)}
+        return Body(_encode({"model": model, "input": _inputs(items), "encoding_format": "float", **first.parameters}))
+    sent: Mapping[str, Any] = first.parameters
+    if first.task is Task.COMPLETION_DOCUMENT:
+        sent = read_members(first.input)
+    elif first.task is Task.CHAT_DOCUMENT:
+        sent = {name: value for name, value in sent.items() if name == PRIORITY}
+    body: dict[str, Any] = {"model": model, **sent}
     if priority and first.priority:
         body["priority"] = first.priority
     if first.task is Task.CHAT:
         body["messages"] = [
-            {"role": _ROLES.get(each.role, each.role), "content": each.content} for each in decode_messages(first.input)
+            {"role": ROLES.get(each.role, each.role), "content": each.content} for each in decode_messages(first.input)
         ]
-    elif not document:
+    elif first.task not in DOCUMENTS:
         body["prompt"] = _inputs(items)
     if stream:
         body["stream"] = True
         body |= {"stream_options": {"include_usage": True}} if usage else {}
-    return body
+    encoded = _encode(body)
+    if first.task is not Task.CHAT_DOCUMENT:
+        return Body(encoded)
+    # The chat is not parsed: the gateway has removed the fields that are sent with it.
+    encoded = encoded[:-1] + b","
+    if not is_reference(first.input):
+        return Body(encoded + first.input[1:].encode())
+    try:
+        return Body(encoded, StoredChat(body_dir, first.input))
+    except OSError:
+        raise MissingBody from None
 
 
-def document_of(item: Item) -> Members:
-    """The fields of a request that is passed on whole, as the client sent them but for the name of a role."""
-    members = read_members(item.input)
-    if item.task is Task.CHAT_DOCUMENT and '"developer"' in item.input:
-        messages = _messages.decode(members["messages"])
-        for message in messages:
-            role = msgspec.json.decode(message["role"])
-            message["role"] = msgspec.Raw(msgspec.json.encode(_ROLES.get(role, role)))
-        members["messages"] = msgspec.Raw(msgspec.json.encode(messages))
-    return members
-
-
-_messages = msgspec.json.Decoder(list[Members])
 _PLAIN = PARAMETERS | {"messages", "prompt", "max_completion_tokens"}
 
 

@@ -21,8 +21,10 @@ from gpu_pool.backends.openai_endpoint.client import (
 )
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached, read_refusal
 from gpu_pool.backends.openai_endpoint.messages import (
+    MISSING_BODY,
     ROUTES,
     EventLines,
+    MissingBody,
     StreamedCompletion,
     StreamedDocument,
     body_of,
@@ -49,6 +51,7 @@ class EndpointContext:
     call_slots: asyncio.Semaphore
     capabilities: EndpointCapabilities
     model: Callable[[], str]
+    body_dir: str = ""  # Files of large chats.
     clock: Callable[[], float] = time.monotonic
 
 
@@ -103,6 +106,8 @@ class Calls:
             return _Unanswered(str(error), error.sent)
         except CallTimeout:
             result: CallResult = TOO_SLOW
+        except MissingBody:
+            result = MISSING_BODY
         except ResponseAborted as error:
             result = Lost(str(error))
         except InvalidOutput as error:
@@ -124,7 +129,7 @@ class Calls:
         return self._read(reply, items)
 
     async def _post(self, items: Sequence[Item], left_s: float, *, priority: bool) -> EndpointResponse:
-        body = body_of(self._context.model(), items, priority=priority)
+        body = body_of(self._context.model(), items, self._context.body_dir, priority=priority)
         return await self._context.transport.post(ROUTES[items[0].task], body, left_s, traceparent_of(items))
 
     def _read(self, reply: EndpointResponse, items: Sequence[Item]) -> list[CallResult]:
@@ -151,7 +156,8 @@ class Calls:
             return await self._stream_once(item, usage=usage, priority=False)
 
     async def _stream_once(self, item: Item, *, usage: bool, priority: bool) -> CallResult:
-        body = body_of(self._context.model(), [item], stream=True, usage=usage, priority=priority)
+        context = self._context
+        body = body_of(context.model(), [item], context.body_dir, stream=True, usage=usage, priority=priority)
         completion = StreamedDocument() if item.task in DOCUMENTS else StreamedCompletion()
         left_s = self.left_s([item])
         try:
@@ -271,7 +277,8 @@ class EndpointBatch:
 
     def sent(self, call_results: Sequence[CallResult]) -> list[CallResult]:
         """The results of items that were sent; items rejected here say nothing about the endpoint."""
-        return [result for result, early in zip(call_results, self._rejections, strict=True) if early is None]
+        unsent = [*self._rejections, MISSING_BODY]
+        return [result for result in call_results if result not in unsent]
 
     async def run(self) -> list[CallResult]:
         """The result of each item, in order."""
