@@ -13,6 +13,7 @@ from gateway.api.open_inference import INFER, TEXT_INPUT
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
 from gateway.translations.message_endpoints import COUNT
+from gateway.translations.response_handlers import INPUT_TOKENS
 from gateway.translations.response_output import RESPONSES
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, reverse_or_vector, running_stack
@@ -32,7 +33,7 @@ WRAPPED = {
 ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}
 """Bodies that are valid for a field: an empty message, dead letters without a known tier, or of any tier."""
 TEXT_FIELD = "<text>"
-FIELDS = {each.endpoint: each.input_field for each in (*API_FORMATS.values(), COUNT, RESPONSES)} | {INFER: "inputs"}
+FIELDS = {each.endpoint: each.input_field for each in (*API_FORMATS.values(), COUNT, RESPONSES, INPUT_TOKENS)} | {INFER: "inputs"}
 
 
 def text_field(path: str) -> str:
