@@ -190,12 +190,14 @@ class EffectiveLimits(NamedTuple):
 
     `buckets`: those of the customer, in the order of BUCKETS; `key`: the key's own bucket of requests, or None.
     `max_concurrency` is 0 without a limit. `quotas`: period and amount, such as ("1day", 10000).
+    `weight`: the customer's part of its tier's GPU time, in proportion to the weights of others that wait.
     """
 
     buckets: tuple[Bucket, ...]
     key: Bucket | None = None
     max_concurrency: int = 0
     quotas: tuple[tuple[str, int], ...] = ()
+    weight: float = 1.0
 
     @property
     def key_requests(self) -> Bucket:
@@ -288,8 +290,9 @@ def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -
 
 
 def packed_limits(limits: EffectiveLimits) -> _Packed:
-    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas."""
-    return [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets], limits.max_concurrency, limits.quotas
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight."""
+    buckets = [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets]
+    return buckets, limits.max_concurrency, limits.quotas, limits.weight
 
 
 _NUMBER = {kind.name: number for number, kind in enumerate(BUCKETS, 1)}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from customer_limits import with_limits
@@ -22,9 +23,9 @@ WIDE = [TierLimit(name, 1e6, 1e6, 1000, TIERS[: i + 1]) for i, name in enumerate
 
 
 class Pool:
-    """One pool, without effective limits unless a test sets them."""
+    """One pool, without effective limits unless a test sets them. `places`: those in each tier queue."""
 
-    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000) -> None:
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000, places: int = 64) -> None:
         self.client = client
         self.keys = keys
         self.batches = Batches(client, keys, lease_ms=lease_ms)
@@ -33,6 +34,7 @@ class Pool:
         self.results = Results(client, keys)
         self.outbox = Outbox(client, keys, "auditor")
         self.adoption = Adoption(client, keys)
+        self.tiers = [msgspec.structs.replace(tier, places=places) for tier in WIDE]
         self._formed = 0
 
     async def gateway_lives(self, gateway_id: str) -> BeatReply:
@@ -61,12 +63,12 @@ class Pool:
     async def admit(
         self,
         submissions: Sequence[Submission],
-        tiers: Sequence[TierLimit] = WIDE,
+        tiers: Sequence[TierLimit] = (),
         capacity: float = 0.0,
         gateway: str = "g1",
         redis_ms: int = 0,
     ) -> list[Verdict]:
-        return await self.admissions(gateway).admit(tiers, capacity, submissions, redis_ms)
+        return await self.admissions(gateway).admit(tiers or self.tiers, capacity, submissions, redis_ms)
 
     def admissions(self, gateway: str) -> Admissions:
         """The admit script of one gateway."""
@@ -143,7 +145,8 @@ class Pool:
         return [(await self.client.hget(self.keys.request(i), "state")).decode() for i in ids]
 
     async def depth(self, tier: str) -> int:
-        return int(await self.client.llen(self.keys.queue(tier)))
+        waiting = await self.client.get(self.keys.waiting(tier))
+        return int(await self.client.llen(self.keys.queue(tier))) + int(waiting or 0)
 
     async def inflight(self) -> dict[str, list[str]]:
         """Every inflight list and its ids, oldest first."""

@@ -67,9 +67,23 @@ def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: flo
 
 
 def completed(plan: BatchPlan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
-    """The outcomes of the whole batch; `results` are those of the plan's bodies, in order."""
+    """The outcomes of the whole batch; `results` are those of the plan's bodies, in order.
+
+    The time of the batch is divided among its requests in proportion to their tokens.
+    """
+    token_ms = gpu_ms / max(1, sum(max(1, r.tokens_used) for r in results))
     ran = [
-        Outcome(request_id, r.error_code, gpu_ms, r.tokens_used, version, r.output, r.output_tokens, r.finish_reason)
+        Outcome(
+            request_id,
+            r.error_code,
+            gpu_ms,
+            r.tokens_used,
+            version,
+            r.output,
+            r.output_tokens,
+            r.finish_reason,
+            max(1, r.tokens_used) * token_ms,
+        )
         for request_id, r in zip(plan.ids, results, strict=True)
     ]
     return plan.early + ran if plan.early else ran

@@ -9,12 +9,13 @@ local function count_leases(c)
   return c.in_use
 end
 
--- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{period, amount}...}}; `kind` is an index.
+-- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{period, amount}...}, weight}; `kind` is
+-- an index.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
   c = {key = 'rl:customer:' .. id, leases = 'rl:leases:' .. id, buckets = {}, max_concurrency = limits[2], quotas = {},
-    windows = '', in_use = 0, new_leases = {}, last_deadline = now}
+    windows = '', in_use = 0, new_leases = {}, last_deadline = now, weight = limits[4] or 1}
   local fields, n = {'at'}, 1
   for _, b in ipairs(limits[1]) do
     fields[n + 1], fields[n + 2], n = bucket_kinds[b[1]][2], bucket_kinds[b[1]][3], n + 2

@@ -12,12 +12,13 @@ local function scheduler_is_paused(pass_ms)
   return late_ms > 0 and late_ms < PAUSE_MAX_MS
 end
 
--- requests_ahead(t) -> at most how many requests run before the next one of this tier: all that are queued in it and in higher
--- tiers or, with a guaranteed share of the capacity, its own requests at the rate of that share.
-local function requests_ahead(t)
-  local ahead = 0
+-- requests_ahead(t, own) -> at most how many requests run before the next one of this tier: `own` that are queued in it and all
+-- in higher tiers or, with a guaranteed share of the capacity, its own requests at the rate of that share. `own` is less than the
+-- depth for a customer whose share of the tier is larger than its part of the queue.
+local function requests_ahead(t, own)
+  local ahead = own - depth[t.name]
   for i = 1, #t.ahead do ahead = ahead + (depth[t.ahead[i]] or 0) end
-  return t.share > 0 and math.min(ahead, depth[t.name] / t.share) or ahead
+  return t.share > 0 and math.min(ahead, own / t.share) or ahead
 end
 
 -- service_rate(t, capacity) -> requests/s of this tier that are served while it has a queue, whatever other tiers demand.
@@ -25,13 +26,13 @@ local function service_rate(t, capacity)
   return math.max(math.min(t.rate, capacity), t.share * capacity, 0.001)
 end
 
--- predicted_wait_ms(t, capacity) -> the wait of the next request of this tier: for requests of higher tiers, and for its own queue
+-- predicted_wait_ms(t, capacity, own) -> the wait of the next request of this tier: for requests of higher tiers, and for its own queue
 -- at its service rate; at most for its own queue at the rate of its guaranteed share. 0 if the capacity is unknown.
-local function predicted_wait_ms(t, capacity)
+local function predicted_wait_ms(t, capacity, own)
   if capacity <= 0 then return 0 end
-  local own, ahead = depth[t.name], 0
+  local ahead = -depth[t.name]
   for i = 1, #t.ahead do ahead = ahead + (depth[t.ahead[i]] or 0) end
-  local wait_s = (ahead - own) / capacity + own / service_rate(t, capacity)
+  local wait_s = ahead / capacity + own / service_rate(t, capacity)
   if t.share > 0 then wait_s = math.min(wait_s, own / (t.share * capacity)) end
   return wait_s * 1000
 end
@@ -56,12 +57,12 @@ local function draw(id)
   return (tonumber(string.sub(id, -4), 16) or 0) / 65536
 end
 
--- shed(t, id, capacity, longest_ms) -> 'shed' or 'predicted_wait', and the predicted wait in ms; or nil. A request that need not
+-- shed(t, id, capacity, longest_ms, own) -> 'shed' or 'predicted_wait', and the predicted wait in ms; or nil. A request that need not
 -- wait is accepted however little time it has: otherwise one slow run would reject all requests, and no new run would be measured.
-local function shed(t, id, capacity, longest_ms)
+local function shed(t, id, capacity, longest_ms, own)
   if t.never_sheds and t.max_wait_ms < longest_ms then return end
-  local ahead = requests_ahead(t)
-  local wait_ms = predicted_wait_ms(t, capacity)
+  local ahead = requests_ahead(t, own)
+  local wait_ms = predicted_wait_ms(t, capacity, own)
   local p = math.max(probability(ahead, t.shed_depth), probability(wait_ms, t.shed_wait_ms))
   if p > 0 and p > draw(id) then return 'shed', wait_ms end
   if wait_ms > 0 and wait_ms >= longest_ms then return 'predicted_wait', wait_ms end

@@ -2,7 +2,8 @@
 -- admit: decide on submissions; each is admitted completely or not at all. A rejection charges nothing; it writes only, once, the
 -- changed rate of an empty bucket. Idempotent by request id: an id that is stored already gets `duplicate`, without effect.
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = unknown),
---   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow}, 5 packed groups
+--   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow,
+--   places in the tier queue}, 5 packed groups
 --   {tier, customer, key, model, key rate, key burst, limits as in customer}, 6 packed submissions, one flat list of {id, number
 --   of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in submissions},
 --   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was
@@ -11,7 +12,7 @@
 --   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed endpoints of the groups, for the audit.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
--- include: prelude, protocol, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
+-- include: prelude, protocol, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, backlogs, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
 if protocol_error() then return protocol_error() end
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local verdicts, body_start, together, together_end = {}, 1, nil, 0

@@ -6,7 +6,7 @@
 --   worker receives this with the next renewal. All codes except cancelled do so. `delivered`: the client got this code as
 --   response, so that another end is revoked. `used`: tokens of a stream that were delivered, else 0.
 -- Returns one bulk per id: the stored reply, or '' if it was left running (cancelled) or is unknown.
--- include: prelude, row, refund, revoke, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, row, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local replies = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read_row(request[1])
@@ -14,7 +14,8 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   if is_open(row) and (row[STATE] ~= 'processing' or code ~= 'cancelled' or request[3]) then
     if row[STATE] == 'processing' then
       local stored = load_batch(row[BATCH]) or NO_BATCH
-      batch = {id = row[BATCH], size = 0, worker = '', state = stored.state, losses = stored.losses, formed = stored.formed}
+      batch = {id = row[BATCH], size = 0, worker = '', state = stored.state, losses = stored.losses, formed = stored.formed,
+        costs = stored.costs}
       leave_batch(id, row)
     end
     finalize(id, row, 'failed', code, batch, used > 0 and {-1, used, 0, cmsgpack.pack(-1, used, '', '', 0, 'stop')} or NO_RUN)

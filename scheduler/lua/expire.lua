@@ -1,15 +1,18 @@
 #!lua flags=allow-oom
--- expire: end requests that waited too long, and remove ids of ended requests from the tier queues, oldest first.
+-- expire: end requests that waited too long, and remove ids of ended requests from the tier queues and backlogs, oldest
+-- first.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 limit of ids per tier and call.
 -- Returns {ended, swept, 1 if `share` has more to do, else 0, recorded damaged rows}. Customers of one tier may have different
 -- queue timeouts, so the whole window is checked: overdue requests behind one that is in time also end, and stay as dead
 -- entries until they are the oldest.
--- include: prelude, protocol, row, refund, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, protocol, row, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
-local ended_now, swept = 0, 0
-for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local list = P .. 'queue:' .. tier
-  local ids = call('LRANGE', list, -tonumber(ARGV[3]), -1)
+local ended_now, swept, tiers, limit = 0, 0, cmsgpack.unpack(ARGV[2]), tonumber(ARGV[3])
+local BACKLOGS = 32 -- of each tier and call, in turn
+
+-- sweep(list, count) -> how many of the `count` oldest ids of the list were removed.
+local function sweep(list, count)
+  local ids, removed = call('LRANGE', list, -count, -1), 0
   local all_ended = true -- whether all ids so far, from the oldest, have ended
   for i = #ids, 1, -1 do
     local row = read_row(ids[i])
@@ -21,8 +24,33 @@ for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do
       swept = swept + 1
     end
     all_ended = all_ended and not is_waiting
-    if all_ended then call('RPOP', list) end
+    if all_ended then
+      call('RPOP', list)
+      removed = removed + 1
+    end
   end
+  return removed
+end
+
+-- sweep_backlogs(tier): of the next customers in the order of their tags, after those of the last call.
+local function sweep_backlogs(tier)
+  local index, fair = P .. 'backlogs:' .. tier, P .. 'fair:' .. tier
+  local start = tonumber(call('HGET', fair, 'swept') or 0)
+  local customers = call('ZRANGE', index, start, start + BACKLOGS - 1)
+  call('HSET', fair, 'swept', #customers < BACKLOGS and 0 or start + BACKLOGS)
+  for _, customer in ipairs(customers) do
+    local flow = backlogs.flow(tier, customer)
+    backlogs.remove(tier, sweep(flow.list, math.ceil(limit / #customers)))
+    if call('EXISTS', flow.list) == 0 then
+      flow.tag = tonumber(call('ZSCORE', index, customer))
+      backlogs.leave(tier, flow)
+    end
+  end
+end
+
+for i, count in ipairs(backlogs.counts(tiers)) do
+  sweep(P .. 'queue:' .. tiers[i], limit)
+  if count > 0 then sweep_backlogs(tiers[i]) end
 end
 flush()
 return {ended_now, swept, call('EXISTS', P .. 'sharing'), call('LLEN', P .. 'damaged')}

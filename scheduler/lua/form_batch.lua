@@ -7,7 +7,7 @@
 --   11 minimum number of queued requests for all of them to leave, if they fit the first pick and a worker is idle, else
 --   none leaves; 0: no condition.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
--- include: prelude, protocol, row, refund, finalize, owners, queues, batch_selection, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, protocol, row, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, tiers_used = 0, {}
@@ -26,22 +26,26 @@ end
 -- all_may_leave(picks, fewest): whether at least so many requests are queued, fit one batch, and a worker is idle.
 local function all_may_leave(picks, fewest)
   local waiting = 0
-  for _, pick in ipairs(picks) do waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) end
+  for _, pick in ipairs(picks) do
+    waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) + backlogs.waiting[pick[1]]
+  end
   if waiting < fewest or waiting > picks[1][2] then return false end
   return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
-local picks, fewest = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11])
+local picks, fewest, tiers = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11]), cmsgpack.unpack(ARGV[6])
+backlogs.counts(tiers)
 if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
   local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks)
   for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
+  if has_estimates then call('HSET', P .. 'batch:' .. id, 'costs', cmsgpack.pack(estimates)) end
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   call('RPUSH', P .. 'batch_queue', id) -- the tail: retried batches are at the head
 end
 call('DEL', P .. 'wake') -- its requests are in the reply
 flush()
-return cmsgpack.pack({size, dropped, queues(cmsgpack.unpack(ARGV[6]))})
+return cmsgpack.pack({size, dropped, queues(tiers)})

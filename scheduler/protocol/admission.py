@@ -73,6 +73,7 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     """The current limits of a tier. `ahead` names this tier and every tier above it; -1 disables a shed rule.
 
     `share`: the guaranteed share, 0..1. The limits of a `shadow` tier are evaluated and reported, but reject no request.
+    `places`: how many requests are in the tier queue before others wait in the backlogs of their customers.
     """
 
     name: str
@@ -84,6 +85,7 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     shed_wait_ms: int = -1
     share: float = 0.0
     shadow: bool = False
+    places: int = 64
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -76,7 +76,8 @@ class ClaimedBatch(NamedTuple):
 class Outcome(NamedTuple):
     """The result of one request. With an error code, `output` is a sentence for the client, or empty.
 
-    `tokens_used`: input and output tokens; `output_tokens`: output tokens; `finish_reason`: `stop` or `length`.
+    `tokens_used`: input and output tokens; `output_tokens`: output tokens; `finish_reason`: `stop` or `length`; `cost_ms`: its
+    share of `gpu_ms`, which is the time of the whole batch.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Outcome(NamedTuple):
     output: str
     output_tokens: int = 0
     finish_reason: str = "stop"
+    cost_ms: float = 0.0
 
 
 class Formed(NamedTuple):
@@ -245,7 +247,7 @@ def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     yield start, len(tails)
 
 
-_HEAD = 6  # Fields of an outcome that the script reads.
+_HEAD = 7  # Fields of an outcome that the script reads.
 
 
 def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
@@ -255,12 +257,12 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
     """
     heads: list[str | float] = []
     tails: list[bytes] = []
-    for request_id, code, gpu_ms, tokens, version, output, output_tokens, finish_reason in outcomes:
+    for request_id, code, gpu_ms, tokens, version, output, output_tokens, finish_reason, cost_ms in outcomes:
         gpu_ms = round(gpu_ms, 3)
         tail = _encode((gpu_ms, tokens, version, output, output_tokens, finish_reason))[1:]
         size = 0 if code else len(output) if output.isascii() else len(output.encode())
         tails.append(tail)
-        heads += (request_id, code, gpu_ms, tokens, size, len(tail))
+        heads += (request_id, code, gpu_ms, tokens, size, len(tail), round(cost_ms, 3))
     return heads, tails
 
 

@@ -28,9 +28,14 @@ KEYS = (
     RedisKey(
         "queue:<tier>",
         "list",
-        "queued requests, oldest on the right; ended ones stay until skipped",
+        "requests that leave next, oldest on the right; ended ones stay until skipped",
         "admit",
     ),
+    RedisKey("backlog:<tier>:<customer>", "list", "requests of a customer that wait for places in `queue:<tier>`", "admit"),
+    RedisKey("backlogs:<tier>", "sorted set", "customers with a backlog, by the GPU time that they received", "admit"),
+    RedisKey("waiting:<tier>", "string", "number of requests in all backlogs", "admit"),
+    RedisKey("fair:<tier>", "hash", "virtual time, sum of weights, mean cost in ms", "admit", "20 min"),
+    RedisKey("flow:<tier>:<customer>", "hash", "one customer: tag, weight, mean cost in ms", "admit", "10 min"),
     RedisKey(
         "inflight:<tier>:<batch>",
         "list",
@@ -154,8 +159,8 @@ KEYS = (
 """Every key. `python -m scheduler` writes the table of docs/redis-keys.md from it."""
 
 PERMANENT = frozenset(key.name for key in KEYS if not key.ttl and "<" not in key.name)
-"""Keys that may have no TTL: short lists, indexes that are cleaned up, or durable queues. Only `queue:<tier>` and
-`outbox:<auditor>` have none either."""
+"""Keys that may have no TTL: short lists, indexes that are cleaned up, or durable queues. Only `queue:<tier>`,
+its backlogs and `outbox:<auditor>` have none either."""
 
 
 def is_pool_name(pool: str) -> bool:
@@ -223,6 +228,14 @@ class Keys:
     def queue(self, tier: str) -> str:
         return f"{self.prefix}queue:{tier}"
 
+    def backlog(self, tier: str, customer_id: str) -> str:
+        """The requests of a customer that wait for places in the tier queue, oldest on the right."""
+        return f"{self.prefix}backlog:{tier}:{customer_id}"
+
+    def waiting(self, tier: str) -> str:
+        """The number of requests in all backlogs of a tier."""
+        return f"{self.prefix}waiting:{tier}"
+
     def inflight(self, tier: str, batch_id: str) -> str:
         return f"{self.prefix}inflight:{tier}:{batch_id}"
 
@@ -272,4 +285,4 @@ class Keys:
     def is_permanent(self, key: str) -> bool:
         """Whether a key may live without a TTL."""
         name = key.removeprefix(self.prefix)
-        return name in PERMANENT or name.startswith(("queue:", "outbox:"))
+        return name in PERMANENT or name.startswith(("queue:", "backlog:", "backlogs:", "waiting:", "outbox:"))

@@ -13,6 +13,7 @@ from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, En
 from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
+CUSTOMERS = ("customer", "other")
 CLIENT_FAULTS = {"poison_request", "invalid_request", "cancelled"}
 """Failures that stay charged."""
 
@@ -39,11 +40,20 @@ class Row(NamedTuple):
     paid: bool = False
 
 
+class Backlogs(NamedTuple):
+    """The backlogs of a tier: their lengths, the customers in the index, the stored number of ids and sum of weights."""
+
+    lengths: dict[str, int]
+    listed: set[str]
+    waiting: int
+    weights: float
+
+
 class Scan(NamedTuple):
     """The whole state in Redis, read while nothing else runs."""
 
     rows: dict[str, Row]
-    queues: dict[str, list[str]]
+    queues: dict[str, list[str]]  # With the backlogs of their customers.
     inflight: dict[str, list[str]]  # "<tier>:<batch>" -> ids
     leases: dict[str, float]
     batches: dict[str, str]  # id -> state
@@ -54,6 +64,7 @@ class Scan(NamedTuple):
     spent: int  # Requests that count against the customer's quota.
     followers: dict[str, list[str]]  # Primary -> its followers.
     sharing: list[str]  # Ended primaries with remaining followers.
+    backlogs: dict[str, Backlogs]
 
     def members(self) -> dict[str, list[str]]:
         """Batch -> its ids."""
@@ -64,28 +75,40 @@ class Scan(NamedTuple):
 
 
 EVERYTHING = """
-local rows, queues, inflight, batches, riders = {}, {}, {}, {}, {}
+local rows, queues, inflight, batches, riders, backlogs = {}, {}, {}, {}, {}, {}
 for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who') end
-for i, tier in ipairs(KEYS) do queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1) end
+for i, tier in ipairs(KEYS) do
+  queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1)
+  backlogs[i] = {redis.call('ZRANGE', 'backlogs:' .. tier, 0, -1), redis.call('GET', 'waiting:' .. tier) or '0',
+    redis.call('HGET', 'fair:' .. tier, 'weights') or '0', redis.call('LRANGE', 'backlog:' .. tier .. ':customer', 0, -1),
+    redis.call('LRANGE', 'backlog:' .. tier .. ':other', 0, -1)}
+end
 for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
 for i, key in ipairs(redis.call('KEYS', 'riders:*')) do riders[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 local leases = redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES')
 local line, dead = redis.call('LRANGE', 'batch_queue', 0, -1), redis.call('LRANGE', 'dlq', 0, -1)
-local quota = redis.call('HGET', 'rl:customer:customer', 'q:1year')
+local open, spent = {}, 0
+for _, customer in ipairs({'customer', 'other'}) do
+  spent = spent + (string.match(redis.call('HGET', 'rl:customer:' .. customer, 'q:1year') or '', ' (%d+)$') or 0)
+  for _, id in ipairs(redis.call('ZRANGE', 'rl:leases:' .. customer, 0, -1)) do open[#open + 1] = id end
+end
 return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1),
-  redis.call('ZRANGE', 'rl:leases:customer', 0, -1), string.match(quota or '', ' (%d+)$') or '0',
-  riders, redis.call('ZRANGE', 'sharing', 0, -1)}
+  open, spent, riders, redis.call('ZRANGE', 'sharing', 0, -1), backlogs}
 """
 """One round trip, because it runs after every step."""
 
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
     found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
-    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, followers, sharing = found
+    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, followers, sharing, kept = found
+    backlogs = {tier: backlogs_of(*values) for tier, values in zip(TIERS, kept, strict=True)}
     return Scan(
         rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
-        queues={tier: texts(queue) for tier, queue in zip(TIERS, queues, strict=True)},
+        queues={
+            tier: texts(queue) + [i for ids in own[3:] for i in texts(ids)]
+            for tier, queue, own in zip(TIERS, queues, kept, strict=True)
+        },
         inflight={key.decode().removeprefix("inflight:"): texts(members) for key, members in inflight},
         leases={batch.decode(): float(at) for batch, at in zip(leases[::2], leases[1::2], strict=True)},
         batches={key.decode().removeprefix("batch:"): state.decode() for key, state in batches},
@@ -96,7 +119,13 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
         spent=int(spent),
         followers={key.decode().removeprefix("riders:"): texts(ids) for key, ids in followers},
         sharing=texts(sharing),
+        backlogs=backlogs,
     )
+
+
+def backlogs_of(listed: list[bytes], waiting: bytes, weights: bytes, *lists: list[bytes]) -> Backlogs:
+    lengths = {name: len(ids) for name, ids in zip(CUSTOMERS, lists, strict=True) if ids}
+    return Backlogs(lengths, set(texts(listed)), int(waiting), float(weights))
 
 
 def row_of(values: list[bytes | None]) -> Row:
@@ -112,6 +141,7 @@ def texts(found: list[bytes]) -> list[str]:
 def check_laws(state: Scan, life: Life) -> None:
     """Check all invariants. Raises AssertionError."""
     check_membership(state)
+    check_backlogs(state)
     check_followers(state)
     check_budgets(state)
     check_suspects(state)
@@ -119,6 +149,14 @@ def check_laws(state: Scan, life: Life) -> None:
     check_dead_letters(state)
     check_keys(state, life)
     check_limits(state)
+
+
+def check_backlogs(state: Scan) -> None:
+    """The index and the numbers of a tier agree with the backlogs of its customers."""
+    for tier, (lengths, listed, waiting, weights) in state.backlogs.items():
+        assert listed >= set(lengths), ("a backlog without an entry in the index", tier, lengths, listed)
+        assert waiting == sum(lengths.values()), ("number of waiting ids", tier, waiting, lengths)
+        assert weights == len(listed), ("sum of weights", tier, weights, listed)
 
 
 def check_membership(state: Scan) -> None:

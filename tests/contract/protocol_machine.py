@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from contract.protocol_laws import Life, check_laws
+from contract.protocol_laws import CUSTOMERS, Life, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
 from pool import TIERS
@@ -37,9 +37,9 @@ class Protocol(World):
 
     # Gateways
 
-    @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3))
-    def submit(self, tier: str, count: int) -> None:
-        fresh = [self.pool.submission(tier, **LIMITS) for _ in range(count)]
+    @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3), customer=st.sampled_from(CUSTOMERS))
+    def submit(self, tier: str, count: int, customer: str = CUSTOMERS[0]) -> None:
+        fresh = [self.pool.submission(tier, **LIMITS, customer_id=customer) for _ in range(count)]
         assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
         self.enter(fresh)
 

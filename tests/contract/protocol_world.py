@@ -47,7 +47,7 @@ class World(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.client, self.listener = command_client(self.url, PATIENCE_S), command_client(self.url, PATIENCE_S)
         self.run(self.client.flushall())
-        self.pool = Pool(self.client, Keys())
+        self.pool = Pool(self.client, Keys(), places=2)  # Later ids wait in backlogs.
         self.channel = self.listener.pubsub()
         self.run(self.channel.subscribe(*map(self.pool.keys.responses, GATEWAYS)))
         self.life = Life()

@@ -77,7 +77,7 @@ BUGS = {
     ),
     "riders_have_no_heir": (["cancel"], "else has_more = promote_follower(id, hash, losses) end", "end"),
     "nobody_owes_the_others": (["finish"], "call('ZADD', P .. 'sharing', now, id)", ""),
-    "a_lifted_one_stands_twice": (["cancel"], "if call('HDEL', key, 'lifted') == 1 then", "if false then"),
+    "a_lifted_one_stands_twice": (["cancel"], "if call('HDEL', key, 'lifted') == 1 and", "if false and"),
     "a_kept_answer_has_no_end": (["admit"], "if #cached_outcomes == 0 then return end", "if true then return end"),
     "a_kept_answer_is_taken_for_queued": (["admit"], "how == 'cached' and 'completed' or", ""),
 }

@@ -1,9 +1,10 @@
 -- batch: the lists and the lease of one batch (needs prelude, row and finalize).
--- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed}, or nil if the batch does not exist. `losses` is how
+-- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs}, or nil if the batch does not exist. `losses` is how
 -- often its members were lost, `formed` when they left their tier queues; both are the same for all members. A batch that
 -- cannot be read is deleted; its gateways end its members at their deadlines.
 local function load_batch(id)
-  local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at')
+  local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at',
+    'costs')
   if row.err and is_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
@@ -12,7 +13,7 @@ local function load_batch(id)
   end
   if not row[1] then return nil end
   local batch = {id = id, state = row[1], size = tonumber(row[2]), worker = row[3] or '', token = row[4] or '', tiers = {},
-    losses = tonumber(row[6] or 0), formed = tonumber(row[7])}
+    losses = tonumber(row[6] or 0), formed = tonumber(row[7]), costs = row[8]}
   for tier in string.gmatch(row[5], '%S+') do batch.tiers[#batch.tiers + 1] = tier end
   return batch
 end
@@ -49,8 +50,10 @@ end
 -- push_first(batch, size, lease_ms, keep_ms): makes a batch ready, without an owner, at the head of batch_queue. A new batch has
 -- `last`, the latest deadline of its members.
 local function push_first(batch, size, lease_ms, keep_ms)
-  call('HSET', P .. 'batch:' .. batch.id, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '),
-    'losses', batch.losses, 'at', batch.formed or now, 'worker', '', 'token', '')
+  local key = P .. 'batch:' .. batch.id
+  call('HSET', key, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '), 'losses', batch.losses,
+    'at', batch.formed or now, 'worker', '', 'token', '')
+  if batch.costs then call('HSET', key, 'costs', type(batch.costs) == 'string' and batch.costs or cmsgpack.pack(batch.costs)) end
   keep(batch, keep_ms)
   lease(batch, lease_ms)
   call('LPUSH', P .. 'batch_queue', batch.id)

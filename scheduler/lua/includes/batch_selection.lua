@@ -1,7 +1,7 @@
--- batch_selection: which requests leave their tier queues for a batch (needs row, finalize and owners; ARGV as in form_batch).
+-- batch_selection: which requests leave their tier queues for a batch (needs row, finalize, owners and fair_order; ARGV as in form_batch).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest_deadline = now -- of the requests that were taken
-local READS_PER_PLACE = 4 -- limits the work that dead entries in a queue can cause
+local NO_IDS, READS_PER_PLACE = {}, 4 -- limits the work that dead entries in a queue can cause
 
 -- end_code(row) -> the error code with which a queued request ends now, or nil if it may run.
 local function end_code(row)
@@ -26,10 +26,11 @@ local function take(tier, count, visit)
   local left, reads_left = count, count * READS_PER_PLACE
   while left > 0 and reads_left > 0 do
     local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
-    if not ids then return end
-    reads_left = reads_left - #ids
-    for _, id in ipairs(ids) do
+    if not ids and (backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then return end
+    reads_left = reads_left - (ids and #ids or 0)
+    for _, id in ipairs(ids or NO_IDS) do
       local row = read_runnable(id)
+      if not row then credit(tier, id) end
       if row and visit(id, row) ~= false then
         left, latest_deadline = left - 1, math.max(latest_deadline, row[DEADLINE])
       end

@@ -1,4 +1,4 @@
--- decisions: the outcome of each submission, and its verdict (needs submissions, bucket, charge, coalescing, customer, enqueue
+-- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer, enqueue
 -- and shedding).
 -- check_limits(g, o, count, sums, coalesced) -> the limit that rejects `count` requests, and ms until it would not; nil if none
 -- does. First the limits of key and customer, then the tier's rate. `sums` as in `cost`.
@@ -13,12 +13,30 @@ local function check_limits(g, o, count, sums, coalesced)
   end
 end
 
+-- own_depth(g) -> how many requests of the tier leave before the next one of this customer, at most: all of them or, with
+-- backlogs, those in the tier queue and its own share of the others. So the customer with the largest backlog for its weight is
+-- shed first, and none with less than its fair share.
+local function own_depth(g)
+  local t = g.tier
+  if t.waiting == 0 then return depth[t.name] end
+  local flow = backlogs.flow(t.name, g.customer_id)
+  return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, flow, g.customer.weight))
+end
+
+-- is_full(g, count): whether the tier is full for this customer. One with less than its fair share may exceed the limit of the
+-- tier, which others have reached; the tier never has more than twice as many.
+local function is_full(g, count)
+  local t = g.tier
+  local total = depth[t.name] + count
+  return total > t.max_depth and (t.waiting == 0 or total > 2 * t.max_depth or own_depth(g) + count > t.max_depth)
+end
+
 -- check(g, o, capacity, max_wait_ms, count, sums, coalesced) -> the same, shedding included. Shedding and the tier's rate do not
 -- apply to a `coalesced` submission, which needs no GPU time.
 local function check(g, o, capacity, max_wait_ms, count, sums, coalesced)
   local limit, retry_ms = check_limits(g, o, count, sums, coalesced)
   if not limit and coalesced then return end
-  if not limit then return shed(g.tier, submissions[o + ID], capacity, max_wait_ms) end
+  if not limit then return shed(g.tier, submissions[o + ID], capacity, max_wait_ms, own_depth(g)) end
   save_changed_rates(g.customer, g.key, g.tier_bucket, o, count, sums)
   return limit, retry_ms
 end
@@ -36,7 +54,7 @@ local function evaluate(g, o, count, sums, coalesced)
   local t, max_wait_ms = g.tier, math.min(submissions[o + QUEUE_MS], submissions[o + TOTAL_MS] - run_ms)
   local limit, retry_ms = check(g, o, capacity, max_wait_ms, count, sums, coalesced)
   if limit and not t.shadow then return limit, retry_ms end
-  if not coalesced and depth[t.name] + count > t.max_depth then return 'queue_full', 0 end
+  if not coalesced and is_full(g, count) then return 'queue_full', 0 end
   return 'accepted', 0, limit
 end
 

@@ -1,4 +1,4 @@
--- enqueue: Idempotency-Keys, and how accepted submissions are stored (needs row, submissions and retry_budget).
+-- enqueue: Idempotency-Keys, and how accepted submissions are stored (needs row, backlogs, submissions and retry_budget).
 -- `idem:<value>` names the request of an Idempotency-Key. replay_ms, replay_rows, replay_bytes: how long replies are stored, and
 -- how many of them for one customer.
 local replay_ms, replay_rows, replay_bytes, keys_claimed = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), {}
@@ -71,6 +71,18 @@ local function who_field(g, charged, marks)
   return g.who[kind]
 end
 
+-- add_to_queue(g, id): the tier queue has a limited number of places; then, ids are added to the backlogs of their customers.
+local function add_to_queue(g, id)
+  local t, ids = g.tier, g.tier.ids
+  if t.waiting > 0 or t.queued + #ids >= t.places and not backlogs.denied then
+    local flow = backlogs.flow(t.name, g.customer_id)
+    flow.length = (flow.length or call('LLEN', flow.list)) + 1
+    local backlog = t.backlogs[g.customer_id] or {weight = g.customer.weight}
+    t.waiting, t.backlogs[g.customer_id], ids = t.waiting + 1, backlog, backlog
+  end
+  ids[#ids + 1] = id
+end
+
 local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
   local id, total_ms, rare, n = submissions[o + ID], submissions[o + TOTAL_MS], submissions[o + RARE], #accepted
   local env = time_column[now] .. time_column[arrived_at + total_ms] .. time_column[arrived_at + submissions[o + QUEUE_MS]] ..
@@ -83,8 +95,7 @@ local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
   call('PEXPIRE', key, decimal[total_ms + keep_ms])
   if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
   if not state or state == 'queued' then
-    local ids = g.tier.ids
-    ids[#ids + 1] = id
+    add_to_queue(g, id)
     if not (rare and rare[3]) then fresh = fresh + 1 end
   end
   accepted[n + 1], accepted[n + 2], accepted[n + 3], accepted[n + 4] =
@@ -96,6 +107,7 @@ local function enqueue()
   if #accepted == 0 then return false end
   for name, t in pairs(tiers) do
     if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
+    for customer, backlog in pairs(t.backlogs) do backlogs.push(name, customer, backlog.weight, backlog) end
   end
   call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted) .. ARGV[17])
   if fresh > 0 then deposit(fresh) end

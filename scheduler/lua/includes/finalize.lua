@@ -1,8 +1,8 @@
--- finalize: the one compare-and-set into a terminal state, with reply, audit record and refund (needs prelude, row and refund).
+-- finalize: the one compare-and-set into a terminal state, with reply, audit record and refund (needs prelude, row, refund and settlement).
 -- finalize(id, row, ...) ends a row that was read, once; flush() writes the audit records and publishes one message per gateway.
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
-local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- fields of a run; TAIL: the last six fields of a reply, packed by the worker
+local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- fields of a run (and COST); TAIL: the last six fields of a reply, packed
 local groups_ended, dead_letters, messages, ended_primaries, now_text = {}, {}, {}, {}, string.format('%.0f', now)
 
 -- attempts(batch): how often its members ran, including this run. They were lost together each time before.
@@ -49,6 +49,7 @@ local function finalize(id, row, state, code, batch, run)
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end
   refund(id, row, account, state, code, run[USED])
+  settle(batch, account, state, code, run)
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
     id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
   if message then message[#message + 1] = reply else messages[account.gateway] = {reply} end
@@ -84,6 +85,7 @@ local function flush()
   finalize_damaged()
   if #groups_ended == 0 then return end
   apply_refunds()
+  apply_settlements()
   for i, group in ipairs(groups_ended) do groups_ended[i] = group.record .. cmsgpack.pack(group.each) .. group.from end
   call('LPUSH', P .. 'outbox', pack_array(groups_ended))
   for _, record in ipairs(dead_letters) do call('LPUSH', P .. 'outbox', cmsgpack.pack({record})) end -- one each: they are large

@@ -30,7 +30,9 @@ local function queue_follower(id, row, losses)
   local key, tier, env = P .. 'request:' .. id, account_of(row).tier, row[ENV]
   local batch = {id = sub(id, 5), losses = losses, last = row[DEADLINE]}
   -- A former primary may still be in its tier queue: with two entries it would run twice.
-  if call('HDEL', key, 'lifted') == 1 then call('LREM', P .. 'queue:' .. tier, -1, id) end
+  if call('HDEL', key, 'lifted') == 1 and call('LREM', P .. 'queue:' .. tier, -1, id) == 0 then
+    backlogs.remove(tier, call('LREM', P .. 'backlog:' .. tier .. ':' .. account_of(row).customer, -1, id))
+  end
   call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
   if losses == 0 then call('RPUSH', P .. 'queue:' .. tier, id)
   else

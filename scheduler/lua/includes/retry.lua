@@ -13,7 +13,8 @@ end
 local function split(batch, members, count, rule)
   delete_batch(batch)
   for n = count, 1, -1 do
-    local part, lists = {id = batch.id .. '.' .. n, tiers = {}, losses = batch.losses, formed = batch.formed, last = now}, {}
+    local part, lists = {id = batch.id .. '.' .. n, tiers = {}, losses = batch.losses, formed = batch.formed, last = now,
+      costs = batch.costs}, {}
     local first, last = math.floor((n - 1) * #members / count) + 1, math.floor(n * #members / count)
     for i = first, last do
       local tier = members[i].tier

@@ -1,4 +1,4 @@
--- submissions: unpacks the arguments of admit (needs prelude, bucket, customer and shedding): one flat list of submissions, and
+-- submissions: unpacks the arguments of admit (needs prelude, backlogs, bucket, customer and shedding): one flat list of submissions, and
 -- one entry per group for what the submissions of one key have in common.
 -- submissions[o + FIELD] for o = 0, SIZE, 2 * SIZE...; its RARE is false or {idempotency, fingerprint, again, together, same,
 -- keep_answer_ms, model_version}, as in Submission; group(n) -> the n-th {tier, customer, tier bucket, key bucket...}.
@@ -11,12 +11,20 @@ local paused = scheduler_is_paused(tonumber(ARGV[15]))
 bucket_kinds = cmsgpack.unpack(ARGV[16])
 local max_ahead = #submissions / SIZE -- the most requests that can be queued after this call
 
-for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
-  tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = paused and -1 or t[6],
-    shed_wait_ms = t[7], share = t[8], shadow = t[9], ids = {}}
-  depth[t[1]] = call('LLEN', P .. 'queue:' .. t[1])
-  max_ahead = max_ahead + depth[t[1]]
+local function read_tiers(limits, names)
+  for i, t in ipairs(limits) do names[i] = t[1] end
+  local waiting = backlogs.counts(names)
+  for i, t in ipairs(limits) do
+    local queued = call('LLEN', P .. 'queue:' .. t[1])
+    tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = paused and -1 or t[6],
+      shed_wait_ms = t[7], share = t[8], shadow = t[9], places = t[10], ids = {}, waiting = waiting[i], backlogs = {},
+      queued = queued}
+    depth[t[1]] = queued + waiting[i]
+    max_ahead = max_ahead + depth[t[1]]
+  end
 end
+
+read_tiers(cmsgpack.unpack(ARGV[4]), {})
 for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
 
 local function group(n)

@@ -1,0 +1,96 @@
+-- backlogs: fair queueing of the customers of a tier by GPU time (needs prelude). `queue:<tier>` has the ids that leave next.
+-- While it is full, each customer's requests wait in `backlog:<tier>:<customer>`, and form_batch moves them up by start-time
+-- fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996). The tag of a customer is the GPU time in ms, divided by its weight, that it
+-- has received in terms of the virtual time `v` of its tier; the lowest tag is next. A customer that was idle starts at `v`:
+-- before all others, and without credit for the time when it was idle.
+-- `backlogs:<tier>`: customers by tag. `fair:<tier>`: v, the sum of the weights in `backlogs`, the mean cost of a request.
+-- `flow:<tier>:<customer>`: tag, weight, mean cost of its requests. `waiting:<tier>`: the number of ids in all backlogs.
+-- LEAD, in requests of mean cost: the largest distance of a tag from `v` when a customer returns.
+local backlogs = {FLOW_MS = 600000, FAIR_MS = 1200000, LEAD = 256, waiting = {}, tiers = {}, flows = {}}
+
+-- backlogs.counts(tiers) -> the number of ids in the backlogs of each tier. A Redis user with older ACL rules has no access to
+-- them; then all ids are in the tier queues, in order of arrival.
+function backlogs.counts(tiers)
+  local keys, counts = {}, {}
+  for i, tier in ipairs(tiers) do keys[i] = P .. 'waiting:' .. tier end
+  local stored = #keys > 0 and redis.pcall('MGET', unpack(keys)) or {}
+  backlogs.denied = stored.err ~= nil
+  for i, tier in ipairs(tiers) do
+    counts[i] = math.max(0, tonumber(stored[i] or 0) or 0)
+    backlogs.waiting[tier] = counts[i]
+  end
+  return counts
+end
+
+-- backlogs.tier(tier) -> {v, weights, cost}; backlogs.flow(tier, customer) -> {tag, weight, cost}: both are read once per call.
+function backlogs.tier(tier)
+  if not backlogs.tiers[tier] then
+    local row = call('HMGET', P .. 'fair:' .. tier, 'v', 'weights', 'cost')
+    backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1)}
+  end
+  return backlogs.tiers[tier]
+end
+
+function backlogs.flow(tier, customer)
+  local key = P .. 'flow:' .. tier .. ':' .. customer
+  if not backlogs.flows[key] then
+    local row = call('HMGET', key, 'tag', 'weight', 'cost')
+    backlogs.flows[key] = {key = key, customer = customer, list = P .. 'backlog:' .. tier .. ':' .. customer,
+      tag = tonumber(row[1] or 0), weight = tonumber(row[2] or 1), cost = tonumber(row[3]) or backlogs.tier(tier).cost}
+  end
+  return backlogs.flows[key]
+end
+
+-- backlogs.add_weight(tier, change): of customers that enter or leave `backlogs`.
+function backlogs.add_weight(tier, change)
+  local fair = backlogs.tier(tier)
+  fair.weights = tonumber(call('HINCRBYFLOAT', P .. 'fair:' .. tier, 'weights', change))
+end
+
+-- backlogs.remove(tier, count): so many ids left the backlogs. Counts start anew when the last one leaves.
+function backlogs.remove(tier, count)
+  if count > 0 and call('DECRBY', P .. 'waiting:' .. tier, count) <= 0 then call('DEL', P .. 'waiting:' .. tier) end
+end
+
+-- backlogs.leave(tier, flow): the backlog of a customer is empty.
+function backlogs.leave(tier, flow)
+  if call('ZREM', P .. 'backlogs:' .. tier, flow.customer) == 0 then return end
+  call('HSET', flow.key, 'tag', flow.tag)
+  call('PEXPIRE', flow.key, backlogs.FLOW_MS)
+  if call('EXISTS', P .. 'backlogs:' .. tier) == 1 then return backlogs.add_weight(tier, -flow.weight) end
+  call('HDEL', P .. 'fair:' .. tier, 'weights')
+  backlogs.tier(tier).weights = 0
+end
+
+-- backlogs.push(tier, customer, weight, ids): adds ids, oldest first, to the backlog of a customer.
+function backlogs.push(tier, customer, weight, ids)
+  local flow, index, fair = backlogs.flow(tier, customer), P .. 'backlogs:' .. tier, backlogs.tier(tier)
+  call('LPUSH', flow.list, unpack(ids))
+  call('INCRBY', P .. 'waiting:' .. tier, #ids)
+  if not call('ZSCORE', index, customer) then
+    local lead = backlogs.LEAD * fair.cost / weight
+    flow.tag = math.max(fair.v, math.min(flow.tag, fair.v + lead))
+    call('ZADD', index, flow.tag, customer)
+    backlogs.add_weight(tier, weight)
+    call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
+  elseif flow.weight == weight then return
+  else backlogs.add_weight(tier, weight - flow.weight) end
+  flow.weight = weight
+  call('HSET', flow.key, 'weight', weight)
+  call('PEXPIRE', flow.key, backlogs.FLOW_MS)
+end
+
+-- backlogs.own(tier, flow) -> how many requests of the tier leave before the next one of this customer, at most: its own ones,
+-- in units of the mean cost, in proportion to the weights of all customers with a backlog.
+function backlogs.own(tier, flow, weight)
+  local fair, own = backlogs.tier(tier), flow.length or call('LLEN', flow.list)
+  flow.length = own
+  if own == 0 then return 0 end
+  return own * flow.cost / fair.cost * math.max(fair.weights, weight) / weight
+end
+
+-- backlogs.next_id(tier) -> the id that moves up next, if any.
+function backlogs.next_id(tier)
+  local customer = call('ZRANGE', P .. 'backlogs:' .. tier, 0, 0)[1]
+  return customer and call('LINDEX', P .. 'backlog:' .. tier .. ':' .. customer, -1)
+end
