@@ -246,6 +246,8 @@ class LimitedIdentity(Protocol):
     def key_rate(self) -> float: ...
     @property
     def key_burst(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
 
 
 def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
@@ -259,7 +261,7 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
         key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
     buckets = tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, identity.limits, factor)) is not None])
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
-    return EffectiveLimits(buckets, key, concurrency, tuple(identity.quotas))
+    return EffectiveLimits(buckets, key, concurrency, tuple(identity.quotas), identity.weight)
 
 
 def _bucket(kind: BucketKind, limits: Values, factor: float) -> Bucket | None:

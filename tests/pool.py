@@ -25,7 +25,9 @@ WIDE = [TierLimit(name, 1e6, 1e6, 1000, TIERS[: i + 1]) for i, name in enumerate
 class Pool:
     """One pool, without effective limits unless a test sets them. `places`: those in each tier queue."""
 
-    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000, places: int = 64) -> None:
+    def __init__(
+        self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000, places: int = 64
+    ) -> None:
         self.client = client
         self.keys = keys
         self.batches = Batches(client, keys, lease_ms=lease_ms)

@@ -99,6 +99,7 @@ class JwtCustomers:
             row.max_queue_ms,
             row.quotas,
             priority=row.priority,
+            weight=row.weight,
         )
         if cached is None and len(self._cached) >= MAX_IDENTITIES:
             del self._cached[next(iter(self._cached))]

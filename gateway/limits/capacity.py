@@ -37,6 +37,7 @@ BACKLOG_RUNS = 2.0  # A wait longer than this many runs is a backlog; without on
 BACKLOG_LEAST_MS = 100.0  # Shorter waits come from batch windows and timers.
 SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost, not slow.
 _SOON = frozenset({"starting", "down"})  # While a model process is replaced; a lost GPU is down, too, for longer.
+PLACES = 32  # In a tier queue of a pool without an enabled model.
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
@@ -226,7 +227,7 @@ class LiveLimits:
         self._ceilings = ceilings(shared_rps, shares, self._demand)
         growth = self._growth()
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
-        limits = [self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers]
+        limits = [self._tier_limit(tier, snapshot) for tier in snapshot.tiers]
         self._limits = AdmissionLimits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
 
     def _growth(self) -> float:
@@ -242,18 +243,19 @@ class LiveLimits:
         # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
         return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
 
-    def _tier_limit(self, tier: TierRow, tiers: Sequence[TierRow]) -> TierLimit:
+    def _tier_limit(self, tier: TierRow, snapshot: SnapshotView) -> TierLimit:
         rate = self.ceiling(tier.name)
         return TierLimit(
             name=tier.name,
             rate=rate,
             burst=max(1.0, rate * TIER_BURST_S),
             max_depth=tier.max_queue_depth,
-            ahead=[other.name for other in tiers if other.priority <= tier.priority],
+            ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
             shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
             share=tier.guaranteed_share,
             shadow=tier.shadow,
+            places=batch_size(snapshot, self._pool) or PLACES,
         )
 
 

@@ -58,7 +58,7 @@ def customers_from(
 
     A generator, so that the caller can run other tasks in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, *own, queue_ms, hosts in rows:
+    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -74,6 +74,7 @@ def customers_from(
             held(id_, tier.name),
             tier.priority,
             hosts,
+            weight,
         )
         if customer.max_queue_ms <= 0:
             _positive("customers", name, wait=customer.max_queue_ms)
@@ -103,6 +104,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             rate or 0.0,
             burst or 0.0,
             customer.priority,
+            customer.weight,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)

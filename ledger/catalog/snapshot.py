@@ -39,6 +39,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
     priority: int = 0  # The tier's.
     callback_hosts: str | None = None  # Own list of hosts, with commas; None: the deployment's.
+    weight: float = 1.0  # Its part of the tier's GPU time, in proportion to the weights of others that wait.
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +55,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
     key_burst: float = 0.0
     priority: int = 0  # The tier's, 1 first; 0: not known.
+    weight: float = 1.0  # The customer's.
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):

@@ -100,11 +100,18 @@ customers = Table(
         "Hosts of its callbacks, separated by commas, empty: none; null: the deployment's list.",
         null=True,
     ),
+    column(
+        "weight",
+        _TYPES["double"],
+        "Part of its tier's GPU time, in proportion to the weights of others that wait.",
+        server_default="1",
+    ),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
     *map(_check, LIMIT_COLUMNS),
     within("max_queue_ms", 1, MOST_WAIT_MS),
+    within("weight", 0.01, 1000),
     comment="Customers. The view customer_limits has their limits in force.",
 )
 

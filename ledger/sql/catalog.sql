@@ -41,13 +41,13 @@ SELECT customer_id::text, tier, quota FROM quotas WHERE customer_id = ANY ($1::u
 -- name: catalog_customers
 -- Limits that the customer does not override are null. The loader takes them from the tier, and checks that it exists.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts
+       max_queue_ms, callback_hosts, weight
 FROM customers
 
 -- name: catalog_customers_of
 -- $1: customer ids. Columns as in catalog_customers.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts
+       max_queue_ms, callback_hosts, weight
 FROM customers WHERE id = ANY ($1::uuid[])
 
 -- name: catalog_keys

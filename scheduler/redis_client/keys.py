@@ -31,7 +31,9 @@ KEYS = (
         "requests that leave next, oldest on the right; ended ones stay until skipped",
         "admit",
     ),
-    RedisKey("backlog:<tier>:<customer>", "list", "requests of a customer that wait for places in `queue:<tier>`", "admit"),
+    RedisKey(
+        "backlog:<tier>:<customer>", "list", "requests of a customer that wait for places in `queue:<tier>`", "admit"
+    ),
     RedisKey("backlogs:<tier>", "sorted set", "customers with a backlog, by the GPU time that they received", "admit"),
     RedisKey("waiting:<tier>", "string", "number of requests in all backlogs", "admit"),
     RedisKey("fair:<tier>", "hash", "virtual time, sum of weights, mean cost in ms", "admit", "20 min"),

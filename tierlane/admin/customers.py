@@ -28,6 +28,7 @@ MOST_KEYS = 1000
 CUSTOMER_COLUMNS = (
     Column("name", "NAME"),
     Column("tier", "TIER"),
+    Column("weight", "WEIGHT"),
     Column("status", "STATUS"),
     *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
@@ -86,6 +87,7 @@ def show_customer(name: str) -> Work:
             "customer": "name",
             "id": "id",
             "tier": "tier",
+            "weight": "weight",
             "status": "status",
             "created": "created_at",
             "callback hosts": "callback_hosts",

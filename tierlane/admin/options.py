@@ -98,6 +98,12 @@ TIER = (
 
 CUSTOMER = (
     Field("tier", "text", "Tier of all its keys."),
+    Field(
+        "weight",
+        "decimal",
+        "Part of its tier's GPU time, in proportion to the weights of others that wait.",
+        default="1",
+    ),
     *(_limit(limit, limit.customer_text, required=False) for limit in LIMIT_COLUMNS),
     _may_be_none("max_queue_ms", "whole", "Longest wait in the queue; null: the tier's."),
     Field(

@@ -89,8 +89,13 @@ function backlogs.own(tier, flow, weight)
   return own * flow.cost / fair.cost * math.max(fair.weights, weight) / weight
 end
 
--- backlogs.next_id(tier) -> the id that moves up next, if any.
-function backlogs.next_id(tier)
-  local customer = call('ZRANGE', P .. 'backlogs:' .. tier, 0, 0)[1]
-  return customer and call('LINDEX', P .. 'backlog:' .. tier .. ':' .. customer, -1)
+-- backlogs.heads(tier) -> the oldest ids of the customers with the lowest and the highest tag. Those between are not read: of the
+-- two, the second is usually the customer with the longest wait.
+function backlogs.heads(tier)
+  local ids = {}
+  for _, place in ipairs(backlogs.waiting[tier] > 0 and {0, -1} or {}) do
+    local customer = call('ZRANGE', P .. 'backlogs:' .. tier, place, place)[1]
+    ids[#ids + 1] = customer and call('LINDEX', P .. 'backlog:' .. tier .. ':' .. customer, -1) or nil
+  end
+  return ids
 end

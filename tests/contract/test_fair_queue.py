@@ -1,0 +1,236 @@
+"""Fair queueing of the customers of a tier: backlogs, their order by GPU time and weight, settlement, and shedding."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from customer_limits import in_force
+from pool import TIERS, Pool, done
+from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Submission, TierLimit
+from scheduler.redis_client.keys import Keys
+from scheduler.states import Admission
+
+PLACES = 4
+WIDE = [TierLimit("free", 1e6, 1e6, 100_000, TIERS, places=PLACES)]
+
+
+def requests_of(pool: Pool, customer: str, count: int, weight: float = 1.0) -> list[Submission]:
+    limits = in_force()._replace(weight=weight)
+    return (
+        [pool.submission(customer_id=customer, total_ms=60_000, queue_ms=60_000) for _ in range(count)]
+        if weight == 1.0
+        else [
+            _weighted(pool.submission(customer_id=customer, total_ms=60_000, queue_ms=60_000), limits)
+            for _ in range(count)
+        ]
+    )
+
+
+def _weighted(submission: Submission, limits: Any) -> Submission:
+    submission.limits = limits
+    return submission
+
+
+async def wait_in_line(pool: Pool, customer: str, count: int, weight: float = 1.0) -> list[str]:
+    """Admit requests of a customer; their ids, oldest first."""
+    found = requests_of(pool, customer, count, weight)
+    for start in range(0, count, 200):
+        verdicts = await pool.admit(found[start : start + 200], WIDE)
+        assert {v.outcome for v in verdicts} == {Admission.ACCEPTED}
+    return [s.id for s in found]
+
+
+async def run_batch(pool: Pool, size: int, owner: Mapping[str, str], cost: Mapping[str, float]) -> Counter[str]:
+    """Form, claim and finish one batch of `free`. The GPU time by customer."""
+    await pool.form([("free", size)])
+    batch = await pool.claim_next()
+    spent: Counter[str] = Counter()
+    outcomes = []
+    for request in batch.requests:
+        customer = owner[request.id]
+        outcomes.append(done(request.id)._replace(cost_ms=cost[customer]))
+        spent[customer] += cost[customer]
+    assert await pool.batches.finish(batch.batch_id, batch.token, outcomes) == 0
+    return spent
+
+
+async def serve(pool: Pool, loads: Mapping[str, tuple[int, float, float]], batches: int, size: int) -> Counter[str]:
+    """Run batches while customers have `count` requests each, of `weight` and cost; the GPU time of each customer."""
+    owner: dict[str, str] = {}
+    for customer, (count, weight, _) in loads.items():
+        owner |= dict.fromkeys(await wait_in_line(pool, customer, count, weight), customer)
+    await pool.gateway_lives("g1")
+    spent: Counter[str] = Counter()
+    for _ in range(batches):
+        spent += await run_batch(pool, size, owner, {name: load[2] for name, load in loads.items()})
+    return spent
+
+
+async def test_ids_beyond_the_places_wait_in_the_backlog_of_their_customer(pool: Pool) -> None:
+    """The tier queue has the oldest; `depth` counts both."""
+    ids = await wait_in_line(pool, "a", PLACES + 3)
+
+    assert [i.decode() for i in await pool.client.lrange(pool.keys.queue("free"), 0, -1)] == ids[PLACES - 1 :: -1]
+    assert [i.decode() for i in await pool.client.lrange(pool.keys.backlog("free", "a"), 0, -1)] == ids[
+        : PLACES - 1 : -1
+    ]
+    (row,) = [t for t in (await pool.batches.look(TIERS)).tiers if t.name == "free"]
+    assert row.depth == len(ids)
+
+
+async def test_a_quiet_customer_leaves_before_a_backlog(pool: Pool) -> None:
+    """One request of another customer is the first of the next batch."""
+    await wait_in_line(pool, "flood", 100)
+    await pool.form([("free", PLACES + 1)])
+    (quiet,) = await wait_in_line(pool, "quiet", 1)
+
+    batch = await pool.form([("free", PLACES + 1)])
+
+    assert (await pool.inflight())[f"inflight:free:{batch}"][0] == quiet
+
+
+async def test_requests_of_a_customer_keep_their_order(pool: Pool) -> None:
+    """Oldest first, through the backlog too."""
+    ids = await wait_in_line(pool, "a", 12)
+    await wait_in_line(pool, "b", 12)
+
+    for _ in range(3):
+        await pool.form([("free", 8)])
+
+    batches = await pool.inflight()
+    assert [i for name in sorted(batches) for i in batches[name] if i in ids] == ids
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    loads=st.lists(
+        st.tuples(st.sampled_from((0.5, 1.0, 2.0, 4.0)), st.sampled_from((1.0, 3.0, 10.0))), min_size=2, max_size=4
+    ),
+    size=st.integers(4, 16),
+)
+async def test_gpu_time_is_divided_by_weight(client: Redis, loads: Sequence[tuple[float, float]], size: int) -> None:
+    """Whatever each request costs: between customers with a backlog, it differs from the fair share by at most two quanta, where
+    a quantum is a batch of the most expensive requests.
+    """
+    await client.flushall()
+    pool = Pool(client, Keys())
+    customers = {f"c{n}": (400, weight, cost) for n, (weight, cost) in enumerate(loads)}
+
+    spent = await serve(pool, customers, 400 // size, size)
+
+    quantum = size * max(cost for _, cost in loads)
+    shares = {name: spent[name] / weight for name, (_, weight, _) in customers.items()}
+    fair = sum(spent.values()) / sum(weight for _, weight, _ in customers.values())
+    for name, (_, weight, _) in customers.items():
+        assert abs(shares[name] - fair) * weight <= 2 * quantum, (shares, fair, quantum)
+
+
+async def test_time_without_demand_is_not_saved(pool: Pool) -> None:
+    """A customer that comes later gets its share from then on, and no more."""
+    owner = dict.fromkeys(await wait_in_line(pool, "early", 400), "early")
+    await pool.gateway_lives("g1")
+    cost = {"early": 5.0, "late": 5.0}
+    for _ in range(20):
+        await run_batch(pool, 8, owner, cost)
+    owner |= dict.fromkeys(await wait_in_line(pool, "late", 200), "late")
+
+    spent: Counter[str] = Counter()
+    for _ in range(20):
+        spent += await run_batch(pool, 8, owner, cost)
+
+    assert abs(spent["late"] - spent["early"]) <= 2 * 8 * 5.0
+
+
+@pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "lost with its worker"])
+async def test_work_without_a_result_costs_nothing(pool: Pool, how: str) -> None:
+    """A customer whose requests are cancelled, or failed by the service, is charged for the others only."""
+    await pool.gateway_lives("g1")
+    owner = dict.fromkeys(await wait_in_line(pool, "a", 300), "a")
+    lost = await wait_in_line(pool, "b", 100)
+    owner |= dict.fromkeys(lost, "b")
+    cost = {"a": 10.0, "b": 10.0}
+    for _ in range(4):
+        await run_batch(pool, 8, owner, cost)
+    before = await _tags(pool)
+    if how == "cancelled while it waits":
+        await pool.terminations.cancel([(i, ErrorCode.CANCELLED) for i in lost])
+    await pool.form([("free", 8)])
+    batch = await pool.claim_next()
+    mine = [request.id for request in batch.requests if owner[request.id] == "b"]
+    assert bool(mine) == (how != "cancelled while it waits")
+    if how == "cancelled while it runs":
+        await pool.terminations.cancel([(i, ErrorCode.NO_CAPACITY) for i in mine])
+    if how == "lost with its worker":
+        for i in batch.requests:
+            await pool.client.hset(pool.keys.request(i.id), "losses", 5)
+        assert await pool.batches.fail(batch.batch_id, batch.token, ErrorCode.WORKER_LOST, 0)
+
+    after = await _tags(pool)
+    assert after.get("b", before["b"]) == pytest.approx(before["b"])
+
+
+async def _tags(pool: Pool) -> dict[str, float]:
+    return {name.decode(): tag for name, tag in await pool.client.zrange("backlogs:free", 0, -1, withscores=True)}
+
+
+async def test_overdue_requests_in_a_backlog_end(pool: Pool) -> None:
+    """Also those of customers behind others; a backlog without ids leaves the index."""
+    await wait_in_line(pool, "a", PLACES)
+    late = [(await wait_in_line(pool, f"c{n}", 1))[0] for n in range(40)]
+    await pool.overdue(late)
+
+    for _ in range(3):
+        await pool.terminations.expire(["free"])
+
+    assert set(await pool.states(late)) == {"failed"}
+    assert await pool.depth("free") == PLACES
+    assert await pool.client.exists("backlogs:free") == 0
+
+
+async def test_only_the_customer_with_the_large_backlog_is_shed(pool: Pool) -> None:
+    """100 waiting requests of one customer shed and refuse its own next ones, and none of ten others."""
+    limits = [TierLimit("free", 1e6, 1e6, 110, ["free"], 100, places=PLACES)]
+    for _ in range(10):
+        await pool.admit(requests_of(pool, "flood", 20), limits)
+    depth = await pool.depth("free")
+    (flood,) = await pool.admit(requests_of(pool, "flood", 1), limits)
+
+    others = [(await pool.admit(requests_of(pool, f"c{n}", 2), limits)) for n in range(10)]
+
+    assert depth >= 80
+    assert {v.outcome for verdicts in others for v in verdicts} == {Admission.ACCEPTED}
+    assert flood.outcome in {Admission.SHED, Admission.ACCEPTED}
+    refused = [v.outcome for v in await pool.admit(requests_of(pool, "flood", 50), limits)]
+    assert Admission.ACCEPTED not in refused
+
+
+async def test_the_calls_of_admission_and_forming_do_not_grow_with_the_customers(pool: Pool) -> None:
+    """The same commands with 20 and with 1,000 customers that have a backlog."""
+    counts = []
+    for customers in (20, 1000):
+        await pool.client.flushall()
+        await pool.gateway_lives("g1")
+        for _ in range(8):
+            for start in range(0, customers, 200):
+                many = [r for n in range(start, min(customers, start + 200)) for r in requests_of(pool, f"c{n}", 1)]
+                await pool.admit(many, WIDE)
+        await pool.form([("free", 8)])
+        await pool.client.config_resetstat()
+        await pool.admit(requests_of(pool, "c1", 8), WIDE)
+        await pool.form([("free", 8)])
+        stats = await pool.client.info("commandstats")
+        counts.append(
+            {
+                name: row["calls"]
+                for name, row in stats.items()
+                if name not in {"cmdstat_info", "cmdstat_config|resetstat"}
+            }
+        )
+
+    assert counts[0] == counts[1]
