@@ -9,7 +9,8 @@
 --   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was
 --   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be
 --   in the call twice, 12 ms that a reply is stored for its Idempotency-Key, 13 number and 14 bytes of such replies of one
---   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed endpoints of the groups, for the audit.
+--   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed
+--   endpoints of the groups, for the audit.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
 -- include: prelude, protocol, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, backlogs, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- finish: the owner of a running batch ends its requests, each once, and closes the batch.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
---   bytes, length, cost_ms: its share of gpu_ms}, where an empty code means completed, 5 the last fields of their replies, concatenated, each of its
---   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' if more outcomes follow in
+--   bytes, length, cost_ms: its share of gpu_ms}, where an empty code means completed, 5 the last fields of their replies,
+--   concatenated, each of its length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' if more outcomes follow in
 --   another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.

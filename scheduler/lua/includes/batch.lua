@@ -53,7 +53,8 @@ local function push_first(batch, size, lease_ms, keep_ms)
   local key = P .. 'batch:' .. batch.id
   call('HSET', key, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '), 'losses', batch.losses,
     'at', batch.formed or now, 'worker', '', 'token', '')
-  if batch.costs then call('HSET', key, 'costs', type(batch.costs) == 'string' and batch.costs or cmsgpack.pack(batch.costs)) end
+  local costs = type(batch.costs) == 'table' and cmsgpack.pack(batch.costs) or batch.costs
+  if costs then call('HSET', key, 'costs', costs) end
   keep(batch, keep_ms)
   lease(batch, lease_ms)
   call('LPUSH', P .. 'batch_queue', batch.id)
