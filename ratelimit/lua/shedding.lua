@@ -57,10 +57,11 @@ local function draw(id)
   return (tonumber(string.sub(id, -4), 16) or 0) / 65536
 end
 
--- shed(t, id, capacity, longest_ms, own) -> 'shed' or 'predicted_wait', and the predicted wait in ms; or nil. A request that need not
+-- shed(t, id, capacity, longest_ms, own_depth, g) -> 'shed' or 'predicted_wait', and the predicted wait in ms; or nil. A request that need not
 -- wait is accepted however little time it has: otherwise one slow run would reject all requests, and no new run would be measured.
-local function shed(t, id, capacity, longest_ms, own)
+local function shed(t, id, capacity, longest_ms, own_depth, g)
   if t.never_sheds and t.max_wait_ms < longest_ms then return end
+  local own = own_depth(g)
   local ahead = requests_ahead(t, own)
   local wait_ms = predicted_wait_ms(t, capacity, own)
   local p = math.max(probability(ahead, t.shed_depth), probability(wait_ms, t.shed_wait_ms))

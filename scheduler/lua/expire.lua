@@ -43,7 +43,7 @@ local function sweep_backlogs(tier)
     backlogs.remove(tier, sweep(flow.list, math.ceil(limit / #customers)))
     if call('EXISTS', flow.list) == 0 then
       flow.tag = tonumber(call('ZSCORE', index, customer))
-      backlogs.leave(tier, flow)
+      backlogs.leave(tier, {flow})
     end
   end
 end

@@ -5,8 +5,9 @@
 -- before all others, and without credit for the time when it was idle.
 -- `backlogs:<tier>`: customers by tag. `fair:<tier>`: v, the sum of the weights in `backlogs`, the mean cost of a request.
 -- `flow:<tier>:<customer>`: tag, weight, mean cost of its requests. `waiting:<tier>`: the number of ids in all backlogs.
--- LEAD, in requests of mean cost: the largest distance of a tag from `v` when a customer returns.
-local backlogs = {FLOW_MS = 600000, FAIR_MS = 1200000, LEAD = 256, waiting = {}, tiers = {}, flows = {}}
+-- LEAD, in requests of mean cost: the largest distance of a tag from `v` when a customer returns. CHECKS: one call in so many
+-- checks the index, and the weight of customers with a backlog.
+local backlogs = {FLOW_MS = 600000, FAIR_MS = 1200000, LEAD = 256, CHECKS = 16, waiting = {}, tiers = {}, flows = {}}
 
 -- backlogs.counts(tiers) -> the number of ids in the backlogs of each tier. A Redis user with older ACL rules has no access to
 -- them; then all ids are in the tier queues, in order of arrival.
@@ -43,8 +44,7 @@ end
 
 -- backlogs.add_weight(tier, change): of customers that enter or leave `backlogs`.
 function backlogs.add_weight(tier, change)
-  local fair = backlogs.tier(tier)
-  fair.weights = tonumber(call('HINCRBYFLOAT', P .. 'fair:' .. tier, 'weights', change))
+  backlogs.tier(tier).weights = tonumber(call('HINCRBYFLOAT', P .. 'fair:' .. tier, 'weights', change))
 end
 
 -- backlogs.remove(tier, count): so many ids left the backlogs. Counts start anew when the last one leaves.
@@ -52,41 +52,53 @@ function backlogs.remove(tier, count)
   if count > 0 and call('DECRBY', P .. 'waiting:' .. tier, count) <= 0 then call('DEL', P .. 'waiting:' .. tier) end
 end
 
--- backlogs.leave(tier, flow): the backlog of a customer is empty.
-function backlogs.leave(tier, flow)
-  if call('ZREM', P .. 'backlogs:' .. tier, flow.customer) == 0 then return end
-  call('HSET', flow.key, 'tag', flow.tag)
-  call('PEXPIRE', flow.key, backlogs.FLOW_MS)
-  if call('EXISTS', P .. 'backlogs:' .. tier) == 1 then return backlogs.add_weight(tier, -flow.weight) end
+-- backlogs.leave(tier, gone): the backlogs of these flows are empty.
+function backlogs.leave(tier, gone)
+  if #gone == 0 then return end
+  local customers, weight = {}, 0
+  for i, flow in ipairs(gone) do
+    customers[i], weight = flow.customer, weight + flow.weight
+    call('HSET', flow.key, 'tag', flow.tag)
+    call('PEXPIRE', flow.key, backlogs.FLOW_MS)
+  end
+  call('ZREM', P .. 'backlogs:' .. tier, unpack(customers))
+  if call('EXISTS', P .. 'backlogs:' .. tier) == 1 then return backlogs.add_weight(tier, -weight) end
   call('HDEL', P .. 'fair:' .. tier, 'weights')
   backlogs.tier(tier).weights = 0
 end
 
--- backlogs.push(tier, customer, weight, ids): adds ids, oldest first, to the backlog of a customer.
-function backlogs.push(tier, customer, weight, ids)
-  local flow, index, fair = backlogs.flow(tier, customer), P .. 'backlogs:' .. tier, backlogs.tier(tier)
-  call('LPUSH', flow.list, unpack(ids))
-  call('INCRBY', P .. 'waiting:' .. tier, #ids)
-  if not call('ZSCORE', index, customer) then
-    local lead = backlogs.LEAD * fair.cost / weight
-    flow.tag = math.max(fair.v, math.min(flow.tag, fair.v + lead))
-    call('ZADD', index, flow.tag, customer)
-    backlogs.add_weight(tier, weight)
-    call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
-  elseif flow.weight == weight then return
-  else backlogs.add_weight(tier, weight - flow.weight) end
+-- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight.
+function backlogs.list(tier, flow, weight)
+  local fair = backlogs.tier(tier)
+  flow.tag = math.max(fair.v, math.min(flow.tag, fair.v + backlogs.LEAD * fair.cost / weight))
+  local is_new = call('ZADD', P .. 'backlogs:' .. tier, 'NX', flow.tag, flow.customer) == 1
+  if not is_new and flow.weight == weight then return call('PEXPIRE', flow.key, backlogs.FLOW_MS) end
+  backlogs.add_weight(tier, is_new and weight or weight - flow.weight)
   flow.weight = weight
   call('HSET', flow.key, 'weight', weight)
   call('PEXPIRE', flow.key, backlogs.FLOW_MS)
+  call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
+end
+
+-- backlogs.push(tier, ids_of): adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight}}.
+function backlogs.push(tier, ids_of)
+  local count, check = 0, now_us % backlogs.CHECKS == 0
+  for customer, ids in pairs(ids_of) do
+    local name = P .. 'backlog:' .. tier .. ':' .. customer
+    local had_backlog = call('LPUSH', name, unpack(ids)) > #ids
+    count = count + #ids
+    if check or not had_backlog or backlogs.flows[P .. 'flow:' .. tier .. ':' .. customer] then
+      backlogs.list(tier, backlogs.flow(tier, customer), ids.weight)
+    end
+  end
+  if count > 0 then call('INCRBY', P .. 'waiting:' .. tier, count) end
 end
 
 -- backlogs.own(tier, flow) -> how many requests of the tier leave before the next one of this customer, at most: its own ones,
 -- in units of the mean cost, in proportion to the weights of all customers with a backlog.
 function backlogs.own(tier, flow, weight)
-  local fair, own = backlogs.tier(tier), flow.length or call('LLEN', flow.list)
-  flow.length = own
-  if own == 0 then return 0 end
-  return own * flow.cost / fair.cost * math.max(fair.weights, weight) / weight
+  local fair = backlogs.tier(tier)
+  return flow.length == 0 and 0 or flow.length * flow.cost / fair.cost * math.max(fair.weights, weight) / weight
 end
 
 -- backlogs.heads(tier) -> the oldest ids of the customers with the lowest and the highest tag. Those between are not read: of the

@@ -19,8 +19,12 @@ end
 local function own_depth(g)
   local t = g.tier
   if t.waiting == 0 then return depth[t.name] end
-  local flow = backlogs.flow(t.name, g.customer_id)
-  return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, flow, g.customer.weight))
+  if not g.flow then
+    local own = t.backlogs[g.customer_id]
+    g.flow = backlogs.flow(t.name, g.customer_id)
+    g.flow.length = g.flow.length or call('LLEN', g.flow.list) + (own and #own or 0)
+  end
+  return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, g.flow, g.customer.weight))
 end
 
 -- is_full(g, count): whether the tier is full for this customer. One with less than its fair share may exceed the limit of the
@@ -36,7 +40,7 @@ end
 local function check(g, o, capacity, max_wait_ms, count, sums, coalesced)
   local limit, retry_ms = check_limits(g, o, count, sums, coalesced)
   if not limit and coalesced then return end
-  if not limit then return shed(g.tier, submissions[o + ID], capacity, max_wait_ms, own_depth(g)) end
+  if not limit then return shed(g.tier, submissions[o + ID], capacity, max_wait_ms, own_depth, g) end
   save_changed_rates(g.customer, g.key, g.tier_bucket, o, count, sums)
   return limit, retry_ms
 end

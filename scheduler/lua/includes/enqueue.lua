@@ -75,8 +75,7 @@ end
 local function add_to_queue(g, id)
   local t, ids = g.tier, g.tier.ids
   if t.waiting > 0 or t.queued + #ids >= t.places and not backlogs.denied then
-    local flow = backlogs.flow(t.name, g.customer_id)
-    flow.length = (flow.length or call('LLEN', flow.list)) + 1
+    if g.flow then g.flow.length = g.flow.length + 1 end
     local backlog = t.backlogs[g.customer_id] or {weight = g.customer.weight}
     t.waiting, t.backlogs[g.customer_id], ids = t.waiting + 1, backlog, backlog
   end
@@ -107,7 +106,7 @@ local function enqueue()
   if #accepted == 0 then return false end
   for name, t in pairs(tiers) do
     if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
-    for customer, backlog in pairs(t.backlogs) do backlogs.push(name, customer, backlog.weight, backlog) end
+    backlogs.push(name, t.backlogs)
   end
   call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted) .. ARGV[17])
   if fresh > 0 then deposit(fresh) end

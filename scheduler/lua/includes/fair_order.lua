@@ -1,17 +1,18 @@
 -- fair_order: moves ids of the backlogs into their tier queue, in fair order (needs prelude and backlogs).
 -- `charged[id]`: the flow of an id that was moved in this call; its customer was charged the mean cost of its requests.
-local charged, estimates, has_estimates, moved_flows = {}, {}, false, {}
+local charged, estimates, has_estimates = {}, {}, false
+local QUANTA = 4 -- visits of each customer for one batch: a visit costs a command
 
--- place(entries, flow): inserts a flow into the entries, which are sorted by tag.
+-- place(entries, flow): inserts a flow into the entries, which are sorted by tag. Usually its tag is now one of the highest.
 local function place(entries, flow)
-  local i = 1
-  while entries[i] and entries[i].tag <= flow.tag do i = i + 1 end
-  table.insert(entries, i, flow)
+  local i = #entries
+  while i > entries.first and entries[i].tag > flow.tag do i = i - 1 end
+  table.insert(entries, i + 1, flow)
 end
 
 -- lowest_tags(tier, count) -> the flows with the lowest tags. More than `count` cannot be chosen for so many ids.
 local function lowest_tags(tier, count)
-  local stored, entries = call('ZRANGE', P .. 'backlogs:' .. tier, 0, count - 1, 'WITHSCORES'), {}
+  local stored, entries = call('ZRANGE', P .. 'backlogs:' .. tier, 0, count - 1, 'WITHSCORES'), {first = 1}
   for i = 1, #stored, 2 do
     local flow = backlogs.flow(tier, stored[i])
     flow.tag = tonumber(stored[i + 1])
@@ -20,21 +21,34 @@ local function lowest_tags(tier, count)
   return entries
 end
 
+-- save_tags(tier, entries, gone): of the customers that still have a backlog, and of those without.
+local function save_tags(tier, entries, gone)
+  local fields = {}
+  for i = entries.first, #entries do
+    local flow = entries[i]
+    if flow.moved then fields[#fields + 1], fields[#fields + 2], flow.moved = flow.tag, flow.customer, false end
+  end
+  if #fields > 0 then call('ZADD', P .. 'backlogs:' .. tier, unpack(fields)) end
+  backlogs.leave(tier, gone)
+end
+
 -- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`.
 local function move_up(tier, count)
-  local entries, fair, ids, kept = lowest_tags(tier, count), backlogs.tier(tier), {}, {}
-  while #ids < count and entries[1] do
-    local flow = table.remove(entries, 1)
-    local step, others = flow.cost / flow.weight, entries[1] and entries[1].tag - flow.tag or math.huge
-    local wanted = math.min(count - #ids, math.max(1, math.floor(others / step) + 1))
+  local entries, fair, ids, gone = lowest_tags(tier, count), backlogs.tier(tier), {}, {}
+  local least, costs = math.max(1, math.floor(count / (QUANTA * #entries))), estimates[tier] or {}
+  estimates[tier] = costs
+  while #ids < count and entries[entries.first] do
+    local flow, following = entries[entries.first], entries[entries.first + 1]
+    local step, others = flow.cost / flow.weight, following and following.tag - flow.tag or math.huge
+    local wanted = math.min(count - #ids, math.max(least, math.floor(others / step) + 1))
     local popped = call('RPOP', flow.list, wanted) or {}
     for _, id in ipairs(popped) do ids[#ids + 1], charged[id] = id, flow end
     fair.v = math.max(fair.v, flow.tag + math.max(0, #popped - 1) * step)
-    flow.tag, kept[flow.customer] = flow.tag + #popped * step, flow
-    estimates[tier .. ' ' .. flow.customer], has_estimates = flow.cost, true
-    if #popped < wanted then backlogs.leave(tier, flow) kept[flow.customer] = nil else place(entries, flow) end
+    flow.tag, flow.moved, costs[flow.customer], has_estimates = flow.tag + #popped * step, true, {flow.cost, flow.weight}, true
+    if #popped < wanted then gone[#gone + 1] = flow else place(entries, flow) end
+    entries.first = entries.first + 1
   end
-  for _, flow in pairs(kept) do call('ZADD', P .. 'backlogs:' .. tier, flow.tag, flow.customer) end
+  save_tags(tier, entries, gone)
   if #ids == 0 then return 0 end
   call('HSET', P .. 'fair:' .. tier, 'v', fair.v)
   call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
