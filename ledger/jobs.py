@@ -150,6 +150,7 @@ def _resubmission(row: asyncpg.Record) -> Submission:
         input_bytes=input_bytes,
         total_ms=left_ms,
         queue_ms=left_ms,
+        background=True,
         limits=NO_LIMITS,
         trace_id=row["trace_id"] or "",
         endpoint=row["endpoint"] or "",

@@ -212,7 +212,7 @@ class EffectiveLimits(NamedTuple):
         return next((bucket for bucket in self.buckets if bucket.kind.outcome == outcome), None)
 
 
-NO_LIMITS = EffectiveLimits(())
+NO_LIMITS = EffectiveLimits((), weight=0.0)  # The weight is not known: the one in force is kept.
 """For a request that was admitted before and is not checked again."""
 
 

@@ -15,6 +15,20 @@ class State(StrEnum):
 TERMINAL = frozenset({State.COMPLETED, State.FAILED})
 
 
+BACKGROUND = ".background"
+"""The suffix of a tier's background queue. Names of tiers have no dot."""
+
+
+def background_of(tier: str) -> str:
+    """The name of the queue with the jobs and batch lines of a tier; the tier of their rows in Redis."""
+    return tier + BACKGROUND
+
+
+def tier_of(queue: str) -> str:
+    """The tier of a tier queue or a background queue."""
+    return queue.removesuffix(BACKGROUND)
+
+
 class Admission(StrEnum):
     """The outcome of `admit` for one submission. All but the first two reject it; a rejection is not charged."""
 

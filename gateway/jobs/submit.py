@@ -138,7 +138,8 @@ class JobCall(AwaitedCall):
                 raise invalid("callback_url", problem)
         pending = super().build()
         submission = pending.submission
-        # No client waits, so the queue time of the tier does not apply.
+        # No client waits: it gives way to interactive requests, and the queue time of the tier does not apply.
+        submission.background = True
         submission.total_ms = submission.queue_ms = config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)

@@ -21,7 +21,7 @@ from scheduler.errors import ErrorCode, http_status
 from scheduler.payload import decode_payload
 from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
 from scheduler.redis_client.scripts import inner
-from scheduler.states import State
+from scheduler.states import State, tier_of
 
 NULL = b"\xff\xff\xff\xff"
 _BEGIN = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
@@ -311,7 +311,7 @@ def to_letter_row(letter: DeadLetterRecord, ended: EndedRecord | None) -> Letter
         request_id=letter.id,
         dead_at=datetime.fromtimestamp(ended_ms / 1000, tz=UTC) if ended_ms > 0 else None,
         customer_id=letter.customer_id or None,
-        tier=letter.tier or None,
+        tier=tier_of(letter.tier) or None,
         model=model,
         error_code=letter.error_code or ErrorCode.INTERNAL_ERROR.value,
         attempts=letter.attempts,

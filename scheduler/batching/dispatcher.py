@@ -20,7 +20,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import Batches, Formed
-from scheduler.protocol.pool_view import Queues
+from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
@@ -131,7 +131,7 @@ class Dispatcher:
     async def turn(self) -> float:
         """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
         policy = self._policy()
-        names = [tier.name for tier in sorted(policy.tiers, key=lambda tier: tier.priority)]
+        names = with_background([tier.name for tier in policy.order])
         queues = await self._read_queues(policy, names)
         while True:
             decisions = self._decide(queues, policy)
@@ -151,7 +151,7 @@ class Dispatcher:
         """Read the queues. If the wake condition was a depth, also form a batch in the same call if the depth is reached."""
         if self._wake_condition is None or self._wake_condition[0].ready >= 0 or not self._wake_condition[0].depth:
             return await self._batches.look(names)
-        everything = [(name, policy.max_batch_size) for name in names]
+        everything = [(tier.name, policy.max_batch_size) for tier in policy.order]
         return (await self._form(everything, policy, names, fewest=self._wake_condition[0].depth)).queues
 
     async def _form_all(
@@ -209,7 +209,8 @@ class Dispatcher:
         if queues.healthy_gpus >= 0:  # -1 if Redis lost the count; the next pass of a reaper restores it.
             self._workers = queues.healthy_gpus
         snapshot = PoolSnapshot(
-            tiers={tier.name: TierQueue(tier.depth, tier.oldest_ms) for tier in queues.tiers},
+            tiers=_by_tier(queues.interactive),
+            background=_by_tier(queues.background),
             ready_batches=queues.ready_batches,
             leased_batches=queues.leased_batches,
             workers=self._workers,
@@ -218,6 +219,10 @@ class Dispatcher:
             since_ms=(now_s - self._due_s) * 1000,
         )
         return plan(snapshot, policy, self._credit)
+
+
+def _by_tier(queues: Mapping[str, TierDepth]) -> dict[str, TierQueue]:
+    return {name: TierQueue(queue.depth, queue.oldest_ms) for name, queue in queues.items()}
 
 
 PAUSE_S = 1.0

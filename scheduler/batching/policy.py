@@ -6,13 +6,18 @@ when its window is over, or when waiting would add less than one request. The or
 guards that bound the wait of every admitted request: a guaranteed share for each tier (kept as credit from batch to batch),
 and ageing (while a tier's oldest request has waited for `ageing_ms`, its share is at least a twentieth). A larger share
 would invert the order after a loss of GPUs, when all lower tiers are late and the highest must not wait for their backlog.
+
+Jobs and batch lines wait in the background queues. They get a share of every batch, places that cost no time, and batches of
+their own for workers that would be idle. Such a batch is formed only when a worker is idle and no interactive request waits,
+never ahead: so background work gives way within one batch.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scheduler.batching.timing import UNKNOWN, Service, distance_ms, since_due_ms, target_size, window_ms
+from scheduler.states import background_of
 
 AGED_SHARE = 0.05
 """The minimum share of every batch for an aged tier, before the strict order."""
@@ -36,7 +41,8 @@ class TierPolicy:
 class BatchPolicy:
     """The policy from the model's row and the settings. Times in ms, sizes in requests, input tokens (0: no limit).
 
-    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`).
+    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`). `background_share`: the share
+    (0..1) of every batch for background work while it waits.
     """
 
     max_batch_size: int
@@ -46,6 +52,12 @@ class BatchPolicy:
     tiers: Sequence[TierPolicy]
     max_batch_tokens: int = 0
     headroom: float = 0.0
+    background_share: float = 0.05
+
+    @property
+    def order(self) -> Sequence[TierPolicy]:
+        """The tiers by priority."""
+        return sorted(self.tiers, key=lambda tier: tier.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ class TierQueue:
 class PoolSnapshot:
     """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
-    `since_ms`: time since the last batch was due to leave.
+    `since_ms`: time since the last batch was due to leave. `background`: the background queue of each tier.
     """
 
     tiers: Mapping[str, TierQueue]
@@ -70,11 +82,17 @@ class PoolSnapshot:
     arrivals_per_s: float
     service: Service = UNKNOWN
     since_ms: float = math.inf
+    background: Mapping[str, TierQueue] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
         """Requests in all tier queues."""
         return sum(tier.depth for tier in self.tiers.values())
+
+    @property
+    def in_background(self) -> int:
+        """Requests in all background queues."""
+        return sum(tier.depth for tier in self.background.values())
 
     @property
     def idle(self) -> int:
@@ -135,10 +153,68 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
     waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
-        return Decision((), waits[0], waits[1], limit, credit, snapshot.since_ms)
+        return _background_only(snapshot, policy, Decision((), *waits, limit, credit, snapshot.since_ms))
     picks, owed = choose(snapshot.tiers, policy, credit)
+    if snapshot.in_background:
+        picks, owed = _with_background(picks, owed, snapshot, policy)
     # An idle worker may be about to claim the ready batch: allow one more for it.
     return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
+
+
+def _background_only(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decision) -> Decision:
+    """A batch of background work if a worker is idle and no interactive request waits; else `waits`, also until one is idle."""
+    if not snapshot.in_background or not snapshot.workers:
+        return waits
+    if snapshot.idle and not snapshot.waiting:
+        picks = _oldest_background(snapshot, policy, policy.max_batch_size)
+        return replace(
+            waits, picks=picks, wait_ms=None, condition=NEVER, ready_limit=snapshot.ready_batches + snapshot.idle
+        )
+    return replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)))
+
+
+def _with_background(
+    picks: Sequence[tuple[str, int]], owed: Mapping[str, float], snapshot: PoolSnapshot, policy: BatchPolicy
+) -> tuple[list[tuple[str, int]], dict[str, float]]:
+    """The picks of a batch with background work: its share, of the places of the lowest tiers if the batch is full, and places
+    that are left and add no noticeable time.
+    """
+    size = policy.max_batch_size
+    share = min(float(size), owed.get(_BACKGROUND, 0.0) + policy.background_share * size)
+    guaranteed = min(int(share + 1e-9), snapshot.in_background)
+    left, kept = size - guaranteed, list[tuple[str, int]]()
+    for name, count in picks:
+        if places := min(count, left):
+            kept.append((name, places))
+            left -= places
+    free = min(left, _free_places(snapshot.service, size))
+    background = _oldest_background(snapshot, policy, guaranteed + free)
+    return [*kept, *background], {**owed, _BACKGROUND: max(0.0, share - sum(count for _, count in background))}
+
+
+_BACKGROUND = ""
+"""The name of the credit of background work."""
+
+UNNOTICED = 0.05
+"""The part of a batch's duration that free places may add."""
+
+
+def _free_places(service: Service, size: int) -> int:
+    """How many more requests add at most UNNOTICED to the duration of a batch; none before its duration is known."""
+    if not service.base_ms:
+        return 0
+    return size if service.item_ms <= 0 else int(UNNOTICED * service.base_ms / service.item_ms)
+
+
+def _oldest_background(snapshot: PoolSnapshot, policy: BatchPolicy, count: int) -> list[tuple[str, int]]:
+    """Up to `count` requests of the background queues, strictly by priority."""
+    picks = []
+    for tier in policy.order:
+        depth = snapshot.background[tier.name].depth if tier.name in snapshot.background else 0
+        if places := min(count, depth):
+            picks.append((background_of(tier.name), places))
+            count -= places
+    return picks
 
 
 def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
@@ -160,9 +236,19 @@ def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
     """The snapshot after the batch is formed. The age of the oldest request is not known then, and taken as unchanged."""
     taken = dict(decision.picks)
     tiers = {name: TierQueue(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
+    background = {
+        name: TierQueue(tier.depth - taken.get(background_of(name), 0), tier.oldest_ms)
+        for name, tier in snapshot.background.items()
+    }
     ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
-    since_ms = decision.since_ms
-    return replace(snapshot, tiers=tiers, ready_batches=ready, leased_batches=leased, since_ms=since_ms)
+    return replace(
+        snapshot,
+        tiers=tiers,
+        ready_batches=ready,
+        leased_batches=leased,
+        since_ms=decision.since_ms,
+        background=background,
+    )
 
 
 def _waits(
@@ -206,7 +292,7 @@ def choose(
     its share of each batch while requests are queued in it, falls by the places it got, and never exceeds one batch.
     """
     size = policy.max_batch_size
-    order = sorted(policy.tiers, key=lambda t: t.priority)
+    order = policy.order
     owed = {t.name: _owed(t, tiers, credit, policy) for t in order}
     places = dict.fromkeys(owed, 0)
     left = size

@@ -10,7 +10,7 @@
 --   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be
 --   in the call twice, 12 ms that a reply is stored for its Idempotency-Key, 13 number and 14 bytes of such replies of one
 --   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed
---   endpoints of the groups, for the audit.
+--   endpoints of the groups, for the audit, 18 '', or packed: whether each group waits in the background queue of its tier.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
 -- include: prelude, protocol, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, backlogs, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
@@ -38,6 +38,6 @@ if enqueue() then
   evict_replays()
   local waiting = 0
   for _, count in pairs(depth) do waiting = waiting + count end
-  wake_for_depth(waiting)
+  if ARGV[18] ~= '' then wake() else wake_for_depth(waiting) end
 end
 return '\146' .. pack_groups() .. pack_array(verdicts)

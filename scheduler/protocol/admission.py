@@ -13,7 +13,7 @@ from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, pac
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
-from scheduler.states import Admission
+from scheduler.states import Admission, background_of
 
 MAX_SUBMISSIONS = 256
 """Per call: keeps the script under two milliseconds, and Lua's unpack within its stack."""
@@ -61,6 +61,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     idempotency: str = ""  # The client's Idempotency-Key, unique over all customers; "": none was sent.
     fingerprint: str = ""  # Of the body, to detect a key that is used for another body.
     tokens: int = 0
+    background: bool = False  # It waits in the background queue of its tier.
     together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
     same: str = ""  # The coalescing key: requests with the same one get the same result; "": none.
@@ -170,7 +171,9 @@ class Admissions:
         if not submissions:
             return []
         repeats = len({s.id for s in submissions}) < len(submissions)
-        groups, endpoints, numbers, fields, bodies = _packed(submissions)
+        groups, endpoints, background, numbers, fields, bodies = _packed(submissions)
+        if background:
+            tiers = [*tiers, *map(_background_limit, tiers)]
         try:
             packed = await self._script(
                 self._gateway_id,
@@ -187,10 +190,18 @@ class Admissions:
                 self._pass_ms,
                 KINDS,
                 endpoints,
+                background,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
         return _verdicts(numbers, *_reply.decode(packed))
+
+
+def _background_limit(tier: TierLimit) -> TierLimit:
+    """The limit of the background queue of a tier: without shed rules or a predicted wait, since no client waits."""
+    ahead = [background_of(name) for name in tier.ahead]
+    name = background_of(tier.name)
+    return msgspec.structs.replace(tier, name=name, ahead=ahead, shed_depth=-1, shed_wait_ms=-1, share=0.0)
 
 
 def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
@@ -227,29 +238,38 @@ def _verdicts(
     ]
 
 
-def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, Sequence[int], bytes, bytes]:
-    """Groups, their endpoints, the group of each submission, submissions and bodies as admit.lua reads them.
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Sequence[int], bytes, bytes]:
+    """Groups, their endpoints, those in the background, the group of each submission, submissions and bodies as admit.lua reads them.
 
     A group has what its submissions have in common.
     """
-    numbers: dict[tuple[str, ...], int] = {}
+    numbers: dict[tuple[str | bool, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
     endpoints: list[str] = []
+    background: list[bool] = []
     fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
-        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint)
+        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint, s.background)
         number = numbers.get(key)
         if number is None:
             groups.append(_group(s))
             endpoints.append(s.endpoint)
+            background.append(s.background)
             number = numbers[key] = len(groups)
         rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
         body = s.body
         bodies.append(body)
         fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
     numbers_of = fields[FLAT.index("group") :: len(FLAT)]
-    return _encode(groups), _encode(endpoints), numbers_of, _encode(fields), b"".join(bodies)
+    return (
+        _encode(groups),
+        _encode(endpoints),
+        _encode(background) if any(background) else b"",
+        numbers_of,
+        _encode(fields),
+        b"".join(bodies),
+    )
 
 
 def _rare(s: Submission) -> tuple[Any, ...]:

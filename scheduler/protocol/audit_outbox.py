@@ -60,7 +60,7 @@ class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
 
 
 class DeadLetterRecord(msgspec.Struct, array_like=True, frozen=True, tag="d"):
-    """A request became a dead letter. `body`: its packed payload, as a string in Lua's msgpack; see `inner` in scripts.py."""
+    """A request became a dead letter. `tier` may be that of a background queue. `body`: its packed payload, as a string in Lua's msgpack; see `inner` in scripts.py."""
 
     id: str
     customer_id: str

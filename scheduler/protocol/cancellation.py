@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET, Followers
+from scheduler.protocol.pool_view import with_background
 from scheduler.protocol.replies import Reply, readable
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
@@ -88,7 +89,7 @@ class Terminations:
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
         """End requests over their queue timeout. Returns (ended requests, removed dead entries). Also ends remaining followers."""
-        ended, swept, followers_left, self.damaged = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        ended, swept, followers_left, self.damaged = await self._expire(_encode(with_background(tiers)), EXPIRE_LIMIT)
         if followers_left:
             await self._followers.share_all()
         return ended, swept

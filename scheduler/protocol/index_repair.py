@@ -12,6 +12,7 @@ import structlog
 from redis.asyncio import Redis
 
 from scheduler.protocol.batches import LEASE_MS
+from scheduler.protocol.pool_view import with_background
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
@@ -43,7 +44,7 @@ class IndexRepair:
 
         Concurrent calls are harmless: an id that is in a queue twice is served once.
         """
-        found, wanted, now_ms = await self._repair(_encode(tiers), KEPT_MS, NOTE_MS)
+        found, wanted, now_ms = await self._repair(_encode(with_background(tiers)), KEPT_MS, NOTE_MS)
         for name in (raw.decode() for raw in wanted):
             count = await self._built_again(name, int(now_ms))
             async with bounded():

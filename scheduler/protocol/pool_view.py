@@ -5,7 +5,7 @@ processes that start when no model names the pool any more. Schedulers write it,
 as the queues, so it is lost only together with them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -13,14 +13,20 @@ from redis.asyncio import Redis
 
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys, is_pool_name
+from scheduler.states import BACKGROUND, background_of, tier_of
 
 
 class TierDepth(msgspec.Struct, array_like=True, frozen=True):
-    """A tier queue: its length, and the age of its oldest request (ms)."""
+    """A tier queue or background queue, with its backlogs: its length, and the age of its oldest request (ms)."""
 
     name: str
     depth: int
     oldest_ms: float
+
+
+def with_background(tiers: Sequence[str]) -> list[str]:
+    """The names of the queues of these tiers: first those of interactive requests."""
+    return [*tiers, *map(background_of, tiers)]
 
 
 class Queues(msgspec.Struct, array_like=True, frozen=True):
@@ -33,9 +39,19 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
     healthy_gpus: int
 
     @property
+    def interactive(self) -> dict[str, TierDepth]:
+        """The tier queues by tier."""
+        return {queue.name: queue for queue in self.tiers if not queue.name.endswith(BACKGROUND)}
+
+    @property
+    def background(self) -> dict[str, TierDepth]:
+        """The background queues by tier."""
+        return {tier_of(queue.name): queue for queue in self.tiers if queue.name.endswith(BACKGROUND)}
+
+    @property
     def depth(self) -> int:
-        """Ids in all tier queues, dead entries included."""
-        return sum(tier.depth for tier in self.tiers)
+        """Ids in all tier queues, dead entries included; without the background queues."""
+        return sum(queue.depth for queue in self.tiers if not queue.name.endswith(BACKGROUND))
 
 
 class GpuReading(msgspec.Struct, array_like=True, frozen=True):
@@ -189,6 +205,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     Ages: of each gateway's last heartbeat, of the last pass of a scheduler, and of the last pass of any process, which may be
     a gateway that replaces the schedulers (None: unknown). `notices`: recent problems that schedulers report.
+    `background`: the background queue of each tier.
     """
 
     now_ms: int
@@ -203,6 +220,7 @@ class Observation(msgspec.Struct, frozen=True):
     scheduler_age_ms: float | None = 0.0
     pass_age_ms: float | None = 0.0
     notices: list[str] = []
+    background: dict[str, TierDepth] = {}
 
     @property
     def healthy_gpus(self) -> int:

@@ -24,7 +24,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.protocol.limits import MAX_PER_GATEWAY, MAX_PER_HEARTBEAT, RejectionRecord
-from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView, with_background
 from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument
@@ -331,7 +331,7 @@ class Presence:
 
     async def observe(self, tiers: Sequence[str]) -> Observation:
         """Read the state of the pool atomically."""
-        return decode_observation(await self._observe(_encode(tiers), self._gone_ms))
+        return decode_observation(await self._observe(_encode(with_background(tiers)), self._gone_ms))
 
 
 def decode_observation(packed: bytes) -> Observation:
@@ -340,7 +340,8 @@ def decode_observation(packed: bytes) -> Observation:
     reports = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
-        tiers={tier.name: tier for tier in queues.tiers},
+        tiers=queues.interactive,
+        background=queues.background,
         workers=[_view(row) for row in workers],
         gateways=[stats for _, stats in reports],
         ready_batches=queues.ready_batches,

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from scheduler.redis_client.connections import FAULTS, bounded, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
-from scheduler.states import State
+from scheduler.states import State, tier_of
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True):
@@ -137,7 +137,8 @@ class Results:
         if reply:
             attempts = reply.attempts
             formed_ms = accepted_ms + int(reply.queue_ms) if reply.queue_ms >= 0 else None
-        _, customer, tier, *_ = who.decode().split(" ")
+        _, customer, queue, *_ = who.decode().split(" ")
+        tier = tier_of(queue)
         return RequestDetail(
             state=State.QUEUED if state == RIDING else state.decode(),
             tier=tier,

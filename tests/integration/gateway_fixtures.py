@@ -28,7 +28,7 @@ from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Task, decode_payload, write_vector
 from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
-from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.pool_view import WorkerReport, with_background
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
@@ -176,7 +176,8 @@ class TestWorker:
     async def turn(self) -> None:
         """Form, claim and finish one batch."""
         self._count += 1
-        await self.batches.form(f"batch-{self._count}", [(name, self.most) for name in TIERS], 1, TIERS)
+        queues = with_background(TIERS)
+        await self.batches.form(f"batch-{self._count}", [(name, self.most) for name in queues], 1, queues)
         popped: bytes | None = await self._client.lpop(self._keys.batch_queue)  # type: ignore[assignment]
         claimed = await self.batches.claim(popped.decode(), "worker-1", f"token-{self._count}") if popped else None
         if claimed is not None and claimed.requests:

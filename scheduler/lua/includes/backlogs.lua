@@ -67,9 +67,10 @@ function backlogs.leave(tier, gone)
   backlogs.tier(tier).weights = 0
 end
 
--- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight.
+-- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight. 0: the weight is not known.
 function backlogs.list(tier, flow, weight)
   local fair = backlogs.tier(tier)
+  if weight == 0 then weight = flow.weight end
   flow.tag = math.max(fair.v, math.min(flow.tag, fair.v + backlogs.LEAD * fair.cost / weight))
   local is_new = call('ZADD', P .. 'backlogs:' .. tier, 'NX', flow.tag, flow.customer) == 1
   if not is_new and flow.weight == weight then return call('PEXPIRE', flow.key, backlogs.FLOW_MS) end

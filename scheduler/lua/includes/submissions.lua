@@ -27,12 +27,17 @@ end
 read_tiers(cmsgpack.unpack(ARGV[4]), {})
 for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
 
+-- in_background[n]: whether the n-th group waits in the background queue of its tier; it is charged to the same buckets.
+local in_background = ARGV[18] ~= '' and cmsgpack.unpack(ARGV[18]) or {}
+
 local function group(n)
   local g = groups[n]
   if g.tier then return g end
   local t, customer_id, key_id, key_rate, key_burst, limits = tiers[g[1]], g[2], g[3], g[5], g[6], g[7]
+  local tier_bucket = bucket(P .. 'rl:tier:' .. g[1], t.rate, t.burst)
+  if in_background[n] then t = tiers[g[1] .. '.background'] end
   g = {tier = t, customer_id = customer_id, key_id = key_id, who = {}, customer = customer(customer_id, limits),
-    tier_bucket = bucket(P .. 'rl:tier:' .. t.name, t.rate, t.burst),
+    tier_bucket = tier_bucket,
     key = key_rate > 0 and bucket('rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g
   return g
