@@ -156,6 +156,7 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
         return _background_only(snapshot, policy, Decision((), *waits, limit, credit, snapshot.since_ms))
     picks, owed = choose(snapshot.tiers, policy, credit)
     if snapshot.in_background:
+        owed[_BACKGROUND] = credit.get(_BACKGROUND, 0.0)
         picks, owed = _with_background(picks, owed, snapshot, policy)
     # An idle worker may be about to claim the ready batch: allow one more for it.
     return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
@@ -180,7 +181,7 @@ def _with_background(
     that are left and add no noticeable time.
     """
     size = policy.max_batch_size
-    share = min(float(size), owed.get(_BACKGROUND, 0.0) + policy.background_share * size)
+    share = min(float(size), owed[_BACKGROUND] + policy.background_share * size)
     guaranteed = min(int(share + 1e-9), snapshot.in_background)
     left, kept = size - guaranteed, list[tuple[str, int]]()
     for name, count in picks:

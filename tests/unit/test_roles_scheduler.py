@@ -8,7 +8,7 @@ from scheduler.batching.policy import BatchPolicy, TierPolicy
 from tierlane.roles.scheduler import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model, without_paused
 from tierlane.settings.model import Settings
 
-SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03)
+SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03, background_share=0.1)
 
 
 def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
@@ -39,8 +39,10 @@ def test_the_policy_of_a_pool() -> None:
     tiny = msgspec.structs.replace(model("tiny"), max_batch_tokens=4096)
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": tiny}, ())
 
-    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 4096, 0.03)
-    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03)
+    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(
+        8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 4096, 0.03, 0.1
+    )
+    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03, 0.1)
 
 
 def test_no_batch_is_formed_of_a_paused_tier() -> None:

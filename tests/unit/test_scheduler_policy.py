@@ -199,6 +199,56 @@ def test_a_burst_leaves_in_several_batches(free: int, workers: int, ready: int, 
     assert [sum(count for _, count in decision.picks) for decision in planned if decision.picks] == sizes
 
 
+@pytest.mark.parametrize(
+    ("queues", "background", "leased", "service", "picks"),
+    [
+        # a worker is idle, and no interactive request waits: a batch of background work, highest tier first
+        (waiting(), {"paid": 9, "free": 99}, 3, MEASURED, [("paid.background", 9), ("free.background", 23)]),
+        (waiting(), {"free": 99}, 4, MEASURED, []),  # no worker is idle: nothing is formed ahead
+        (waiting(free=1), {"free": 99}, 4, MEASURED, []),
+        # an interactive batch: the share, and all places that are left, because they take no time
+        (waiting(free=2), {"free": 99}, 3, MEASURED, [("free", 2), ("free.background", 30)]),
+        (waiting(free=2), {"free": 99}, 3, Service(50.0, 1.0), [("free", 2), ("free.background", 1 + 2)]),
+        (waiting(free=2), {"free": 99}, 3, Service(), [("free", 2), ("free.background", 1)]),
+        (
+            waiting(enterprise=20, free=50),
+            {"free": 9},
+            3,
+            MEASURED,
+            [("enterprise", 20), ("free", 11), ("free.background", 1)],
+        ),
+        (waiting(free=50), {}, 3, MEASURED, [("free", 32)]),
+    ],
+)
+def test_background_work_gives_way(
+    queues: Mapping[str, TierQueue],
+    background: Mapping[str, int],
+    leased: int,
+    service: Service,
+    picks: list[tuple[str, int]],
+) -> None:
+    """It gets idle workers, its share of each batch, and places that add at most 5 % to the duration of a batch."""
+    behind = {name: TierQueue(depth, 9.0) for name, depth in background.items()}
+    snapshot = PoolSnapshot(queues, 0, leased, 4, 0.0, service, background=behind)
+
+    assert list(decide(snapshot, policy(), {}).picks) == picks
+
+
+def test_waiting_background_work_wakes_the_dispatcher_when_a_worker_is_idle() -> None:
+    """Whatever the condition of interactive requests is."""
+    snapshot = PoolSnapshot(waiting(), 0, 4, 4, 0.0, MEASURED, background={"free": TierQueue(5, 9.0)})
+
+    assert decide(snapshot, policy(), {}).condition == WakeCondition(1, 0)
+
+
+def test_the_share_of_background_work_is_kept_as_credit() -> None:
+    """5 % of 32 places are 1.6: one, then two."""
+    snapshot = PoolSnapshot(waiting(free=500), 0, 0, 34, 0.0, Service(), background={"free": TierQueue(99, 9.0)})
+    planned = plan(snapshot, policy(), {})
+
+    assert [dict(each.picks)["free.background"] for each in planned[:4]] == [1, 2, 1, 2]
+
+
 def test_the_batches_of_a_plan_share_the_credit() -> None:
     """Requests of the first batch are not picked again."""
     snapshot = PoolSnapshot(waiting(enterprise=40, free=60), 0, 0, 34, 5000.0, MEASURED)

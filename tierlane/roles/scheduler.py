@@ -106,6 +106,7 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
         max_wait_ms=model.max_wait_ms if model else DEFAULT_WINDOW_MS,
         lookahead_workers=settings.batch_lookahead_workers,
         headroom=settings.batch_headroom,
+        background_share=settings.background_share,
         ageing_ms=settings.ageing_ms,
         tiers=tiers,
         max_batch_tokens=(model.max_batch_tokens or 0) if model else 0,

@@ -93,6 +93,13 @@ class SchedulerSettings:
         minimum=1,
         maximum=1_000_000,
     )
+    background_share: float = setting(
+        0.05,
+        "Share of every batch for jobs while they wait. More: they end sooner, and interactive requests wait longer.",
+        "SHARE",
+        minimum=0,
+        maximum=1,
+    )
     batch_headroom: float = setting(
         0.05,
         "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion.",
