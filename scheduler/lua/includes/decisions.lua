@@ -1,5 +1,14 @@
 -- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer, enqueue
 -- and shedding).
+-- is_quiet(g, count): whether a customer has so few open requests that those of others have emptied the bucket of the tier. The
+-- bucket then goes into debt, of at most its size, which the others pay.
+local QUIET_SHARE = 16 -- of the places in the tier queue, for a weight of 1
+local function is_quiet(g, count)
+  local c, b = g.customer, g.tier_bucket
+  if c.max_concurrency == 0 or b.tokens - count < -b.burst then return false end
+  return c.in_use + count <= math.max(1, c.weight * g.tier.places / QUIET_SHARE)
+end
+
 -- check_limits(g, o, count, sums, coalesced) -> the limit that rejects `count` requests, and ms until it would not; nil if none
 -- does. First the limits of key and customer, then the tier's rate. `sums` as in `cost`.
 local function check_limits(g, o, count, sums, coalesced)
@@ -8,7 +17,7 @@ local function check_limits(g, o, count, sums, coalesced)
   local limit, retry_ms = check_customer(g.customer, o, count, sums)
   if limit then return limit, retry_ms end
   local wanted = math.max(1, math.min(count, tier_bucket.burst)) -- more are accepted if it is full; the debt rejects later ones
-  if not coalesced and tier_bucket.tokens < wanted then
+  if not coalesced and tier_bucket.tokens < wanted and not is_quiet(g, count) then
     return 'tier_limit', ms_until(tier_bucket.tokens, wanted, tier_bucket.rate)
   end
 end
