@@ -1,4 +1,6 @@
-"""`simulated[:MS]`: no model. Sleeps MS milliseconds per batch (default 50) and returns the inputs reversed."""
+"""`simulated[:MS[+WORD_MS]]`: no model. Sleeps MS milliseconds per batch (default 50) and WORD_MS (default 0) for each word of
+its inputs, and returns the inputs reversed.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +13,10 @@ DEFAULT_MS = 50.0
 
 
 class SimulatedBackend:
-    """A GPU whose time per batch, `batch_ms`, does not depend on the batch size."""
+    """A GPU whose time per batch is `batch_ms`, and `word_ms` for each word."""
 
-    def __init__(self, batch_ms: float = DEFAULT_MS) -> None:
-        self._batch_s = batch_ms / 1000
+    def __init__(self, batch_ms: float = DEFAULT_MS, word_ms: float = 0.0) -> None:
+        self._batch_s, self._word_s = batch_ms / 1000, word_ms / 1000
         self.version = f"simulated-{batch_ms:g}ms"
 
     def load(self) -> None:
@@ -28,8 +30,9 @@ class SimulatedBackend:
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:  # noqa: ARG002 - one step
         """Sleep, then reverse each input; a token is a word."""
-        time.sleep(self._batch_s)
-        return [_reversed(item) for item in items]
+        results = [_reversed(item) for item in items]
+        time.sleep(self._batch_s + self._word_s * sum(result.tokens_used for result in results))
+        return results
 
     def close(self) -> None:
         """Nothing to release."""

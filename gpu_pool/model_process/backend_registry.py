@@ -26,7 +26,7 @@ BACKENDS = (
     BackendForm("openai:URL", texts="as its server", steps="as its server", vectors="as its server", passes_on=True),
 )
 FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR or openai:URL"
-_SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?))?")
+_SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?)(?:\+(\d{1,5}(?:\.\d{1,3})?))?)?")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _HF = re.compile(r"hf:(.+)", re.DOTALL)
 
@@ -39,7 +39,7 @@ def check_form(spec: str) -> None:
     if _HF.fullmatch(spec):
         return
     if spec.partition(":")[0] == "simulated" and not _SIMULATED.fullmatch(spec):
-        raise StartError(f"Backend {spec!r}: MS must be a number of milliseconds from 0 to 99999, as in simulated:50.")
+        raise StartError(f"Backend {spec!r}: MS must be a number of milliseconds from 0 to 99999, as in simulated:50 or, with a time for each word, simulated:50+1.")
     if spec not in ("tiny", "simulated") and not _FUNCTION.fullmatch(spec) and not _SIMULATED.fullmatch(spec):
         raise StartError(f"Backend {spec!r} is not known; use {FORMS}.")
 
@@ -55,7 +55,7 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype
     if simulated:
         from gpu_pool.backends.simulated import DEFAULT_MS, SimulatedBackend  # noqa: PLC0415 - only the selected backend
 
-        return SimulatedBackend(float(simulated[1]) if simulated[1] else DEFAULT_MS)
+        return SimulatedBackend(float(simulated[1] or DEFAULT_MS), float(simulated[2] or 0))
     if spec.startswith(PREFIX):
         from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only the selected backend
 
