@@ -10,7 +10,7 @@
 -- include: prelude, protocol, row, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
-local size, tiers_used = 0, {}
+local size, tiers_used, READY_MAX = 0, {}, 8
 
 -- add_to_batch(tier, ids): adds ids to the batch, oldest first, as if each had been moved by RPOPLPUSH.
 local function add_to_batch(tier, ids)
@@ -33,6 +33,14 @@ local function all_may_leave(picks, fewest)
   return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
+-- overtakes(tier): whether all ready batches have requests of this tier only.
+local function overtakes(tier)
+  for _, ready in ipairs(call('LRANGE', P .. 'batch_queue', 0, READY_MAX)) do
+    if call('HGET', P .. 'batch:' .. ready, 'tiers') ~= tier then return false end
+  end
+  return call('LLEN', P .. 'batch_queue') <= READY_MAX
+end
+
 local picks, fewest, tiers = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11]), cmsgpack.unpack(ARGV[6])
 backlogs.counts(tiers)
 if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
@@ -44,7 +52,8 @@ if size > 0 then
   if has_estimates then call('HSET', P .. 'batch:' .. id, 'costs', cmsgpack.pack(estimates)) end
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
-  call('RPUSH', P .. 'batch_queue', id) -- the tail: retried batches are at the head
+  -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.
+  call(apart.used and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', id)
 end
 call('DEL', P .. 'wake') -- its requests are in the reply
 flush()

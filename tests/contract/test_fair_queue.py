@@ -95,6 +95,32 @@ async def test_a_quiet_customer_leaves_before_a_backlog(pool: Pool) -> None:
     assert (await pool.inflight())[f"inflight:free:{batch}"][0] == quiet
 
 
+@pytest.mark.parametrize(("quiet_cost", "alone"), [(1.0, True), (9.0, False)])
+async def test_cheap_requests_of_a_quiet_customer_do_not_wait_for_expensive_ones(
+    pool: Pool, quiet_cost: float, *, alone: bool
+) -> None:
+    """They form a batch of their own, before the ready one; for at most one of 16 batches."""
+    await pool.gateway_lives("g1")
+    cost = {"flood": 10.0, "quiet": quiet_cost}
+    owner = dict.fromkeys(await wait_in_line(pool, "flood", 400), "flood")
+    owner |= dict.fromkeys(await wait_in_line(pool, "quiet", 8), "quiet")
+    for _ in range(10):  # The costs of both are known.
+        await run_batch(pool, 8, owner, cost)
+    await pool.client.hset("fair:free", "apart", 1)
+    ready = await pool.form([("free", 8)])
+    quiet = await wait_in_line(pool, "quiet", 1)
+
+    batch = await pool.form([("free", 8)])
+
+    members = (await pool.inflight())[f"inflight:free:{batch}"]
+    assert (members == quiet, quiet[0] in members) == (alone, True)
+    assert [await pool.pop(), await pool.pop()] == ([batch, ready] if alone else [ready, batch])
+    again = await wait_in_line(pool, "quiet", 1)
+    batch = await pool.form([("free", 8)])
+    assert len((await pool.inflight())[f"inflight:free:{batch}"]) == 8
+    assert again[0] in (await pool.inflight())[f"inflight:free:{batch}"]
+
+
 async def test_requests_of_a_customer_keep_their_order(pool: Pool) -> None:
     """Oldest first, through the backlog too."""
     ids = await wait_in_line(pool, "a", 12)

@@ -23,11 +23,13 @@ function backlogs.counts(tiers)
   return counts
 end
 
--- backlogs.tier(tier) -> {v, weights, cost}; backlogs.flow(tier, customer) -> {tag, weight, cost}: both are read once per call.
+-- backlogs.tier(tier) -> {v, weights, cost, apart}; backlogs.flow(tier, customer) -> {tag, weight, cost}: both are read once per
+-- call.
 function backlogs.tier(tier)
   if not backlogs.tiers[tier] then
-    local row = call('HMGET', P .. 'fair:' .. tier, 'v', 'weights', 'cost')
-    backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1)}
+    local row = call('HMGET', P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart')
+    backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1),
+      apart = tonumber(row[4] or 1)}
   end
   return backlogs.tiers[tier]
 end
@@ -37,7 +39,8 @@ function backlogs.flow(tier, customer)
   if not backlogs.flows[key] then
     local row = call('HMGET', key, 'tag', 'weight', 'cost')
     backlogs.flows[key] = {key = key, customer = customer, list = P .. 'backlog:' .. tier .. ':' .. customer,
-      tag = tonumber(row[1] or 0), weight = tonumber(row[2] or 1), cost = tonumber(row[3]) or backlogs.tier(tier).cost}
+      tag = tonumber(row[1] or 0), weight = tonumber(row[2] or 1), cost = tonumber(row[3]) or backlogs.tier(tier).cost,
+      is_known = tonumber(row[3]) ~= nil}
   end
   return backlogs.flows[key]
 end

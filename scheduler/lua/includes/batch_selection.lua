@@ -1,4 +1,5 @@
--- batch_selection: which requests leave their tier queues for a batch (needs row, finalize, owners and fair_order; ARGV as in form_batch).
+-- batch_selection: which requests leave their tier queues for a batch (needs row, finalize, owners and fair_order; ARGV as in
+-- form_batch).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest_deadline = now -- of the requests that were taken
 local NO_IDS, READS_PER_PLACE = {}, 4 -- limits the work that dead entries in a queue can cause
@@ -23,15 +24,18 @@ end
 -- take(tier, count, visit): pops the oldest `count` requests that may run, and calls visit(id, row) for each. One for which
 -- `visit` returns false is not counted.
 local function take(tier, count, visit)
-  local left, reads_left = count, count * READS_PER_PLACE
+  local left, reads_left = apart.used and 0 or count, count * READS_PER_PLACE
   while left > 0 and reads_left > 0 do
     local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
-    if not ids and (backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then return end
+    if not ids and (apart.used or backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then
+      return
+    end
     reads_left = reads_left - (ids and #ids or 0)
     for _, id in ipairs(ids or NO_IDS) do
       local row = read_runnable(id)
       if not row then credit(tier, id) end
       if row and visit(id, row) ~= false then
+        apart.allowed = false
         left, latest_deadline = left - 1, math.max(latest_deadline, row[DEADLINE])
       end
     end

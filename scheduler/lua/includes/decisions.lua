@@ -1,5 +1,5 @@
--- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer, enqueue
--- and shedding).
+-- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer,
+-- enqueue and shedding).
 -- is_quiet(g, count): whether a customer has so few open requests that those of others have emptied the bucket of the tier. The
 -- bucket then goes into debt, of at most its size, which the others pay.
 local QUIET_SHARE = 16 -- of the places in the tier queue, for a weight of 1

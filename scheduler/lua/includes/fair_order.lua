@@ -21,6 +21,26 @@ local function lowest_tags(tier, count)
   return entries
 end
 
+-- A batch takes as long as its members together. So requests of quiet customers that cost much less than those of the customers
+-- with a backlog form a batch of their own, before the ready ones, if it is at most one of APART_EVERY batches.
+local APART_EVERY, MUCH = 16, 4
+local apart = {allowed = true, used = false}
+
+-- highest_tag(tier, entries) -> the highest tag of the customers that may join this batch.
+local function highest_tag(tier, entries)
+  local fair, count, most = backlogs.tier(tier), 0, 0
+  while entries[count + 1] and entries[count + 1].tag <= fair.v do
+    count, most = count + 1, math.max(most, entries[count + 1].cost)
+  end
+  local other = entries[count + 1]
+  if not apart.allowed or not other or count == 0 or most * MUCH > other.cost or fair.apart < 1 then
+    fair.apart = math.min(1, fair.apart + 1 / APART_EVERY)
+    return math.huge
+  end
+  fair.apart, apart.used = fair.apart - 1, true
+  return fair.v
+end
+
 -- save_tags(tier, entries, gone): of the customers that still have a backlog, and of those without.
 local function save_tags(tier, entries, gone)
   local fields = {}
@@ -35,22 +55,24 @@ end
 -- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`.
 local function move_up(tier, count)
   local entries, fair, ids, gone = lowest_tags(tier, count), backlogs.tier(tier), {}, {}
-  local least, costs = math.max(1, math.floor(count / (QUANTA * #entries))), estimates[tier] or {}
+  local highest, least = highest_tag(tier, entries), math.max(1, math.floor(count / (QUANTA * #entries)))
+  local costs = estimates[tier] or {}
   estimates[tier] = costs
-  while #ids < count and entries[entries.first] do
+  while #ids < count and entries[entries.first] and entries[entries.first].tag <= highest do
     local flow, following = entries[entries.first], entries[entries.first + 1]
     local step, others = flow.cost / flow.weight, following and following.tag - flow.tag or math.huge
     local wanted = math.min(count - #ids, math.max(least, math.floor(others / step) + 1))
     local popped = call('RPOP', flow.list, wanted) or {}
     for _, id in ipairs(popped) do ids[#ids + 1], charged[id] = id, flow end
     fair.v = math.max(fair.v, flow.tag + math.max(0, #popped - 1) * step)
-    flow.tag, flow.moved, costs[flow.customer], has_estimates = flow.tag + #popped * step, true, {flow.cost, flow.weight}, true
+    flow.tag, flow.moved = flow.tag + #popped * step, true
+    costs[flow.customer], has_estimates = {flow.cost, flow.weight, flow.is_known}, true
     if #popped < wanted then gone[#gone + 1] = flow else place(entries, flow) end
     entries.first = entries.first + 1
   end
   save_tags(tier, entries, gone)
   if #ids == 0 then return 0 end
-  call('HSET', P .. 'fair:' .. tier, 'v', fair.v)
+  call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'apart', fair.apart)
   call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
   backlogs.remove(tier, #ids)
   call('LPUSH', P .. 'queue:' .. tier, unpack(ids))
@@ -63,5 +85,7 @@ local function credit(tier, id)
   if not flow then return end
   local step = flow.cost / flow.weight
   flow.tag, charged[id] = flow.tag - step, nil
-  if not call('ZADD', P .. 'backlogs:' .. tier, 'XX', 'INCR', -step, flow.customer) then call('HSET', flow.key, 'tag', flow.tag) end
+  if not call('ZADD', P .. 'backlogs:' .. tier, 'XX', 'INCR', -step, flow.customer) then
+    call('HSET', flow.key, 'tag', flow.tag)
+  end
 end

@@ -1,6 +1,6 @@
 -- settlement: replaces the estimated cost of requests that were charged when they left a backlog by their measured share of the
--- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight} of each customer in its field `costs`. Work
--- that was cancelled, or that failed for another reason than its input, costs nothing.
+-- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
+-- customer in its field `costs`. Work that was cancelled, or that failed for another reason than its input, costs nothing.
 local settlements, CHARGED_FAILURES, COST = {}, {poison_request = true, invalid_request = true}, 5
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
 local SAME = 0.01 -- a smaller relative change of a mean is not stored
@@ -33,7 +33,7 @@ local function apply_settlement(sum)
     call('PEXPIRE', key, backlogs.FLOW_MS)
   end
   local mean = sum.count > 0 and moving_mean(cost, sum.measured, sum.count) or cost
-  if math.abs(mean - cost) <= cost * SAME then return end
+  if sum.count == 0 or sum[3] and math.abs(mean - cost) <= cost * SAME then return end
   call('HSET', key, 'cost', mean)
   call('PEXPIRE', key, backlogs.FLOW_MS)
 end

@@ -1,5 +1,5 @@
--- submissions: unpacks the arguments of admit (needs prelude, backlogs, bucket, customer and shedding): one flat list of submissions, and
--- one entry per group for what the submissions of one key have in common.
+-- submissions: unpacks the arguments of admit (needs prelude, backlogs, bucket, customer and shedding): one flat list of
+-- submissions, and one entry per group for what the submissions of one key have in common.
 -- submissions[o + FIELD] for o = 0, SIZE, 2 * SIZE...; its RARE is false or {idempotency, fingerprint, again, together, same,
 -- keep_answer_ms, model_version}, as in Submission; group(n) -> the n-th {tier, customer, tier bucket, key bucket...}.
 local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, SIZE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10
