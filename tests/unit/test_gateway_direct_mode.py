@@ -76,6 +76,26 @@ async def test_batches_are_filled_by_tier() -> None:
     assert (len(queue), queue.pick(), len(picked[0])) == (0, [], MAX_BATCH)
 
 
+async def test_customers_of_a_tier_take_turns() -> None:
+    """In proportion to their weights; one that comes later is first, without compensation for its idle time."""
+    queue = DirectQueue()
+
+    def put(customer: str, count: int, weight: float = 1.0) -> None:
+        for number in range(count):
+            made = entry(f"{customer}{number}")
+            submission = made.pending.submission
+            submission.customer_id, submission.limits = customer, submission.limits._replace(weight=weight)
+            queue.put(made)
+
+    put("a", 8)
+    put("b", 8, 2.0)
+    first = ids(queue.pick(6))
+    put("c", 4)
+
+    assert sorted(first) == ["a0", "a1", "b0", "b1", "b2", "b3"]
+    assert sorted(ids(queue.pick(4))) == ["a2", "b4", "b5", "c0"]
+
+
 async def test_a_full_queue_drops_the_lowest_tier() -> None:
     """The newest request of the lowest tier is shed; a request of that tier is not taken."""
     queue = DirectQueue(max_waiting=2)
