@@ -12,7 +12,7 @@ local BACKLOGS = 32 -- of each tier and call, in turn
 
 -- sweep(list, count) -> how many of the `count` oldest ids of the list were removed.
 local function sweep(list, count)
-  local ids, removed = call('LRANGE', list, -count, -1), 0
+  local ids, removed = redis.pcall('LRANGE', list, -count, -1), 0 -- a list of a wrong type is empty
   local all_ended = true -- whether all ids so far, from the oldest, have ended
   for i = #ids, 1, -1 do
     local row = read_row(ids[i])
@@ -40,11 +40,12 @@ local function sweep_backlogs(tier)
   call('HSET', fair, 'swept', #customers < BACKLOGS and 0 or start + BACKLOGS)
   for _, customer in ipairs(customers) do
     local flow = backlogs.flow(tier, customer)
-    backlogs.remove(tier, sweep(flow.list, math.ceil(limit / #customers)))
+    local removed = sweep(flow.list, math.ceil(limit / #customers))
     if call('EXISTS', flow.list) == 0 then
       flow.tag = tonumber(call('ZSCORE', index, customer))
       backlogs.leave(tier, {flow})
     end
+    backlogs.remove(tier, removed)
   end
 end
 

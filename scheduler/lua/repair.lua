@@ -8,7 +8,11 @@ local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_ba
   retry_budget = 'hash', wake = 'list', wake_at = 'hash', reaped_at = 'string', resumed_at = 'string', epoch = 'string',
   gpus = 'zset', cordoned = 'set', gateways = 'zset', healthy_gpu_count = 'string', notices = 'zset', sharing = 'zset',
   same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list'}
-for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do types['queue:' .. tier] = 'list' end
+local tiers = cmsgpack.unpack(ARGV[2])
+for _, tier in ipairs(tiers) do
+  types['queue:' .. tier], types['backlogs:' .. tier], types['waiting:' .. tier] = 'list', 'zset', 'string'
+  types['fair:' .. tier] = 'hash'
+end
 
 local renamed = {}
 local function check(name, expected)
@@ -25,4 +29,14 @@ local function check(name, expected)
 end
 check('repairs', 'set') -- first, because the others are recorded in it
 for name, expected in pairs(types) do check(name, expected) end
+-- Without the index, no script finds the backlogs: their ids are added to the tier queue. A lost number is positive again.
+for _, tier in ipairs(tiers) do
+  local has_number, has_index = tonumber(call('GET', P .. 'waiting:' .. tier) or nil), call('EXISTS', P .. 'backlogs:' .. tier) == 1
+  if has_index and not has_number then call('SET', P .. 'waiting:' .. tier, 1)
+  elseif has_number and not has_index then
+    call('DEL', P .. 'waiting:' .. tier)
+    call('SADD', P .. 'repairs', 'backlogs:' .. tier)
+    call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
+  end
+end
 return {renamed, call('SMEMBERS', P .. 'repairs'), now}

@@ -55,7 +55,8 @@ class IndexRepair:
     async def _built_again(self, name: str, now_ms: int) -> int:
         if name in ("leases", "batch_queue"):  # Ready batches are pushed again when their lease expires.
             ids, name = [each async for each in self._ids("batch:")], "leases"
-        elif name.startswith("queue:"):
+        elif name.startswith(("queue:", "backlogs:")):
+            name = name.replace("backlogs:", "queue:", 1)
             ids = sorted([each async for each in self._ids("request:")], reverse=True)  # Ids are in order of time.
         else:
             return 0

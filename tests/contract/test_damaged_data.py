@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
 from contract.builders import CUSTOMER, LEASES, outcomes, spent
 from eventually import eventually
@@ -13,6 +14,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.batches import ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
+from scheduler.redis_client.keys import Keys
 
 DAMAGES = ("another type", "no env", "short env", "words for times", "no who", "short who")
 
@@ -333,6 +335,34 @@ async def test_a_lost_queue_is_rebuilt_in_order(pool: Pool) -> None:
     assert [each.decode() for each in await pool.client.lrange(pool.keys.queue("paid"), 0, -1)] == paid
     assert await renamed(pool) == ["queue:free"]
     assert [(each.id, each.error_code) for each in (await pool.audit())[1]] == [(ids[1], "internal_error")]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, "of another type") for name in ("backlogs:free", "waiting:free", "fair:free")),
+        *((name, "of another type") for name in ("backlog:free:customer", "flow:free:customer")),
+        *((name, "deleted") for name in ("backlogs:free", "waiting:free", "fair:free", "flow:free:customer")),
+    ],
+)
+async def test_damaged_backlogs_lose_no_request(client: Redis, name: str, how: str) -> None:
+    """Whatever key is damaged: after the next passes all requests run once, and others are admitted meanwhile."""
+    pool = Pool(client, Keys(), places=2)
+    await pool.gateway_lives("g1")
+    ids = await pool.queue(9)
+    await pool.form([("free", 4)])
+    batch = await pool.claim_next()
+    await (break_index(pool, name) if how == "of another type" else pool.client.delete(name))
+    await pool.batches.finish(batch.batch_id, batch.token, [done(r.id) for r in batch.requests])
+    await reaper_of(pool).run_once()
+    ids += await pool.queue(1)
+    for _ in range(3):
+        await pool.form([("free", 9)])
+        await reaper_of(pool).run_once()
+
+    ran = (await pool.inflight()).values()
+    assert sorted(i for members in ran for i in members) == sorted(ids[4:])
+    assert await pool.depth("free") == 0
 
 
 async def test_an_interrupted_repair_is_continued(pool: Pool) -> None:

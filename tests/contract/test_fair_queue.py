@@ -259,4 +259,6 @@ async def test_the_calls_of_admission_and_forming_do_not_grow_with_the_customers
             }
         )
 
-    assert counts[0] == counts[1]
+    # One call in 16 checks the index, with a few commands more.
+    assert counts[0].keys() == counts[1].keys()
+    assert all(abs(few - many) <= 4 for few, many in zip(counts[0].values(), counts[1].values(), strict=True)), counts

@@ -23,11 +23,26 @@ function backlogs.counts(tiers)
   return counts
 end
 
+-- backlogs.read(key, ...) -> fields of a hash; a key of a wrong type is deleted.
+function backlogs.read(key, ...)
+  local row = redis.pcall('HMGET', key, ...)
+  if not row.err then return row end
+  call('DEL', key)
+  return {}
+end
+
+-- backlogs.drop(tier, list): deletes a backlog of a wrong type. `repair` finds the rows of its requests.
+function backlogs.drop(tier, list)
+  call('DEL', list)
+  call('SADD', P .. 'repairs', 'backlogs:' .. tier)
+  call('PEXPIRE', P .. 'repairs', backlogs.FLOW_MS)
+end
+
 -- backlogs.tier(tier) -> {v, weights, cost, apart}; backlogs.flow(tier, customer) -> {tag, weight, cost}: both are read once per
 -- call.
 function backlogs.tier(tier)
   if not backlogs.tiers[tier] then
-    local row = call('HMGET', P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart')
+    local row = backlogs.read(P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart')
     backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1),
       apart = tonumber(row[4] or 1)}
   end
@@ -37,7 +52,7 @@ end
 function backlogs.flow(tier, customer)
   local key = P .. 'flow:' .. tier .. ':' .. customer
   if not backlogs.flows[key] then
-    local row = call('HMGET', key, 'tag', 'weight', 'cost')
+    local row = backlogs.read(key, 'tag', 'weight', 'cost')
     backlogs.flows[key] = {key = key, customer = customer, list = P .. 'backlog:' .. tier .. ':' .. customer,
       tag = tonumber(row[1] or 0), weight = tonumber(row[2] or 1), cost = tonumber(row[3]) or backlogs.tier(tier).cost,
       is_known = tonumber(row[3]) ~= nil}
@@ -50,9 +65,13 @@ function backlogs.add_weight(tier, change)
   backlogs.tier(tier).weights = tonumber(call('HINCRBYFLOAT', P .. 'fair:' .. tier, 'weights', change))
 end
 
--- backlogs.remove(tier, count): so many ids left the backlogs. Counts start anew when the last one leaves.
+-- backlogs.remove(tier, count): so many ids left the backlogs. A wrong count is corrected: it is positive while there are any.
 function backlogs.remove(tier, count)
-  if count > 0 and call('DECRBY', P .. 'waiting:' .. tier, count) <= 0 then call('DEL', P .. 'waiting:' .. tier) end
+  if count == 0 or call('DECRBY', P .. 'waiting:' .. tier, count) > 0 then return end
+  call('DEL', P .. 'waiting:' .. tier)
+  for _, customer in ipairs(call('ZRANGE', P .. 'backlogs:' .. tier, 0, 15)) do
+    if call('EXISTS', P .. 'backlog:' .. tier .. ':' .. customer) == 1 then return call('SET', P .. 'waiting:' .. tier, 1) end
+  end
 end
 
 -- backlogs.leave(tier, gone): the backlogs of these flows are empty.
@@ -86,10 +105,15 @@ end
 
 -- backlogs.push(tier, ids_of): adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight}}.
 function backlogs.push(tier, ids_of)
-  local count, check = 0, now_us % backlogs.CHECKS == 0
+  local count, check = 0, now_us % backlogs.CHECKS == 0 or backlogs.waiting[tier] == 0
   for customer, ids in pairs(ids_of) do
     local name = P .. 'backlog:' .. tier .. ':' .. customer
-    local had_backlog = call('LPUSH', name, unpack(ids)) > #ids
+    local length = redis.pcall('LPUSH', name, unpack(ids))
+    if type(length) ~= 'number' then
+      backlogs.drop(tier, name)
+      length = call('LPUSH', name, unpack(ids))
+    end
+    local had_backlog = length > #ids
     count = count + #ids
     if check or not had_backlog or backlogs.flows[P .. 'flow:' .. tier .. ':' .. customer] then
       backlogs.list(tier, backlogs.flow(tier, customer), ids.weight)

@@ -2,7 +2,7 @@
 -- form_batch).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest_deadline = now -- of the requests that were taken
-local NO_IDS, READS_PER_PLACE = {}, 4 -- limits the work that dead entries in a queue can cause
+local NO_IDS, seen, READS_PER_PLACE = {}, {}, 4 -- limits the work that dead entries in a queue can cause
 
 -- end_code(row) -> the error code with which a queued request ends now, or nil if it may run.
 local function end_code(row)
@@ -32,7 +32,8 @@ local function take(tier, count, visit)
     end
     reads_left = reads_left - (ids and #ids or 0)
     for _, id in ipairs(ids or NO_IDS) do
-      local row = read_runnable(id)
+      local row = not seen[id] and read_runnable(id) -- a repaired queue may have an id twice
+      seen[id] = true
       if not row then credit(tier, id) end
       if row and visit(id, row) ~= false then
         apart.allowed = false

@@ -62,7 +62,8 @@ local function move_up(tier, count)
     local flow, following = entries[entries.first], entries[entries.first + 1]
     local step, others = flow.cost / flow.weight, following and following.tag - flow.tag or math.huge
     local wanted = math.min(count - #ids, math.max(least, math.floor(others / step) + 1))
-    local popped = call('RPOP', flow.list, wanted) or {}
+    local popped = redis.pcall('RPOP', flow.list, wanted) or {}
+    if popped.err then backlogs.drop(tier, flow.list) end
     for _, id in ipairs(popped) do ids[#ids + 1], charged[id] = id, flow end
     fair.v = math.max(fair.v, flow.tag + math.max(0, #popped - 1) * step)
     flow.tag, flow.moved = flow.tag + #popped * step, true
@@ -71,7 +72,10 @@ local function move_up(tier, count)
     entries.first = entries.first + 1
   end
   save_tags(tier, entries, gone)
-  if #ids == 0 then return 0 end
+  if #ids == 0 then
+    backlogs.remove(tier, math.max(1, backlogs.waiting[tier]))
+    return 0
+  end
   call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'apart', fair.apart)
   call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
   backlogs.remove(tier, #ids)
