@@ -103,7 +103,7 @@ PATIENCE_S = 20.0
 CHUNK = 500
 FOREVER = -1
 OPEN = frozenset({State.QUEUED.value.encode(), State.PROCESSING.value.encode()})
-LISTS = ("queue:", "inflight:", "outbox:")
+LISTS = ("queue:", "backlog:", "inflight:", "outbox:")
 
 
 async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
