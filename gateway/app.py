@@ -82,6 +82,7 @@ class Gateway(GatewayParts):
             "snapshots": self.snapshots.run,
             "metrics": self.metrics.run,
             **self._shared.body_store.loops(),
+            **self.batches.loops(),
             **self.loops(),
             **self.authenticator.loops(),
         }
@@ -139,6 +140,7 @@ class Gateway(GatewayParts):
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
+        await self.batches.close()
         await self.actions.close()
         self.metrics.close()
         await self.me.close()

@@ -14,6 +14,8 @@ from gateway.api.models import Models
 from gateway.api.open_inference import INFER, TENSOR_FORM, OpenInference, OpenInferenceParts
 from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
+from gateway.batch_api.handlers import BatchHandlers
+from gateway.batch_api.service import BatchService
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
@@ -120,6 +122,17 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
+        self.batches = BatchService(
+            config.batches,
+            config.gateway_id,
+            pipeline=self.inference,
+            jobs=self.jobs,
+            catalog=catalog,
+            faults=faults,
+            bodies=shared.bodies,
+            drain_state=self.drain_state,
+            counters=counters,
+        )
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
@@ -224,6 +237,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     routes.add("POST", "/v1/responses/input_tokens", parts.responses.count)
     routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
     routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)
+    add_batch_routes(routes, parts.batches.handlers)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     routes.add("GET", "/internal/autoscale", internal.autoscale)
@@ -259,3 +273,17 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/docs", pages.reference)
         routes.add(method, "/openapi.json", pages.description)
     return routes
+
+
+def add_batch_routes(routes: Router, batches: BatchHandlers) -> None:
+    """The routes of files and batches."""
+    routes.add("POST", "/v1/files", batches.upload)
+    routes.add("DELETE", "/v1/files/{id}", batches.delete_file)
+    routes.add("POST", "/v1/batches", batches.create)
+    routes.add("POST", "/v1/batches/{id}/cancel", batches.cancel)
+    for method in ("GET", "HEAD"):
+        routes.add(method, "/v1/files", batches.list_files)
+        routes.add(method, "/v1/files/{id}", batches.file)
+        routes.add(method, "/v1/files/{id}/content", batches.content)
+        routes.add(method, "/v1/batches", batches.list_batches)
+        routes.add(method, "/v1/batches/{id}", batches.batch)

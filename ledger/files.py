@@ -29,9 +29,9 @@ class FileRow(msgspec.Struct, frozen=True, gc=False):
     of_errors: bool
 
 
-async def insert_file(connection: Connection, file_id: str, customer_id: str, filename: str, kept_s: float) -> None:
-    """Insert an empty file that is not complete."""
-    await connection.execute(statement("insert_file"), file_id, customer_id, filename, kept_s)
+async def insert_file(connection: Connection, file_id: str, customer_id: str) -> None:
+    """Insert an empty file that is not complete. If its upload does not end within an hour, it is deleted."""
+    await connection.execute(statement("insert_file"), file_id, customer_id, "")
 
 
 async def add_chunk(connection: Connection, file_id: str, number: int, data: bytes, max_stored: int) -> bool:

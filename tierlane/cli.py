@@ -35,6 +35,7 @@ from tierlane.command import (
 from tierlane.settings.declaration import flag, settings_of, variable
 from tierlane.settings.gateway_sections import (
     AutoscaleSettings,
+    BatchSettings,
     GatewaySettings,
     JobSettings,
     MetricsSettings,
@@ -77,7 +78,15 @@ def lean_imports() -> Iterator[None]:
 
 
 LOGGING = ("log_format", "log_level")
-GATEWAY_SECTIONS = (GatewaySettings, JobSettings, AutoscaleSettings, MetricsSettings, TraceSettings, PoolTimeSettings)
+GATEWAY_SECTIONS = (
+    GatewaySettings,
+    JobSettings,
+    BatchSettings,
+    AutoscaleSettings,
+    MetricsSettings,
+    TraceSettings,
+    PoolTimeSettings,
+)
 UP_FLAGS = (
     "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
     *LOGGING,
@@ -96,6 +105,7 @@ TOOLS = (
     ("check", "tierlane.check.command:main", "Check all servers and components."),
     ("explain", "tierlane.explain.command:main", "Show limits and their sources, or why a request was rejected."),
     ("dlq", "tierlane.operate.commands:dlq_app", "List, show, requeue or purge dead letters."),
+    ("batch", "tierlane.operate.commands:batch_app", "List, show or cancel batches of /v1/batches."),
     ("bench", "tierlane.bench.command:main", "Load test a gateway with requests of all tiers."),
     ("chaos", "tierlane.chaos.command:main", "Cause faults under load, and check all guarantees."),
 )

@@ -13,7 +13,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -175,24 +176,42 @@ async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare |
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
         return body
+    try:
+        async with awaited_body(request):
+            if share is not None and request.content_length:
+                share.take(request.content_length)
+            return await _read_chunks(request, max_bytes, None if request.content_length else share)
+    finally:
+        if share is not None:
+            share.give_back()
+
+
+@asynccontextmanager
+async def awaited_body(request: web.BaseRequest) -> AsyncIterator[Callable[[], None]]:
+    """A body that is read in this block, under its timeout. Yields a function that restarts the timeout.
+
+    Raises RequestError if the body is too slow or truncated.
+    """
     connection = cast("TimedConnection", request.protocol)
     connection.body_started()
+
+    def restart() -> None:
+        connection.body_ended()
+        connection.body_started()
+
     try:
-        if share is not None and request.content_length:
-            share.take(request.content_length)
-        payload.set_read_chunk_size(READ_BYTES)
+        request.content.set_read_chunk_size(READ_BYTES)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
             await request.writer.write(CONTINUE)  # Some clients (curl, with a large body) wait for it.
             request.writer.output_size = 0  # aiohttp would take the written bytes for the start of a response.
-        return await _read_chunks(request, max_bytes, None if request.content_length else share)
+        yield restart
+        return
     except web.RequestPayloadError as error:
         # The stream keeps this error. With its frames it would keep the stream and all received data, as a ring.
         error.__traceback__ = None
         code = error.code if isinstance(error, BodyEnded) else None
     finally:
         connection.body_ended()
-        if share is not None:
-            share.give_back()
     if code is None:
         raise RequestError(
             ErrorCode.INVALID_REQUEST, "The body does not match its Content-Length or Transfer-Encoding."

@@ -14,6 +14,9 @@ from scheduler.errors import ErrorCode
 from scheduler.protocol.replies import Reply, RequestStatus
 from scheduler.states import State
 
+LINE_NONCE = "line"
+"""The nonce of the lines of batches, whose replies the gateway that runs the batch reads (gateway/batch_api/)."""
+
 GRACE_S = 5.0
 """After its deadline, Redis ends a job by itself. A job without an end is ended by the reconciler this much later."""
 
@@ -96,7 +99,7 @@ class JobInbox:
         """Add the ends of replies."""
         now = self._clock()
         for reply in replies:
-            if reply is None or reply.id in self._ends:
+            if reply is None or reply.nonce == LINE_NONCE or reply.id in self._ends:
                 continue
             if len(self._ends) >= MAX_ENDS or self._bytes + len(reply.output) > MAX_BYTES:
                 self.lost = True

@@ -18,6 +18,8 @@ import structlog
 
 from gateway.inference.admission import ENTERED, AdmissionLimits
 from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, JobStep, end_of, end_without_reply, next_step
+from ledger.batches import purge_batches
+from ledger.files import purge_files
 from ledger.jobs import (
     DURABLE,
     FIRST_PAGE,
@@ -249,6 +251,8 @@ class JobReconciler:
             self.audited += await audit_jobs(connection, self._pool, self._audit_after_s, MAINTENANCE_ROWS)
             await purge_jobs(connection, self._pool, MAINTENANCE_ROWS)
             await purge_responses(connection, MAINTENANCE_ROWS)
+            await purge_files(connection)
+            await purge_batches(connection)
 
     async def _write(self, connection: Connection, ends: Sequence[JobEnd]) -> None:
         for group in groups(ends):

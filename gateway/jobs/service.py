@@ -19,7 +19,7 @@ from gateway.jobs.inbox import JobInbox
 from gateway.jobs.reconciler import JobReconciler, JobScan
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.store import JobStore
-from gateway.jobs.submit import JobAdmitter, JobSubmitHandler
+from gateway.jobs.submit import JobAdmitter, JobRedis, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks
 from scheduler.protocol.admission import Admissions
 from scheduler.protocol.cancellation import Terminations
@@ -96,14 +96,22 @@ class JobServing:
             return customer.callback_hosts if customer else None
 
         hosts = CallbackHosts(jobs.callback_hosts if jobs.callback_secret else (), own_hosts)
-        self.submit = JobSubmitHandler(waiting, parts.inference, parts.parts, self.admission, store, hosts=hosts)
+        terminations, statuses = Terminations(client, keys), RequestStatuses(client, keys)
+        self.submit = JobSubmitHandler(
+            waiting,
+            parts.inference,
+            parts.parts,
+            self.admission,
+            store,
+            redis=JobRedis(admissions, statuses, terminations, parts.limits),
+            hosts=hosts,
+        )
         self.listener = subscriber_client(config.redis_url)
         self.callbacks = Callbacks(jobs, config.pool, hosts)
         self.inbox = JobInbox()
         self._results = Results(client, keys)
         self._tasks = parts.tasks
-        terminations = Terminations(client, keys)
-        self.scan = JobScan(config.pool, RequestStatuses(client, keys), terminations, admissions, parts.limits)
+        self.scan = JobScan(config.pool, statuses, terminations, admissions, parts.limits)
         self.reconciler = JobReconciler(
             jobs.database_url,
             config.pool,

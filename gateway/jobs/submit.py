@@ -8,6 +8,7 @@ request runs and its result is discarded. The body is that of the native API, wi
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -18,11 +19,11 @@ from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, ApiFormat, InferenceBody, read_inference
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
-from gateway.http.request import APPLIED, check_duplicates, decode, prefers_async
+from gateway.http.request import APPLIED, HttpRequest, check_duplicates, decode, prefers_async
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid
-from gateway.inference.admission import ENTERED, AdmissionBatcher
+from gateway.inference.admission import ENTERED, AdmissionBatcher, AdmissionLimits
 from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
@@ -33,7 +34,9 @@ from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Verdict
+from scheduler.protocol.admission import Admissions, Verdict
+from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.replies import RequestStatuses
 from scheduler.states import Admission
 
 
@@ -61,6 +64,16 @@ NOT_NOW = "Jobs cannot be taken right now; try again soon."
 _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JobRedis:
+    """The jobs of one pool in Redis. `limits` has the tiers."""
+
+    admissions: Admissions
+    statuses: RequestStatuses
+    terminations: Terminations
+    limits: Callable[[], AdmissionLimits]
+
+
 class JobSubmitHandler:
     """The handler of `POST /v1/inference` in one pool. Requests without the preference go to `waiting`.
 
@@ -75,6 +88,7 @@ class JobSubmitHandler:
         admission: AdmissionBatcher,
         store: JobStore,
         *,
+        redis: JobRedis,
         hosts: CallbackHosts,
     ) -> None:
         self._waiting = waiting
@@ -83,6 +97,7 @@ class JobSubmitHandler:
         self.config = cast("JobConfig", parts.config.jobs)
         self.admission = admission
         self.store = store
+        self.redis = redis
         self.hosts = hosts
         self.elsewhere: Callable[[str], JobSubmitHandler | None] = lambda _: None
         self.under_way = 0  # A gateway that drains waits for these.
@@ -97,6 +112,17 @@ class JobSubmitHandler:
         finally:
             self.under_way -= 1
 
+    def problem(self, now: float) -> RequestError | None:
+        """Why no job can be admitted now (monotonic seconds); None if nothing is known to prevent it."""
+        parts = self.parts
+        if parts.limits.model_too_slow:
+            return RequestError(ErrorCode.MODEL_TOO_SLOW)
+        if parts.direct.active or parts.limits.no_gpu(now):
+            return RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
+        if parts.limits.short_of_memory:
+            return RequestError(ErrorCode.BACKPRESSURE)
+        return None
+
 
 class JobCall(AwaitedCall):
     """The submission of one job: its outcome is the verdict of admission, its response the 202.
@@ -109,7 +135,7 @@ class JobCall(AwaitedCall):
 
     __slots__ = ("_callback_url", "_handler", "_outcome")
 
-    def __init__(self, handler: JobSubmitHandler, request: RoutedRequest, api_format: ApiFormat = INFERENCE) -> None:
+    def __init__(self, handler: JobSubmitHandler, request: HttpRequest, api_format: ApiFormat = INFERENCE) -> None:
         super().__init__(handler.pipeline, api_format, request)
         self._handler = handler
         self._callback_url: str | None = None
@@ -139,8 +165,9 @@ class JobCall(AwaitedCall):
         pending = super().build()
         submission = pending.submission
         # No client waits: it gives way to interactive requests, and the queue time of the tier does not apply.
-        submission.background = True
-        submission.total_ms = submission.queue_ms = config.total_ms
+        for each in self._pending_requests:
+            each.submission.background = True
+            each.submission.total_ms = each.submission.queue_ms = config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
         pending.deadline = self.started + submission.total_ms / 1000
@@ -149,14 +176,8 @@ class JobCall(AwaitedCall):
     def admit(self, pending: PendingRequest) -> None:
         """Submit the job to admission. Raises RequestError if it is rejected before that."""
         parts = self._handler.parts
-        tier, error = pending.submission.tier, None
-        if parts.limits.model_too_slow:
-            error = RequestError(ErrorCode.MODEL_TOO_SLOW)
-        elif parts.direct.active or parts.limits.no_gpu(pending.started):
-            error = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
-        elif parts.limits.short_of_memory:
-            error = RequestError(ErrorCode.BACKPRESSURE)
-        elif not self._handler.admission.submit(pending):
+        tier, error = pending.submission.tier, self._handler.problem(pending.started)
+        if error is None and not self._handler.admission.submit(pending):
             error = RequestError(ErrorCode.QUEUE_FULL)
         if error is not None:
             parts.demand_meter.passed(tier)

@@ -95,6 +95,11 @@ class Counters:
         self._models: dict[tuple[str, str], ModelCounters] = {}
         self._calls: dict[str, Times] = {}
         self._run_again = 0
+        self._batch_lines = {"completed": 0, "failed": 0}
+
+    def batch_lines(self, outcome: str, count: int) -> None:
+        """Count lines of batches: `completed` or `failed`."""
+        self._batch_lines[outcome] += count
 
     def ended(self, tier: str, endpoint: str, outcome: str) -> None:
         """Count a request that was not completed."""
@@ -180,6 +185,7 @@ class Counters:
     def series(self) -> Series:
         """A copy of all counters."""
         found: Series = {("tierlane_retries_total", "batch"): [self._run_again]}
+        found |= {("tierlane_batch_lines_total", outcome): [count] for outcome, count in self._batch_lines.items()}
         for name, tier in self._tiers.items():
             found |= {("tierlane_requests_total", name, at, COMPLETED): [count] for at, count in tier.completed.items()}
             found |= {("tierlane_requests_total", name, *key): [count] for key, count in tier.ended.items()}

@@ -91,6 +91,13 @@ COUNTED = (
     ),
     Metric("tierlane_client_retry_requests_total", "counter", TIER, "Requests that the client marked as a retry."),
     Metric(
+        "tierlane_batch_lines_total",
+        "counter",
+        ("outcome",),
+        "Lines of batches that ended in the output file (completed) or in the error file (failed).",
+        "lines",
+    ),
+    Metric(
         "tierlane_redis_call_seconds",
         "histogram",
         ("op",),

@@ -68,7 +68,8 @@ WHERE owner = $1 AND status IN ('validating', 'in_progress', 'finalizing', 'canc
 
 -- name: start_batch
 -- $2: lines. The input file is valid. Returns the status, which may be `cancelling`.
-UPDATE batches SET total = $2, in_progress_at = CASE WHEN status = 'validating' THEN clock_timestamp() END,
+UPDATE batches SET total = $2,
+    in_progress_at = CASE WHEN status = 'validating' THEN clock_timestamp() ELSE in_progress_at END,
     status = CASE WHEN status = 'validating' THEN 'in_progress' ELSE status END
 WHERE id = $1 AND status IN ('validating', 'in_progress', 'cancelling')
 RETURNING status
@@ -121,7 +122,7 @@ WITH ended AS (
         expired_at = CASE WHEN status <> 'cancelling' AND $2 = 'expired' THEN clock_timestamp() END,
         cancelled_at = CASE WHEN status = 'cancelling' THEN clock_timestamp() END,
         output_file_id = CASE WHEN completed > 0 THEN $3 END, error_file_id = CASE WHEN failed > 0 THEN $4 END,
-        expires_at = clock_timestamp() + make_interval(secs => coalesce(output_kept_s, $5)), owner = NULL
+        expires_at = clock_timestamp() + make_interval(secs => coalesce(output_kept_s, $5::float8)), owner = NULL
     WHERE id = $1 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
     RETURNING *
 ), stored AS (

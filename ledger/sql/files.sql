@@ -1,9 +1,9 @@
 -- Files of /v1/files (ledger/files.py). A file that has expired is not returned, even if its row was not deleted yet.
 
 -- name: insert_file
--- $4: seconds until it expires. A row whose upload does not end is deleted after an hour.
+-- It expires after an hour, unless its upload ends before.
 INSERT INTO files (id, customer_id, purpose, filename, expires_at)
-VALUES ($1, $2, 'batch', $3, clock_timestamp() + make_interval(secs => $4))
+VALUES ($1, $2, 'batch', $3, clock_timestamp() + interval '1 hour')
 ON CONFLICT (id) DO NOTHING
 
 -- name: add_chunk
@@ -12,13 +12,13 @@ ON CONFLICT (id) DO NOTHING
 WITH stored AS (
     SELECT FROM file_chunks WHERE file_id = $1 AND number = $2
 ), allowed AS (
-    UPDATE files AS f SET bytes = f.bytes + octet_length($3)
-    WHERE id = $1 AND NOT complete AND NOT EXISTS (SELECT FROM stored) AND octet_length($3) + (
+    UPDATE files AS f SET bytes = f.bytes + octet_length($3::bytea)
+    WHERE id = $1 AND NOT complete AND NOT EXISTS (SELECT FROM stored) AND octet_length($3::bytea) + (
         SELECT sum(o.bytes) FROM files AS o WHERE o.customer_id = f.customer_id AND o.expires_at > clock_timestamp()
     ) <= $4
     RETURNING id
 ), added AS (
-    INSERT INTO file_chunks (file_id, number, data) SELECT id, $2, $3 FROM allowed RETURNING file_id
+    INSERT INTO file_chunks (file_id, number, data) SELECT id, $2, $3::bytea FROM allowed RETURNING file_id
 )
 SELECT EXISTS (SELECT FROM stored) OR EXISTS (SELECT FROM added)
 
@@ -72,11 +72,14 @@ SELECT number, output FROM (
 WHERE before < $4 ORDER BY number
 
 -- name: purge_files
--- $1: limit of files, $2: of their chunks, $3: of the lines of batches. Deletes expired files, and uploads that did not end within
--- an hour, in parts: the row is deleted when no content is left.
+-- $1: limit of files, $2: of their chunks, $3: of the lines of batches. Deletes expired files that no open
+-- batch reads, in parts: the row is deleted when no content is left.
 WITH old AS (
     SELECT id, batch_id, of_errors FROM files
-    WHERE expires_at <= clock_timestamp() OR (NOT complete AND created_at < clock_timestamp() - interval '1 hour')
+    WHERE expires_at <= clock_timestamp() AND NOT EXISTS (
+        SELECT FROM batches AS b WHERE b.input_file_id = files.id
+            AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+    )
     ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ), chunks AS (
     DELETE FROM file_chunks WHERE ctid = ANY (ARRAY(

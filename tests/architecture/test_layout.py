@@ -34,6 +34,7 @@ GATEWAY_MAY_IMPORT = {
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
     "grpc": {*LEAVES, "api", "http", "inference"},
     "jobs": {*LEAVES, "api", "http", "inference"},
+    "batch_api": {*LEAVES, "api", "http", "inference", "jobs", "metrics"},
     "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {
         *LEAVES,
@@ -41,7 +42,7 @@ GATEWAY_MAY_IMPORT = {
     },
     "openapi": {
         *LEAVES,
-        *("api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations", "translations"),
+        *("api", "auth", "autoscale", "batch_api", "http", "inference", "jobs", "metrics", "operations", "translations"),
     },
 }
 """Imports between the packages and leaf modules of `gateway`. Its other modules assemble them and may import all."""

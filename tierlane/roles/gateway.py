@@ -12,7 +12,7 @@ from uuid_utils import uuid7
 
 from gateway.app import run_gateway
 from gateway.auth.authenticator import TokenLookup
-from gateway.config import GatewayConfig, GrpcConfig, JobConfig, ResponseStoreConfig
+from gateway.config import BatchConfig, GatewayConfig, GrpcConfig, JobConfig, ResponseStoreConfig
 from gateway.inference.traces import RequestTraces
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
 from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
@@ -99,6 +99,15 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
             count=settings.stored_responses,
             bytes=settings.stored_response_bytes,
             kept_s=settings.stored_response_days * DAY_S,
+        ),
+        batches=BatchConfig(
+            database_url=settings.database_url,
+            window=settings.batch_lines_in_progress,
+            max_file_bytes=settings.batch_file_bytes,
+            max_lines=settings.batch_file_lines,
+            max_open=settings.open_batches,
+            max_stored_bytes=settings.stored_file_bytes,
+            kept_s=settings.stored_file_days * DAY_S,
         ),
         reap_ms=settings.reap_ms,
         silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),

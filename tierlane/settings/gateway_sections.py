@@ -209,6 +209,47 @@ class JobSettings:
     )
 
 
+class BatchSettings:
+    """Settings of files and batches. Limits are those of one customer, except of a file and a batch."""
+
+    batch_lines_in_progress: int = number(
+        256,
+        "Lines of one batch in Redis at a time. More: larger Redis; fewer: workers may wait for lines.",
+        minimum=1,
+        maximum=10_000,
+    )
+    batch_file_bytes: int = number(
+        100 << 20,
+        "Largest file. Larger files: longer uploads, and more disk in PostgreSQL.",
+        minimum=1024,
+        maximum=4 << 30,
+    )
+    batch_file_lines: int = number(
+        50_000,
+        "Most lines of a batch. More: about 100 bytes of memory a line while a file is checked.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    open_batches: int = number(
+        16,
+        "Open batches of a customer; four run at a time. More: longer scans of open batches.",
+        minimum=1,
+        maximum=10_000,
+    )
+    stored_file_bytes: int = number(
+        1 << 30,
+        "Bytes of a customer's files, results included, over which uploads are rejected. More: more disk.",
+        minimum=1 << 20,
+        maximum=1 << 40,
+    )
+    stored_file_days: int = number(
+        30,
+        "Days that files and ended batches are kept. More: more disk.",
+        minimum=1,
+        maximum=3650,
+    )
+
+
 class AutoscaleSettings:
     """Settings of the scale policy."""
 

@@ -24,6 +24,7 @@ from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
 from tierlane.settings.gateway_sections import (
     AutoscaleSettings,
+    BatchSettings,
     GatewaySettings,
     JobSettings,
     MetricsSettings,
@@ -108,6 +109,7 @@ class Settings(
     PoolTimeSettings,
     GatewaySettings,
     JobSettings,
+    BatchSettings,
     AutoscaleSettings,
     MetricsSettings,
     TraceSettings,

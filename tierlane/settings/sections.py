@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tierlane.settings.declaration import Setting, settings_of
 from tierlane.settings.gateway_sections import (
     AutoscaleSettings,
+    BatchSettings,
     GatewaySettings,
     JobSettings,
     MetricsSettings,
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type] = {
     "Times that every role of a pool must share": PoolTimeSettings,
     "Gateway": GatewaySettings,
     "Asynchronous jobs (gateway)": JobSettings,
+    "Files and batches (gateway)": BatchSettings,
     "Autoscaling (gateway, `tierlane up`)": AutoscaleSettings,
     "Metrics and log lines (gateway)": MetricsSettings,
     "Traces (gateway, worker)": TraceSettings,

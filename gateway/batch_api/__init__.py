@@ -1,0 +1,1 @@
+"""OpenAI's batch API: files, batches, and the loop that runs the lines of batches."""

@@ -1,0 +1,160 @@
+"""One line of a batch as a call of its endpoint: the stages of a job (gateway/jobs/submit.py), without a client.
+
+A line becomes submissions like a job: with its deadlines, and without the queue time of its tier. A list of inputs is one
+submission per input; their ids follow from that of the line's request, so that a line that is submitted again after a crash
+has the same ones.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.api.chat import CHAT
+from gateway.api.completions import COMPLETIONS
+from gateway.api.embeddings import EMBEDDINGS
+from gateway.api.format import InferenceRequest, InferenceResult
+from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
+from gateway.catalog import CatalogView, IdentityView
+from gateway.http.errors import ErrorBody, fault_of
+from gateway.http.response import encode_json
+from gateway.http.validation import invalid
+from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
+from gateway.inference.pipeline import failure
+from gateway.jobs.inbox import LINE_NONCE
+from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
+from ledger.catalog.snapshot import Identity
+from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.payload import Payload
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.request_id import PREFIX
+from scheduler.states import State
+
+FORMATS = dict(zip(ENDPOINTS, (CHAT, COMPLETIONS, EMBEDDINGS), strict=True))
+"""The formats of the endpoints of lines."""
+
+_NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+
+
+class LineRequest(NamedTuple):
+    """A line in the place of an HTTP request."""
+
+    request_id: str
+    headers: CIMultiDictProxy[str] = _NO_HEADERS
+    remote: str | None = None
+
+
+class LineOutcome(NamedTuple):
+    """What becomes of a line that has ended in Redis. `line`: that of a file, empty if it is to be submitted again.
+
+    `ran`: whether a run of it failed.
+    """
+
+    line: bytes
+    failed: bool
+    ran: bool = False
+
+
+class LineCall(JobCall):
+    """The call of one line. `submissions` is set by `submit`."""
+
+    __slots__ = ("submissions",)
+
+    submissions: Sequence[Submission]
+
+    def __init__(
+        self, handler: JobSubmitHandler, endpoint: str, request_id: str, identity: IdentityView, started: float
+    ) -> None:
+        super().__init__(handler, LineRequest(request_id), FORMATS[endpoint])
+        self.identity = identity
+        self.started = started
+
+    @property
+    def redis(self) -> JobRedis:
+        """The jobs of the pool that serves the model."""
+        return self._handler.redis
+
+    def decode(self, raw: bytes) -> InferenceRequest:
+        """Decode and check the body. Raises RequestError that names the field."""
+        body = self.api_format.read(raw, self.pipeline.max_input_bytes)
+        if body.stream:
+            raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
+        return body
+
+    def sink(self) -> ResponseSink:
+        """Nothing waits for the outcome: it is read from Redis."""
+        return _ignore
+
+    def _build_member(self, payload: Payload, index: int, first: PendingRequest | None) -> PendingRequest:
+        request_id = member_id(self.request_id, index)
+        return self.pipeline.build_pending(self, payload, self.sink(), request_id, None, first=first)
+
+    def admit(self, pending: PendingRequest) -> None:  # noqa: ARG002  # the batch admits its lines together
+        """Keep the submissions, which the batch admits with those of other lines."""
+        self.submissions = [each.submission for each in self._pending_requests]
+        for submission in self.submissions:
+            submission.nonce = LINE_NONCE
+        self._drop_cycles()
+
+    def outcome(self, custom_id: str, statuses: Sequence[RequestStatus], runs: int) -> LineOutcome:
+        """The outcome, from the final states of all submissions. `runs`: failed runs of this line before."""
+        replies: list[Reply] = []
+        try:
+            for status in statuses:
+                if status.reply is None:
+                    raise RequestError(_code(status.error_code))
+                replies.append(status.reply)
+            for reply in replies:
+                if reply.state != State.COMPLETED:
+                    raise failure(reply, self.api_format)
+            return LineOutcome(completed_line(self.request_id, custom_id, self._body(replies)), failed=False)
+        except RequestError as error:
+            ran = any(reply.attempts for reply in replies)
+            if not is_final(error, runs + ran):
+                return LineOutcome(b"", failed=True, ran=ran)
+            return LineOutcome(error_line(self.request_id, custom_id, error), failed=True)
+
+    def _body(self, replies: Sequence[Reply]) -> bytes:
+        model = self.submissions[0].model
+        result = InferenceResult(replies, self.body, model, self.identity.tier, 0.0, "")
+        return self.api_format.write(result).body
+
+
+def error_line(request_id: str, custom_id: str, error: RequestError) -> bytes:
+    """The line of the error file."""
+    body = encode_json(ErrorBody(fault_of(error, request_id)))
+    return failed_line(request_id, custom_id, HTTP[error.code].status, body)
+
+
+def member_id(request_id: str, index: int) -> str:
+    """The id of an input of a line: the line's own for the first one, else a UUIDv7 that follows from it, of the same time."""
+    if not index:
+        return request_id
+    digits = sha256(f"{request_id} {index}".encode()).hexdigest()
+    head = request_id.removeprefix(PREFIX)[:13]  # Its time, and the version.
+    return f"{PREFIX}{head}{digits[:3]}8{digits[3:18]}"
+
+
+def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> IdentityView | None:
+    """The customer of a batch as it is now; None while it is suspended or unknown. The limit of the key does not apply."""
+    snapshot = catalog.snapshot
+    row = None if snapshot is None else snapshot.customers.get(customer_id)
+    if snapshot is None or row is None or row.suspended:
+        return None
+    priority = next((tier.priority for tier in snapshot.tiers if tier.name == row.tier), 0)
+    return Identity(
+        key_id, row.id, row.name, row.tier, row.limits, row.max_queue_ms, tuple(row.quotas), priority=priority
+    )
+
+
+def _code(text: str) -> ErrorCode:
+    try:
+        return ErrorCode(text)
+    except ValueError:  # There is none, or it was written by a newer version.
+        return ErrorCode.INTERNAL_ERROR
+
+
+def _ignore(_: Outcome) -> None:
+    pass

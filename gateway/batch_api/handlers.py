@@ -1,0 +1,189 @@
+"""The handlers of `/v1/files` and `/v1/batches`. None counts against a limit of requests.
+
+Their responses have the limit headers of the customer, and their errors OpenAI's form.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from gateway.batch_api.documents import (
+    BATCH_PAGE,
+    FILE_PAGE,
+    MAX_BATCH_PAGE,
+    MAX_FILE_PAGE,
+    BatchObject,
+    FileDeleted,
+    FileObject,
+    ObjectList,
+    batch_object,
+    file_object,
+    page_of,
+    read_batch,
+    read_page,
+)
+from gateway.batch_api.store import FileStore
+from gateway.batch_api.uploads import Upload
+from gateway.catalog import IdentityView
+from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.request import BodyBudget, check_media, read_body
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import DrainState, RoutedRequest
+from gateway.inference.pipeline import InferencePipeline
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.fault_log import log_fault
+
+JSONL = "application/octet-stream"
+MAX_BODY_BYTES = 65_536
+SLICE_BYTES = 65_536
+"""Written at a time, so that a slow client shows progress to the write timeout."""
+
+Operation = Callable[[RoutedRequest, IdentityView], Awaitable[object]]
+
+
+class FileContent(HttpResponse):
+    """The content of a file, read while it is written. If it cannot be read on, the connection is closed."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, size: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
+        super().__init__(200, b"", headers, JSONL)
+        self._size = size
+        self._pieces = pieces
+
+    def length(self) -> str:
+        """The header line for the end of the body."""
+        return f"Content-Length: {self._size}\r\n"
+
+    async def write_eof(self) -> None:
+        """Write the response. Raises ConnectionResetError if the client left."""
+        await super().write_eof()
+        request = self._request
+        if request is None or request.method == "HEAD":
+            return
+        try:
+            async for piece in self._pieces:
+                for start in range(0, len(piece), SLICE_BYTES):
+                    await self._write(piece[start : start + SLICE_BYTES])
+        except RequestError as error:
+            log_fault("a file cannot be read on", error)
+            request.protocol.force_close()
+
+    async def _write(self, data: bytes) -> None:
+        request = self._request
+        transport = None if request is None else request.transport
+        if request is None or transport is None or transport.is_closing():
+            raise ConnectionResetError("The client left.")
+        transport.write(data)
+        if request.protocol.writing_paused:
+            await request.writer.drain()
+
+
+class BatchHandlers:
+    """The handlers. `created` is called after a batch was created or cancelled."""
+
+    def __init__(
+        self,
+        pipeline: InferencePipeline,
+        store: FileStore,
+        faults: ErrorResponses,
+        bodies: BodyBudget,
+        drain_state: DrainState,
+        changed: Callable[[], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._faults = faults
+        self._bodies = bodies
+        self._drain_state = drain_state
+        self._changed = changed
+
+    async def upload(self, request: RoutedRequest) -> HttpResponse:
+        """POST /v1/files."""
+        return await self._respond(request, self._upload)
+
+    async def list_files(self, request: RoutedRequest) -> HttpResponse:
+        """GET /v1/files."""
+        return await self._respond(request, self._list_files)
+
+    async def file(self, request: RoutedRequest) -> HttpResponse:
+        """GET /v1/files/{id}."""
+        return await self._respond(request, self._file)
+
+    async def delete_file(self, request: RoutedRequest) -> HttpResponse:
+        """DELETE /v1/files/{id}."""
+        return await self._respond(request, self._delete_file)
+
+    async def content(self, request: RoutedRequest) -> HttpResponse:
+        """GET /v1/files/{id}/content."""
+        return await self._respond(request, self._content)
+
+    async def create(self, request: RoutedRequest) -> HttpResponse:
+        """POST /v1/batches."""
+        return await self._respond(request, self._create)
+
+    async def list_batches(self, request: RoutedRequest) -> HttpResponse:
+        """GET /v1/batches."""
+        return await self._respond(request, self._list_batches)
+
+    async def batch(self, request: RoutedRequest) -> HttpResponse:
+        """GET /v1/batches/{id}."""
+        return await self._respond(request, self._batch)
+
+    async def cancel(self, request: RoutedRequest) -> HttpResponse:
+        """POST /v1/batches/{id}/cancel."""
+        return await self._respond(request, self._cancel)
+
+    async def _respond(self, request: RoutedRequest, operation: Operation) -> HttpResponse:
+        """Raises RequestError if the caller is unknown."""
+        identity = self._pipeline.identify(request)
+        limits = self._pipeline.customer_limits.headers(identity)
+        try:
+            if self._drain_state.closed:
+                raise RequestError(ErrorCode.DRAINING)
+            document = await operation(request, identity)
+        except RequestError as error:
+            return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
+        headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
+        if isinstance(document, FileContent):
+            document.headers = headers
+            return document
+        return HttpResponse.of(200, document, headers)
+
+    async def _upload(self, request: RoutedRequest, identity: IdentityView) -> FileObject:
+        return file_object(await Upload(self._store, self._bodies, identity).receive(request))
+
+    async def _list_files(self, request: RoutedRequest, identity: IdentityView) -> ObjectList[FileObject]:
+        query = request.request.query
+        page, purpose = read_page(query, FILE_PAGE, MAX_FILE_PAGE), query.get("purpose", "")
+        rows, limit = await self._store.list_files(identity, page, purpose if purpose.isprintable() else "-")
+        return page_of([file_object(row) for row in rows], [row.id for row in rows], limit)
+
+    async def _file(self, request: RoutedRequest, identity: IdentityView) -> FileObject:
+        return file_object(await self._store.find_file(request.tail, identity))
+
+    async def _delete_file(self, request: RoutedRequest, identity: IdentityView) -> FileDeleted:
+        await self._store.delete_file(request.tail, identity)
+        return FileDeleted(request.tail)
+
+    async def _content(self, request: RoutedRequest, identity: IdentityView) -> FileContent:
+        row = await self._store.find_file(request.tail, identity)
+        return FileContent(row.bytes, self._store.pieces(row), [])
+
+    async def _create(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+        check_media(request.headers, request.request.content_length or 0, MAX_BODY_BYTES)
+        raw = await read_body(request.request, MAX_BODY_BYTES, self._bodies.share(identity))
+        row = await self._store.create(read_batch(raw), identity)
+        self._changed()
+        return batch_object(row)
+
+    async def _list_batches(self, request: RoutedRequest, identity: IdentityView) -> ObjectList[BatchObject]:
+        page = read_page(request.request.query, BATCH_PAGE, MAX_BATCH_PAGE)
+        rows = await self._store.list_batches(identity, page)
+        return page_of([batch_object(row) for row in rows], [row.id for row in rows], page.limit)
+
+    async def _batch(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+        return batch_object(await self._store.find_batch(request.tail, identity))
+
+    async def _cancel(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+        row = await self._store.cancel(request.tail, identity)
+        self._changed()
+        return batch_object(row)

@@ -1,0 +1,223 @@
+"""Lines of batch files: splitting an input file, checking it, and writing lines of the output and error file. All pure.
+
+Faults of the file itself fail the batch before a line runs: invalid JSON, a missing or duplicate `custom_id`, another method or
+URL. A body that its endpoint rejects fails its line only.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.http.response import encode_json
+from gateway.http.validation import validation_error
+from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.request_id import PREFIX
+
+MAX_CUSTOM_ID = 512
+MAX_FAULTS = 100
+ENVELOPE_BYTES = 4096
+"""Bytes that a line may have more than its body may have."""
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_BLANK = b" \t\r\n\xef\xbb\xbf"  # A byte order mark may precede the first line.
+
+
+class InputLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A line of an input file."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class LineFault(msgspec.Struct, gc=False):
+    """A fault of an input file, in OpenAI's form."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class LineResponse(msgspec.Struct, gc=False):
+    """The response of a line: its status and body."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class LineError(msgspec.Struct, gc=False):
+    """Why a line was not run."""
+
+    code: str
+    message: str
+
+
+class OutputLine(msgspec.Struct, gc=False):
+    """A line of an output or error file."""
+
+    id: str
+    custom_id: str
+    response: LineResponse | None
+    error: LineError | None
+
+
+NOT_RUN: Mapping[str, str] = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed because the batch was cancelled.",
+}
+"""Codes of lines that were not run, with their messages."""
+
+_decoder = msgspec.json.Decoder(InputLine)
+
+
+class FileLine(NamedTuple):
+    """A line with its number, from 1. `raw` is empty if it is longer than allowed."""
+
+    number: int
+    raw: bytes
+
+
+class LineSplitter:
+    """Splits chunks of a file into lines, without blank ones. A line that is too long is not kept."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = max_line_bytes
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._number = 0
+
+    def feed(self, chunk: bytes) -> Iterator[FileLine]:
+        """The lines that end in this chunk."""
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            yield from self._line(piece)
+        self._keep(rest)
+
+    def end(self) -> Iterator[FileLine]:
+        """The last line, if it has no line break."""
+        if self._rest_bytes:
+            yield from self._line(b"")
+
+    def _keep(self, piece: bytes) -> None:
+        self._rest_bytes += len(piece)
+        if self._rest_bytes <= self._max:
+            self._rest.append(piece)
+        else:
+            self._rest.clear()
+
+    def _line(self, piece: bytes) -> Iterator[FileLine]:
+        self._keep(piece)
+        self._number += 1
+        raw, too_long = b"".join(self._rest), self._rest_bytes > self._max
+        self._rest, self._rest_bytes = [], 0
+        raw = raw.strip(_BLANK)
+        if raw or too_long:
+            yield FileLine(self._number, raw)
+
+
+def read_line(raw: bytes) -> InputLine:
+    """Decode a line of a valid file. Raises msgspec.MsgspecError."""
+    return _decoder.decode(raw)
+
+
+class FileCheck:
+    """Checks the lines of an input file one by one. `faults` has the first ones, `total` the number of lines."""
+
+    def __init__(self, endpoint: str, max_lines: int, max_line_bytes: int) -> None:
+        self._endpoint = endpoint
+        self._max_lines = max_lines
+        self._max_line_bytes = max_line_bytes
+        self._seen: dict[str, int] = {}
+        self.faults: list[LineFault] = []
+        self.total = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether more lines make no difference."""
+        return len(self.faults) >= MAX_FAULTS or self.total > self._max_lines
+
+    def add(self, line: FileLine) -> None:
+        """Check a line."""
+        self.total += 1
+        if self.full:
+            return
+        fault = self._fault(line)
+        if fault is not None:
+            fault.line = line.number
+            self.faults.append(fault)
+
+    def end(self) -> list[LineFault]:
+        """The faults of the whole file."""
+        if self.total > self._max_lines:
+            message = f"The file has more than {self._max_lines} lines: split it into several batches."
+            return [LineFault("too_many_lines", message)]
+        if not self.total:
+            return [LineFault("empty_file", "The file has no lines: each line is one request as a JSON object.")]
+        return self.faults
+
+    def _fault(self, line: FileLine) -> LineFault | None:
+        if not line.raw:
+            return LineFault("line_too_long", f"A line must not be longer than {self._max_line_bytes} bytes.")
+        try:
+            found = _decoder.decode(line.raw)
+        except msgspec.ValidationError as error:
+            problem = validation_error(str(error), InputLine.__struct_fields__)
+            return LineFault("invalid_line", problem.message.replace("The body", "The line"), problem.param)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return LineFault("invalid_json_line", "This line is not a JSON object.")
+        return self._wrong(found, line.number)
+
+    def _wrong(self, found: InputLine, number: int) -> LineFault | None:
+        if not 1 <= len(found.custom_id) <= MAX_CUSTOM_ID:
+            return LineFault(
+                "invalid_custom_id", f"`custom_id` must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
+            )
+        if found.method != "POST":
+            return LineFault("invalid_method", "`method` must be POST.", "method")
+        if found.url != self._endpoint:
+            return LineFault("mismatched_url", f"`url` must be the batch's endpoint, {self._endpoint}.", "url")
+        if bytes(memoryview(found.body)[:1]) != b"{":
+            return LineFault("invalid_body", "`body` must be an object: the body of a request to `url`.", "body")
+        first = self._seen.setdefault(found.custom_id, number)
+        if first != number:
+            message = f"The `custom_id` of this line is that of line {first}: each must be unique in the file."
+            return LineFault("duplicate_custom_id", message, "custom_id")
+        return None
+
+
+def completed_line(request_id: str, custom_id: str, body: bytes) -> bytes:
+    """The line of a completed request, with the body of its response."""
+    return _written(request_id, custom_id, LineResponse(200, request_id, msgspec.Raw(body)), None)
+
+
+def failed_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """The line of a request that was rejected for its input or failed, with the body of the error response."""
+    return _written(request_id, custom_id, LineResponse(status, request_id, msgspec.Raw(body)), None)
+
+
+def line_not_run(request_id: str, custom_id: str, code: str) -> bytes:
+    """The line of a request that was not run; `code` is one of NOT_RUN."""
+    return _written(request_id, custom_id, None, LineError(code, NOT_RUN[code]))
+
+
+def _written(request_id: str, custom_id: str, response: LineResponse | None, error: LineError | None) -> bytes:
+    return encode_json(OutputLine(f"batch_{PREFIX}{request_id.removeprefix(PREFIX)}", custom_id, response, error))
+
+
+MAX_RUNS = 5
+"""Runs of a line that may fail for other reasons than its input; then it fails."""
+
+
+def is_final(error: RequestError, runs: int) -> bool:
+    """Whether a line fails with this error: it is its input's, or the line was run `runs` times without success.
+
+    Limits and lack of capacity (429, 503) are not final while the line did not run.
+    """
+    status = HTTP[error.code].status
+    if error.code is ErrorCode.CANCELLED:
+        return False
+    return runs >= MAX_RUNS if status >= 500 or status == 429 else True

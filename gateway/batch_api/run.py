@@ -1,0 +1,469 @@
+"""The run of one batch, by the gateway that owns it: check the file, submit lines a window at a time, write their ends.
+
+A line exists three times: in the input file, as a row once its request has an id, and as a request in Redis. The row is
+committed before the request is admitted, so whichever process dies, the next owner finds the ids that were submitted, admits
+them again (admission ignores an id that Redis still has), and reads their results. What Redis has lost is admitted again. A row
+ends once, so the output has each line once.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from gateway.batch_api.calls import LineCall, LineOutcome, error_line
+from gateway.batch_api.lines import (
+    ENVELOPE_BYTES,
+    FileCheck,
+    FileLine,
+    LineSplitter,
+    is_final,
+    line_not_run,
+    read_line,
+)
+from gateway.batch_api.store import new_id
+from gateway.catalog import IdentityView
+from gateway.config import BatchConfig
+from gateway.http.response import encode_json
+from gateway.inference.admission import ENTERED
+from gateway.jobs.submit import JobRedis, JobSubmitHandler
+from ledger import batches, files
+from ledger.batches import BatchRow, KnownLine, LineEnd
+from ledger.jobs import JobSession, StoreUnavailable
+from ledger.postgres import Connection
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.protocol.replies import RequestStatus
+from scheduler.request_id import new_request_id
+
+T = TypeVar("T")
+log = structlog.get_logger("gateway")
+
+POLL_S, MAX_POLL_S = 0.05, 0.5
+SCAN_EVERY_S = 1.0  # All submitted lines are read, not only the oldest ones.
+READ_LINES = 32  # Read at a time; the next ones follow if most of these have ended.
+ADMITTED_LINES = 64  # Of a call, so that interactive requests are admitted in between.
+YIELD_LINES = 16  # Built or read before other tasks of the gateway get their turn.
+WRITTEN_LINES, WRITTEN_BYTES = 256, 4 << 20
+MAX_BYTES = 4 << 20  # Of the bodies of one batch in memory.
+STALE_ID_S = 60.0  # A refused line gets another id then, because the audit takes the creation time from it.
+RETRY_S = 0.5  # After PostgreSQL or Redis was not available.
+MAX_WAIT_S = 30.0  # After a refusal.
+LAST_S = 10.0  # Time for running lines to end once the batch is cancelled or has expired.
+STORED_KEEP_MS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What the runs of all batches use. `identity`: of a customer and key, None while it may send nothing.
+
+    `count` is called with an outcome and the number of lines that ended with it.
+    """
+
+    config: BatchConfig
+    session: JobSession
+    handler: JobSubmitHandler
+    identity: Callable[[str, str], IdentityView | None]
+    count: Callable[[str, int], None]
+
+
+class Line:
+    """A line that has not ended. Times are monotonic seconds."""
+
+    __slots__ = (
+        "body",
+        "call",
+        "cancelled",
+        "custom_id",
+        "end",
+        "issued",
+        "lost",
+        "number",
+        "request_id",
+        "runs",
+        "since",
+    )
+
+    def __init__(self, number: int, custom_id: str, body: bytes, request_id: str, now: float) -> None:
+        self.number = number
+        self.custom_id = custom_id
+        self.body = body
+        self.request_id = request_id  # "": none was stored.
+        self.issued = now
+        self.call: LineCall | None = None  # Set while Redis has its submissions.
+        self.since = now  # Not to be submitted before.
+        self.runs = 0  # That failed.
+        self.lost = False  # Redis has lost it: no limit is checked again.
+        self.cancelled = False
+        self.end: LineEnd | None = None
+
+
+class LineSource:
+    """The lines of an input file, chunk by chunk. `read` returns a chunk by its number, None after the last one."""
+
+    def __init__(self, read: Callable[[int], Awaitable[bytes | None]], max_line_bytes: int) -> None:
+        self._read = read
+        self._splitter = LineSplitter(max_line_bytes)
+        self._next = 0
+        self._done = False
+
+    async def lines(self) -> list[FileLine] | None:
+        """The lines that end in the next chunk; None at the end of the file."""
+        if self._done:
+            return None
+        chunk = await self._read(self._next)
+        self._next += 1
+        if chunk is None:
+            self._done = True
+            return list(self._splitter.end())
+        return list(self._splitter.feed(chunk))
+
+
+class BatchRun:
+    """The run of one batch. `clock` is monotonic seconds."""
+
+    def __init__(self, row: BatchRow, parts: RunParts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._parts = parts
+        self._row = row
+        self._clock = clock
+        self._status = row.status
+        self._deadline = clock() + row.left_s
+        self._resumed = row.total > 0
+        self._total = row.total
+        self._lines: dict[int, Line] = {}
+        self._bytes = 0
+        self._source = self._new_source()
+        self._read: list[FileLine] = []  # Of the last chunk, until their rows were read.
+        self._buffer: deque[tuple[FileLine, str]] = deque()  # Lines with their request ids.
+        self._exhausted = False
+        self._room = parts.config.window
+        self._not_before = 0.0
+        self._poll_s = POLL_S
+        self._scan_at = 0.0
+        self._give_up_at: float | None = None
+        self._deleted = False
+
+    def note(self, status: str) -> None:
+        """The status in PostgreSQL."""
+        self._status = status
+
+    async def run(self) -> None:
+        """Run the batch to its end, or until it is deleted. PostgreSQL and Redis may be unavailable meanwhile."""
+        while True:
+            try:
+                if not self._total and not await self._validate():
+                    return
+                await self._work()
+                await self._finish()
+            except (StoreUnavailable, RedisUnavailable) as error:
+                log.info("a batch waits", batch=self._row.id, reason=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    @property
+    def _code(self) -> str:
+        """Why open lines end without a run: a code of NOT_RUN, "" while they are run."""
+        if self._status == "cancelling":
+            return "batch_cancelled"
+        return "batch_expired" if self._clock() >= self._deadline else ""
+
+    async def _db(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        return await self._parts.session.run(operation)
+
+    def _new_source(self) -> LineSource:
+        file_id = self._row.input_file_id
+        most = self._parts.handler.pipeline.max_body_bytes + ENVELOPE_BYTES
+        return LineSource(lambda number: self._db(lambda c: files.read_chunk(c, file_id, number)), most)
+
+    async def _validate(self) -> bool:
+        """Check the file. Returns whether the batch is to be run."""
+        config, batch_id = self._parts.config, self._row.id
+        most = self._parts.handler.pipeline.max_body_bytes + ENVELOPE_BYTES
+        check, source = FileCheck(self._row.endpoint, config.max_lines, most), self._new_source()
+        while not check.full and (lines := await source.lines()) is not None:
+            for at, line in enumerate(lines):
+                check.add(line)
+                if at % YIELD_LINES == 0:
+                    await asyncio.sleep(0)
+        if faults := check.end():
+            text = encode_json(faults).decode()
+            await self._db(lambda c: batches.fail_batch(c, batch_id, text, config.kept_s))
+            return False
+        status = await self._db(lambda c: batches.start_batch(c, batch_id, check.total))
+        self._status, self._total = status or "", check.total
+        return status is not None
+
+    async def _work(self) -> None:
+        while not self._deleted:
+            await self._fill()
+            if not self._lines and self._exhausted:
+                return
+            if self._code:
+                await self._end_open(self._code)
+            else:
+                await self._submit()
+            ended = await self._collect()
+            await self._write()
+            await asyncio.sleep(self._pause_s(ended))
+
+    async def _fill(self) -> None:
+        """Read lines until the window is full."""
+        while len(self._lines) < self._parts.config.window and self._bytes < MAX_BYTES and not self._exhausted:
+            if self._buffer:
+                line, request_id = self._buffer.popleft()
+                self._add(line, request_id)
+                continue
+            if not self._read:
+                read = await self._source.lines()
+                self._exhausted, self._read = read is None, read or []
+            if self._read:
+                known = await self._known(self._read)
+                for each in self._read:
+                    row = known.get(each.number)
+                    if row is None or not row.ended:
+                        self._buffer.append((each, row.request_id if row else ""))
+                self._read = []
+
+    async def _known(self, lines: Sequence[FileLine]) -> dict[int, KnownLine]:
+        """The rows of these lines. A batch that no other gateway ran has none."""
+        if not self._resumed:
+            return {}
+        batch_id, first, last = self._row.id, lines[0].number, lines[-1].number
+        return await self._db(lambda c: batches.known_lines(c, batch_id, first, last))
+
+    def _add(self, line: FileLine, request_id: str) -> None:
+        found = read_line(line.raw)
+        body = bytes(found.body)
+        self._bytes += len(body)
+        self._lines[line.number] = Line(line.number, found.custom_id, body, request_id, self._clock())
+
+    async def _submit(self) -> None:
+        """Submit lines as far as the window and the limits allow."""
+        now = self._clock()
+        identity = self._parts.identity(self._row.customer_id, self._row.api_key_id)
+        if now < self._not_before:
+            return
+        if identity is None or self._parts.handler.problem(now) is not None:
+            self._not_before = now + RETRY_S
+            return
+        waiting = [
+            line for line in self._lines.values() if line.call is None and line.end is None and line.since <= now
+        ]
+        chosen = waiting[: max(0, self._room - self._submitted)]
+        await self._issue(chosen)
+        calls: dict[JobRedis, list[tuple[Line, LineCall]]] = {}
+        for at, line in enumerate(chosen):
+            if (call := self._call(line, identity)) is not None:
+                calls.setdefault(call.redis, []).append((line, call))
+            if at % YIELD_LINES == YIELD_LINES - 1:
+                await asyncio.sleep(0)
+        for redis, group in calls.items():
+            await self._admit(redis, group, identity.tier)
+
+    @property
+    def _submitted(self) -> int:
+        return sum(line.call is not None for line in self._lines.values())
+
+    async def _issue(self, lines: Iterable[Line]) -> None:
+        """Give lines the ids of their requests, and commit them."""
+        now = self._clock()
+        issued = [
+            (line, new_request_id())
+            for line in lines
+            if not line.request_id or (now - line.issued > STALE_ID_S and not line.lost)
+        ]
+        if not issued:
+            return
+        rows = [(line.number, request_id) for line, request_id in issued]
+        await self._db(lambda c: batches.begin_lines(c, self._row.id, rows))
+        for line, request_id in issued:
+            line.request_id, line.issued = request_id, now
+
+    def _call(self, line: Line, identity: IdentityView) -> LineCall | None:
+        """The call of a line; None if it has ended, because its body is rejected, or has to wait."""
+        call = LineCall(self._parts.handler, self._row.endpoint, line.request_id, identity, self._clock())
+        try:
+            call.submit(line.body)
+        except RequestError as error:
+            if is_final(error, 0):
+                self._end(line, error_line(line.request_id, line.custom_id, error), failed=True)
+            else:
+                line.since = self._clock() + RETRY_S
+            return None
+        left_ms = max(1000, int((self._deadline - self._clock()) * 1000))
+        for submission in call.submissions:
+            submission.again = line.lost
+            submission.total_ms = submission.queue_ms = min(submission.total_ms, left_ms)
+        return call
+
+    async def _admit(self, redis: JobRedis, group: Sequence[tuple[Line, LineCall]], tier: str) -> None:
+        limits = redis.limits()
+        if tier not in {each.name for each in limits.tiers}:
+            self._not_before = self._clock() + RETRY_S
+            return
+        for some in calls_of(group):
+            submissions = [each for _, call in some for each in call.submissions]
+            verdicts = await redis.admissions.admit(*limits[:2], submissions, *limits[2:])
+            refused_ms, at = 0, 0
+            for line, call in some:
+                own = verdicts[at : at + len(call.submissions)]
+                at += len(call.submissions)
+                refusal = next((verdict for verdict in own if verdict.outcome not in ENTERED), None)
+                if refusal is None:
+                    line.call, line.lost = call, False
+                else:
+                    refused_ms = max(refused_ms, refusal.retry_after_ms, 1)
+            if refused_ms:
+                self._not_before = self._clock() + min(MAX_WAIT_S, max(POLL_S, refused_ms / 1000))
+                self._room = max(1, self._submitted)
+                return
+        self._room = min(self._parts.config.window, self._room + max(8, self._room // 4))
+
+    async def _end_open(self, code: str) -> None:
+        """End the lines that Redis does not have. Cancel the others; those that are running get a little time to end."""
+        now = self._clock()
+        if self._give_up_at is None:
+            self._give_up_at = now + LAST_S
+        identity = self._parts.identity(self._row.customer_id, self._row.api_key_id)
+        for line in [line for line in self._lines.values() if line.end is None]:
+            if line.call is None and line.request_id and not line.cancelled and identity is not None:
+                line.call = self._call(line, identity)  # Its result may be in Redis.
+            if line.end is None and (line.call is None or now >= self._give_up_at):
+                self._end_not_run(line, code)
+        for redis, lines in self._by_pool(line for line in self._lines.values() if not line.cancelled).items():
+            ids = [each.id for line in lines if line.call is not None for each in line.call.submissions]
+            for start in range(0, len(ids), WRITTEN_LINES):
+                await redis.terminations.cancel(
+                    [(request_id, ErrorCode.CANCELLED) for request_id in ids[start : start + WRITTEN_LINES]]
+                )
+            for line in lines:
+                line.cancelled = True
+
+    def _by_pool(self, lines: Iterable[Line]) -> dict[JobRedis, list[Line]]:
+        """The submitted ones of these lines that have not ended."""
+        found: dict[JobRedis, list[Line]] = {}
+        for line in lines:
+            if line.call is not None and line.end is None:
+                found.setdefault(line.call.redis, []).append(line)
+        return found
+
+    async def _collect(self) -> int:
+        """Read the ends of submitted lines from Redis, the oldest first. Returns how many have ended."""
+        now, ended = self._clock(), 0
+        whole = now >= self._scan_at or bool(self._code)
+        if whole:
+            self._scan_at = now + SCAN_EVERY_S
+        for redis, lines in self._by_pool(self._lines.values()).items():
+            for start in range(0, len(lines), READ_LINES):
+                some = lines[start : start + READ_LINES]
+                found = await self._read_ends(redis, some)
+                ended += found
+                if found < len(some) // 2 and not whole:
+                    break
+        return ended
+
+    async def _read_ends(self, redis: JobRedis, lines: Sequence[Line]) -> int:
+        calls = [(line, line.call) for line in lines if line.call is not None]
+        statuses = await redis.statuses.fetch([each.id for _, call in calls for each in call.submissions])
+        at = ended = 0
+        for line, call in calls:
+            own = statuses[at : at + len(call.submissions)]
+            at += len(call.submissions)
+            if any(not status.state for status in own):
+                line.call, line.lost = None, True
+            elif all(status.ended for status in own):
+                ended += 1
+                self._note_end(line, call, own)
+        return ended
+
+    def _note_end(self, line: Line, call: LineCall, statuses: Sequence[RequestStatus]) -> None:
+        found: LineOutcome = call.outcome(line.custom_id, statuses, line.runs)
+        if found.line:
+            self._end(line, found.line, failed=found.failed)
+            return
+        line.call, line.request_id = None, ""
+        line.runs += found.ran
+        line.since = self._clock() + RETRY_S
+        if self._code:
+            self._end_not_run(line, self._code)
+
+    def _end_not_run(self, line: Line, code: str) -> None:
+        line.request_id = line.request_id or new_request_id()
+        self._end(line, line_not_run(line.request_id, line.custom_id, code), failed=True)
+
+    def _end(self, line: Line, text: bytes, *, failed: bool) -> None:
+        line.end = LineEnd(line.number, line.request_id, text, failed)
+
+    async def _write(self) -> None:
+        """Commit the ends of lines, then release their rows in Redis."""
+        for some in written_together([line for line in self._lines.values() if line.end is not None]):
+            ends = [line.end for line in some if line.end is not None]
+            status = await self._db(lambda c, ends=ends: batches.end_lines(c, self._row.id, ends))  # type: ignore[misc]
+            self._deleted = status is None
+            self._status = status or self._status
+            for line in some:
+                del self._lines[line.number]
+                self._bytes -= len(line.body)
+            failed = sum(end.failed for end in ends)
+            self._parts.count("failed", failed)
+            self._parts.count("completed", len(ends) - failed)
+            await self._release([line.call for line in some if line.call is not None])
+
+    async def _release(self, calls: Sequence[LineCall]) -> None:
+        pools: dict[JobRedis, list[str]] = {}
+        for call in calls:
+            pools.setdefault(call.redis, []).extend(each.id for each in call.submissions)
+        with suppress(RedisUnavailable):  # Redis then keeps their replies, and its memory, for longer.
+            for redis, ids in pools.items():
+                await redis.terminations.stored(ids, STORED_KEEP_MS)
+
+    def _pause_s(self, ended: int) -> float:
+        submitted = self._submitted
+        if not submitted:
+            waits = not self._code and bool(self._lines)
+            return min(MAX_POLL_S, max(POLL_S, self._not_before - self._clock())) if waits else 0.0
+        slow = ended * 8 < submitted
+        self._poll_s = min(MAX_POLL_S, self._poll_s * 1.4) if slow else max(POLL_S, self._poll_s * 0.7)
+        return self._poll_s
+
+    async def _finish(self) -> None:
+        """All lines have ended: end the batch, with its files."""
+        if self._deleted:
+            return
+        batch_id, kept_s = self._row.id, self._parts.config.kept_s
+        final = "expired" if self._code == "batch_expired" and self._give_up_at is not None else "completed"
+        if final == "completed":
+            await self._db(lambda c: batches.finalize_batch(c, batch_id))
+        names = new_id("file-"), new_id("file-")
+        status = await self._db(lambda c: batches.end_batch(c, batch_id, final, names, kept_s))
+        log.info("a batch has ended", batch=batch_id, status=status, lines=self._total)
+
+
+def calls_of(group: Sequence[tuple[Line, LineCall]]) -> Iterable[Sequence[tuple[Line, LineCall]]]:
+    """Parts that are admitted together."""
+    start, count = 0, 0
+    for at, (_, call) in enumerate(group):
+        if at > start and (at - start == ADMITTED_LINES or count + len(call.submissions) > ADMITTED_LINES):
+            yield group[start:at]
+            start, count = at, 0
+        count += len(call.submissions)
+    if start < len(group):
+        yield group[start:]
+
+
+def written_together(lines: Sequence[Line]) -> Iterable[Sequence[Line]]:
+    """Parts that are written by one statement, since outputs may be large."""
+    start, size = 0, 0
+    for at, line in enumerate(lines):
+        length = 0 if line.end is None else len(line.end.output)
+        if at > start and (at - start == WRITTEN_LINES or size + length > WRITTEN_BYTES):
+            yield lines[start:at]
+            start, size = at, 0
+        size += length
+    if start < len(lines):
+        yield lines[start:]

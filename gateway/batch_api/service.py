@@ -1,0 +1,68 @@
+"""Wiring of files and batches: the handlers, and the runner of batches with its loop.
+
+Batches belong to no pool: each line joins the queue of the pool of its model, as a job of that pool.
+"""
+
+from functools import partial
+
+from gateway.batch_api.calls import identity_of
+from gateway.batch_api.handlers import BatchHandlers
+from gateway.batch_api.run import RunParts
+from gateway.batch_api.runner import BatchRunner
+from gateway.batch_api.store import FileStore
+from gateway.catalog import CatalogView
+from gateway.config import BatchConfig
+from gateway.http.errors import ErrorResponses
+from gateway.http.request import BodyBudget
+from gateway.http.router import DrainState
+from gateway.inference.pipeline import InferencePipeline
+from gateway.jobs.service import Jobs
+from gateway.metrics.counters import Counters
+from scheduler.tasks import Loop
+
+
+class BatchService:
+    """Files and batches of one gateway; `jobs` are those of its own pool, which know those of the others.
+
+    Without a configuration, or without jobs, the handlers respond that there are none.
+    """
+
+    def __init__(
+        self,
+        config: BatchConfig | None,
+        owner: str,
+        *,
+        pipeline: InferencePipeline,
+        jobs: Jobs,
+        catalog: CatalogView,
+        faults: ErrorResponses,
+        bodies: BodyBudget,
+        drain_state: DrainState,
+        counters: Counters,
+    ) -> None:
+        self.store = FileStore(config if jobs.serving is not None else None)
+        self.runner: BatchRunner | None = None
+        if config is not None and jobs.serving is not None:
+            parts = RunParts(
+                config=config,
+                session=self.store.lines,
+                handler=jobs.serving.submit,
+                identity=partial(identity_of, catalog),
+                count=counters.batch_lines,
+            )
+            self.runner = BatchRunner(owner, parts)
+        self.handlers = BatchHandlers(pipeline, self.store, faults, bodies, drain_state, self._changed)
+
+    def loops(self) -> dict[str, Loop]:
+        """The loops to run, by name."""
+        return {} if self.runner is None else {"batches": self.runner.run}
+
+    async def close(self) -> None:
+        """End the leases and close the connections. Must be called after the loops were stopped."""
+        if self.runner is not None:
+            await self.runner.release()
+        await self.store.close()
+
+    def _changed(self) -> None:
+        if self.runner is not None:
+            self.runner.wake()
