@@ -1,0 +1,163 @@
+"""A batch of 50,000 lines through OpenAI's client while processes of every role are killed and Redis is emptied in turn.
+
+TIERLANE_TEST_BATCH_LINES sets another number of lines.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import openai
+import pytest
+from redis.asyncio import Redis
+
+from eventually import eventually
+from ledger.postgres import asyncpg_dsn
+from stack import Stack, start_stack
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
+
+LINES = int(os.environ.get("TIERLANE_TEST_BATCH_LINES", "50000"))
+GPUS = ("--backend", "simulated:50", "--workers", "4", "--max-batch-size", "32", "--gateways", "2", "--schedulers", "2")
+ROLES = ("gateway", "flushall", "scheduler", "worker", "postgres", "redis", "model", "gateway")
+BETWEEN_S = 4.0
+CALL = {"max_retries": 20, "timeout": 60.0}
+
+
+@pytest.fixture
+def batch_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two gateways, two schedulers, four simulated GPUs."""
+    with start_stack(tmp_path_factory.mktemp("batches"), *GPUS) as stack:
+        yield stack
+
+
+def input_lines() -> bytes:
+    """An input file; every thousandth line has a body that is rejected."""
+    lines = []
+    for number in range(LINES):
+        body: dict[str, Any] = {"model": "simulated", "prompt": f"line {number}"}
+        if number % 1000 == 999:
+            body["colour"] = "red"
+        lines.append(json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body}))
+    return "\n".join(lines).encode()
+
+
+async def query(stack: Stack, sql: str, *arguments: Any) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    try:
+        return await connection.fetch(sql, *arguments)
+    finally:
+        await connection.close()
+
+
+async def fault(stack: Stack, role: str, turn: int) -> str:
+    """Kill a process of a role, or empty Redis; returns its name."""
+    if role == "flushall":
+        redis = Redis.from_url(stack.redis_url)
+        await redis.flushall()
+        await redis.aclose()
+        return role
+    pids = await eventually(lambda: stack.pids(role), f"there is a {role}", 30.0)
+    name = sorted(pids)[turn % len(pids)]
+    os.kill(pids[name], signal.SIGKILL)
+    return name
+
+
+async def faults(stack: Stack, done: asyncio.Event) -> list[str]:
+    """Cause one fault after the other until the batch has ended."""
+    caused: list[str] = []
+    while not done.is_set():
+        for role in ROLES:
+            await asyncio.sleep(BETWEEN_S)
+            if done.is_set():
+                break
+            caused.append(await fault(stack, role, len(caused)))
+    return caused
+
+
+async def memory_of_redis(stack: Stack, done: asyncio.Event) -> list[int]:
+    """Used memory in bytes, twice a second."""
+    seen: list[int] = []
+    while not done.is_set():
+        redis = Redis.from_url(stack.redis_url, socket_timeout=1.0)
+        try:
+            seen.append(int((await redis.info("memory"))["used_memory"]))
+        except Exception:  # noqa: BLE001, S110 - it may be restarting
+            pass
+        finally:
+            await redis.aclose()
+        await asyncio.sleep(0.5)
+    return seen
+
+
+async def content(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def test_every_line_ends_once(batch_stack: Stack) -> None:
+    """Every custom_id is once in the output or the error file, with its own output, and has a closed audit row."""
+    await query(batch_stack, "UPDATE tiers SET shadow = true WHERE name = 'enterprise'")
+    model = (await query(batch_stack, "SELECT name FROM models LIMIT 1"))[0]["name"]
+    raw = input_lines().replace(b'"simulated"', json.dumps(model).encode())
+    done = asyncio.Event()
+    async with openai.AsyncOpenAI(
+        api_key=batch_stack.key("enterprise"), base_url=f"{batch_stack.url}/v1", **CALL
+    ) as client:
+        began = time.monotonic()
+        file = await client.files.create(file=("lines.jsonl", raw), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        uploaded_s = time.monotonic() - began
+        causing = asyncio.create_task(faults(batch_stack, done))
+        measuring = asyncio.create_task(memory_of_redis(batch_stack, done))
+
+        async def ended() -> Any:
+            await asyncio.sleep(0.5)
+            found = await client.batches.retrieve(batch.id)
+            return found if found.status in ("completed", "failed", "expired", "cancelled") else None
+
+        last = await eventually(ended, "the batch has ended", 1000.0)
+        ended_s = time.monotonic() - began
+        done.set()
+        caused, memory = await causing, await measuring
+        outputs, errors = await content(client, last.output_file_id), await content(client, last.error_file_id)
+
+    print(f"{len(raw):,} bytes uploaded in {uploaded_s:.1f} s; {LINES:,} lines ended after {ended_s:.1f} s,")
+    print(f"{LINES / (ended_s - uploaded_s):.0f} lines/s; faults: {caused}")
+    print(f"Redis memory: {min(memory):,} to {max(memory):,} bytes; counts {last.request_counts}")
+    seen = Counter(each["custom_id"] for each in (*outputs, *errors))
+    wrong = [
+        each
+        for each in outputs
+        if each["response"]["body"]["choices"][0]["text"][::-1] != f"line {each['custom_id'].removeprefix('id-')}"
+    ]
+    ids = [each["response"]["request_id"] for each in outputs]
+    open_rows, audited = 1, 0
+
+    async def all_audited() -> bool:
+        nonlocal open_rows, audited
+        rows = await query(batch_stack, "SELECT status, count(*) AS n FROM requests GROUP BY status")
+        counts = {row["status"]: row["n"] for row in rows}
+        open_rows, audited = counts.get("queued", 0) + counts.get("processing", 0), counts.get("completed", 0)
+        return open_rows == 0
+
+    await eventually(all_audited, "no open audit row", 120.0)
+    missing = await query(
+        batch_stack,
+        "SELECT count(*) AS n FROM unnest($1::text[]) AS u (id) WHERE NOT EXISTS (SELECT FROM requests AS r WHERE r.id = u.id)",
+        ids,
+    )
+    print(f"audit: {audited:,} completed, {missing[0]['n']} of {len(ids):,} output lines without a row")
+
+    assert last.status == "completed"
+    assert [custom_id for custom_id, count in seen.items() if count > 1] == []
+    assert len(seen) == LINES
+    assert len(errors) == LINES // 1000
+    assert wrong == []
