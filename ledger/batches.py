@@ -11,9 +11,11 @@ from typing import NamedTuple, Self
 import asyncpg
 import msgspec
 
+from ledger.jobs import HTTP_STATUSES
 from ledger.postgres import Connection, statement
 
 PURGED_BATCHES, PURGED_LINES = 16, 2000
+AUDITED_LINES = 10_000
 
 
 class NewBatch(NamedTuple):
@@ -141,9 +143,15 @@ async def known_lines(connection: Connection, batch_id: str, first: int, last: i
     return {row["number"]: KnownLine(*row) for row in rows}
 
 
-async def begin_lines(connection: Connection, batch_id: str, requests: Sequence[tuple[int, str]]) -> None:
-    """Store the request ids of lines, by number, before they are submitted."""
-    await connection.execute(statement("begin_lines"), batch_id, *zip(*requests, strict=True))
+async def begin_lines(
+    connection: Connection, batch_id: str, requests: Sequence[tuple[int, str, str]]
+) -> dict[int, str]:
+    """Store the request ids of lines before they are submitted: number, the id that is replaced ("": none), the new id.
+
+    Returns the ids by number: another owner's, if it was there first. Lines that have ended, or got another id, are missing.
+    """
+    rows = await connection.fetch(statement("begin_lines"), batch_id, *zip(*requests, strict=True))
+    return {row["number"]: row["request_id"] for row in rows}
 
 
 async def end_lines(connection: Connection, batch_id: str, ends: Sequence[LineEnd]) -> str | None:
@@ -164,6 +172,11 @@ async def end_batch(
     """End the batch with its output and error file. Returns its status, `cancelled` if it was cancelled; None if it has ended."""
     found: str | None = await connection.fetchval(statement("end_batch"), batch_id, status, *file_ids, kept_s)
     return found
+
+
+async def audit_lines(connection: Connection, after_s: float) -> int:
+    """Write the missing audit rows of lines of a batch that ended `after_s` ago. Returns how many were missing."""
+    return int(await connection.fetchval(statement("audit_lines"), after_s, AUDITED_LINES, HTTP_STATUSES) or 0)
 
 
 async def purge_batches(connection: Connection) -> None:

@@ -23,7 +23,7 @@ from scheduler.request_id import created_at
 
 MAX_TOKENS_USED = 2**31 - 1
 FIRST_PAGE = (datetime(1970, 1, 1, tzinfo=UTC), "")
-_HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
+HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
 
 
 class NewJob(NamedTuple):
@@ -186,7 +186,7 @@ async def end_jobs(connection: Connection, ends: Sequence[JobEnd], kept_s: float
 
 async def audit_jobs(connection: Connection, pool: str, after_s: float, limit: int) -> int:
     """Write the missing audit rows of jobs that ended `after_s` ago. Returns how many were missing."""
-    return int(await connection.fetchval(statement("audit_jobs"), pool, after_s, limit, _HTTP_STATUSES) or 0)
+    return int(await connection.fetchval(statement("audit_jobs"), pool, after_s, limit, HTTP_STATUSES) or 0)
 
 
 async def purge_jobs(connection: Connection, pool: str, limit: int) -> None:

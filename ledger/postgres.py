@@ -17,10 +17,10 @@ else:
 
 SCHEME = "postgresql+asyncpg"
 CLOSE_TIMEOUT_S = 1.0
-AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """Errors of a query while PostgreSQL is not available, slow, or in the wrong state. Callers keep their state and retry.
 
-A connection that is closed during a call raises asyncpg.InterfaceError.
+A connection that is closed during a call raises asyncpg.InterfaceError, or InternalClientError in a short moment.
 """
 
 MIGRATION_LOCK = 7_436_001

@@ -22,13 +22,15 @@ from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import failure
+from gateway.inference.recovery import Pair, replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.payload import Payload
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.protocol.replies import Reply, RequestStatus, StoredReply
+from scheduler.redis_client.keys import JOBS_GATEWAY
 from scheduler.request_id import PREFIX
 from scheduler.states import State
 
@@ -115,6 +117,14 @@ class LineCall(JobCall):
             if not is_final(error, runs + ran):
                 return LineOutcome(b"", failed=True, ran=ran)
             return LineOutcome(error_line(self.request_id, custom_id, error), failed=True)
+
+    def audit_pairs(self, statuses: Sequence[RequestStatus]) -> list[Pair]:
+        """The audit records of the line, which are sent again if Redis loses them before they are in PostgreSQL."""
+        return [
+            replayed_pair(JOBS_GATEWAY, PendingRequest(submission, self.started), StoredReply(status.reply, None))
+            for submission, status in zip(self.submissions, statuses, strict=True)
+            if status.reply is not None
+        ]
 
     def _body(self, replies: Sequence[Reply]) -> bytes:
         model = self.submissions[0].model

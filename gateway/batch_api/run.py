@@ -92,7 +92,8 @@ class Line:
         self.number = number
         self.custom_id = custom_id
         self.body = body
-        self.request_id = request_id  # "": none was stored.
+        self.request_id = request_id  # "": it has none.
+        self.before = ""  # The id that the next one replaces.
         self.issued = now
         self.call: LineCall | None = None  # Set while Redis has its submissions.
         self.since = now  # Not to be submitted before.
@@ -255,7 +256,7 @@ class BatchRun:
             line for line in self._lines.values() if line.call is None and line.end is None and line.since <= now
         ]
         chosen = waiting[: max(0, self._room - self._submitted)]
-        await self._issue(chosen)
+        chosen = await self._issue(chosen)
         calls: dict[JobRedis, list[tuple[Line, LineCall]]] = {}
         for at, line in enumerate(chosen):
             if (call := self._call(line, identity)) is not None:
@@ -269,20 +270,19 @@ class BatchRun:
     def _submitted(self) -> int:
         return sum(line.call is not None for line in self._lines.values())
 
-    async def _issue(self, lines: Iterable[Line]) -> None:
-        """Give lines the ids of their requests, and commit them."""
-        now = self._clock()
-        issued = [
-            (line, new_request_id())
-            for line in lines
-            if not line.request_id or (now - line.issued > STALE_ID_S and not line.lost)
-        ]
+    async def _issue(self, lines: Iterable[Line]) -> list[Line]:
+        """Give lines the ids of their requests, and commit them. Returns the lines that may be submitted."""
+        now, given = self._clock(), list(lines)
+        issued = [line for line in given if not line.request_id or (now - line.issued > STALE_ID_S and not line.lost)]
         if not issued:
-            return
-        rows = [(line.number, request_id) for line, request_id in issued]
-        await self._db(lambda c: batches.begin_lines(c, self._row.id, rows))
-        for line, request_id in issued:
-            line.request_id, line.issued = request_id, now
+            return given
+        rows = [(line.number, line.request_id or line.before, new_request_id()) for line in issued]
+        found = await self._db(lambda c: batches.begin_lines(c, self._row.id, rows))
+        for line, (number, before, _) in zip(issued, rows, strict=True):
+            line.request_id, line.before, line.issued = found.get(number, ""), "", now
+            if not line.request_id and not before:  # Another owner has ended it.
+                self._remove(line)
+        return [line for line in given if line.request_id]
 
     def _call(self, line: Line, identity: IdentityView) -> LineCall | None:
         """The call of a line; None if it has ended, because its body is rejected, or has to wait."""
@@ -382,18 +382,19 @@ class BatchRun:
         return ended
 
     def _note_end(self, line: Line, call: LineCall, statuses: Sequence[RequestStatus]) -> None:
+        self._parts.handler.parts.remember(call.audit_pairs(statuses))
         found: LineOutcome = call.outcome(line.custom_id, statuses, line.runs)
         if found.line:
             self._end(line, found.line, failed=found.failed)
             return
-        line.call, line.request_id = None, ""
+        line.call, line.before, line.request_id = None, line.request_id, ""
         line.runs += found.ran
         line.since = self._clock() + RETRY_S
         if self._code:
             self._end_not_run(line, self._code)
 
     def _end_not_run(self, line: Line, code: str) -> None:
-        line.request_id = line.request_id or new_request_id()
+        line.request_id = line.request_id or line.before or new_request_id()
         self._end(line, line_not_run(line.request_id, line.custom_id, code), failed=True)
 
     def _end(self, line: Line, text: bytes, *, failed: bool) -> None:
@@ -407,12 +408,15 @@ class BatchRun:
             self._deleted = status is None
             self._status = status or self._status
             for line in some:
-                del self._lines[line.number]
-                self._bytes -= len(line.body)
+                self._remove(line)
             failed = sum(end.failed for end in ends)
             self._parts.count("failed", failed)
             self._parts.count("completed", len(ends) - failed)
             await self._release([line.call for line in some if line.call is not None])
+
+    def _remove(self, line: Line) -> None:
+        del self._lines[line.number]
+        self._bytes -= len(line.body)
 
     async def _release(self, calls: Sequence[LineCall]) -> None:
         pools: dict[JobRedis, list[str]] = {}

@@ -18,7 +18,7 @@ import structlog
 
 from gateway.inference.admission import ENTERED, AdmissionLimits
 from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, JobStep, end_of, end_without_reply, next_step
-from ledger.batches import purge_batches
+from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
 from ledger.jobs import (
     DURABLE,
@@ -249,6 +249,7 @@ class JobReconciler:
         if now >= self._maintenance_due:
             self._maintenance_due = now + MAINTENANCE_EVERY_S
             self.audited += await audit_jobs(connection, self._pool, self._audit_after_s, MAINTENANCE_ROWS)
+            self.audited += await audit_lines(connection, self._audit_after_s)
             await purge_jobs(connection, self._pool, MAINTENANCE_ROWS)
             await purge_responses(connection, MAINTENANCE_ROWS)
             await purge_files(connection)

@@ -78,6 +78,7 @@ batches = Table(
         if state != "validating"
     ),
     column("expires_at", DateTime(timezone=True), "From when the row may be deleted.", null=True),
+    column("audit_after", Integer, "Line after which audit rows are to be checked; null: none.", null=True),
     column("owner", Text, "Gateway that runs it.", null=True),
     column("owned_until", DateTime(timezone=True), "End of the owner's lease.", null=True),
     matches("id", "^batch_[0-9a-f]{32}$"),
@@ -86,6 +87,7 @@ batches = Table(
     Index("ix_batches_customer_id_id", "customer_id", "id"),
     Index("ix_batches_open", "created_at", postgresql_where=text(OPEN)),
     Index("ix_batches_input_file_id", "input_file_id", postgresql_where=text(OPEN)),
+    Index("ix_batches_finalizing_at", "finalizing_at", postgresql_where=text("audit_after IS NOT NULL")),
     Index("ix_batches_expires_at", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     comment="Batches of /v1/batches.",
 )

@@ -85,10 +85,21 @@ WHERE id = $1 AND status IN ('validating', 'cancelling')
 SELECT number, request_id, output IS NOT NULL AS ended FROM batch_lines WHERE batch_id = $1 AND number BETWEEN $2 AND $3
 
 -- name: begin_lines
--- One array for each column. Stores the requests of lines before they are submitted.
-INSERT INTO batch_lines AS l (batch_id, number, request_id)
-SELECT $1, number, request_id FROM unnest($2::int[], $3::text[]) AS n (number, request_id)
-ON CONFLICT (batch_id, number) DO UPDATE SET request_id = excluded.request_id WHERE l.output IS NULL
+-- One array for each column; `before`: the id that the new one replaces, '' for none. Stores the requests of lines before they
+-- are submitted. Returns the request of each line: that of another owner, if it was there first. A line that has ended, or
+-- whose id is not `before` any more, is not returned.
+WITH new AS (
+    SELECT number, before, request_id FROM unnest($2::int[], $3::text[], $4::text[]) AS n (number, before, request_id)
+), added AS (
+    INSERT INTO batch_lines AS l (batch_id, number, request_id) SELECT $1, number, request_id FROM new WHERE before = ''
+    ON CONFLICT (batch_id, number) DO UPDATE SET request_id = l.request_id WHERE l.output IS NULL
+    RETURNING number, request_id
+), changed AS (
+    UPDATE batch_lines AS l SET request_id = n.request_id
+    FROM new AS n WHERE l.batch_id = $1 AND l.number = n.number AND l.request_id = n.before AND l.output IS NULL
+    RETURNING l.number, l.request_id
+)
+SELECT number, request_id FROM added UNION ALL SELECT number, request_id FROM changed
 
 -- name: end_lines
 -- One array for each column. Each line ends once, and is counted once: the statement can be repeated. Returns the batch's
@@ -117,7 +128,7 @@ RETURNING b.status
 WITH ended AS (
     UPDATE batches SET
         status = CASE WHEN status = 'cancelling' THEN 'cancelled' ELSE $2 END,
-        finalizing_at = coalesce(finalizing_at, clock_timestamp()),
+        finalizing_at = coalesce(finalizing_at, clock_timestamp()), audit_after = 0,
         completed_at = CASE WHEN status <> 'cancelling' AND $2 = 'completed' THEN clock_timestamp() END,
         expired_at = CASE WHEN status <> 'cancelling' AND $2 = 'expired' THEN clock_timestamp() END,
         cancelled_at = CASE WHEN status = 'cancelling' THEN clock_timestamp() END,
@@ -135,6 +146,50 @@ WITH ended AS (
     ON CONFLICT (id) DO NOTHING
 )
 SELECT status FROM ended
+
+-- name: audit_lines
+-- $1: seconds since the end of a batch. $2: line limit. $3: the HTTP status of each error code. Writes the audit rows of lines that
+-- ended while Redis, and with it the auditor's entries, was lost, and the gateway too, which had kept them. A line without
+-- any row is one that ran only if it completed. The time of its end is that of the batch, since its own is not stored.
+WITH batch AS (
+    SELECT b.id, b.customer_id, b.api_key_id, b.audit_after, b.finalizing_at, c.tier
+    FROM batches AS b JOIN customers AS c ON c.id = b.customer_id
+    WHERE audit_after IS NOT NULL AND finalizing_at < clock_timestamp() - make_interval(secs => $1)
+    ORDER BY finalizing_at LIMIT 1 FOR UPDATE OF b SKIP LOCKED
+), lines AS (
+    SELECT b.*, l.number, l.request_id, l.failed, l.output,
+           timestamptz 'epoch' + ('x' || substr(l.request_id, 5, 12))::bit(48)::bigint * interval '1 ms' AS created_at
+    FROM batch AS b JOIN batch_lines AS l ON l.batch_id = b.id AND l.number > b.audit_after
+    WHERE l.output IS NOT NULL ORDER BY l.number LIMIT $2
+), unaudited AS (
+    SELECT l.*, convert_from(l.output, 'UTF8')::json -> 'response' AS response
+    FROM lines AS l LEFT JOIN requests AS r ON r.id = l.request_id AND r.created_at = l.created_at
+    WHERE CASE WHEN r.id IS NULL THEN NOT l.failed
+        ELSE r.status IN ('queued', 'processing') OR r.error_code IS NOT DISTINCT FROM 'abandoned' END
+), ended AS (
+    SELECT *, CASE WHEN failed THEN coalesce(response #>> '{body,error,code}', 'cancelled') END AS code FROM unaudited
+), written AS (
+    INSERT INTO requests AS r (
+        id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at, latency_ms,
+        gateway_id, tokens_used, mode
+    )
+    SELECT request_id, created_at, customer_id, api_key_id, tier, response #>> '{body,model}',
+           CASE WHEN code IS NULL THEN 'completed' ELSE 'failed' END, code,
+           CASE WHEN code IS NULL THEN 200 ELSE coalesce(($3::jsonb ->> code)::smallint, 500) END, finalizing_at,
+           greatest(0, extract(epoch FROM finalizing_at - created_at) * 1000), 'jobs',
+           (response #>> '{body,usage,total_tokens}')::int, 'queue'
+    FROM ended
+    ON CONFLICT (id, created_at) DO UPDATE SET
+        status = excluded.status, error_code = excluded.error_code, http_status = excluded.http_status,
+        completed_at = excluded.completed_at, latency_ms = excluded.latency_ms, tokens_used = excluded.tokens_used,
+        mode = excluded.mode
+    WHERE r.status IN ('queued', 'processing') OR r.error_code IS NOT DISTINCT FROM 'abandoned'
+    RETURNING r.id
+), marked AS (
+    UPDATE batches AS b SET audit_after = CASE WHEN (SELECT count(*) FROM lines) = $2 THEN (SELECT max(number) FROM lines) END
+    FROM batch WHERE b.id = batch.id
+)
+SELECT count(*) FROM written
 
 -- name: finalize_batch
 UPDATE batches SET status = 'finalizing', finalizing_at = clock_timestamp() WHERE id = $1 AND status = 'in_progress'

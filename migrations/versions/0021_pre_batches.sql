@@ -66,6 +66,7 @@ CREATE TABLE batches (
     expired_at TIMESTAMP WITH TIME ZONE,
     cancelled_at TIMESTAMP WITH TIME ZONE,
     expires_at TIMESTAMP WITH TIME ZONE,
+    audit_after INTEGER,
     owner TEXT,
     owned_until TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_batches PRIMARY KEY (id),
@@ -76,6 +77,7 @@ CREATE TABLE batches (
 );
 CREATE INDEX ix_batches_customer_id_id ON batches (customer_id, id);
 CREATE INDEX ix_batches_expires_at ON batches (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX ix_batches_finalizing_at ON batches (finalizing_at) WHERE audit_after IS NOT NULL;
 CREATE INDEX ix_batches_input_file_id ON batches (input_file_id) WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 CREATE INDEX ix_batches_open ON batches (created_at) WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 COMMENT ON TABLE batches IS 'Batches of /v1/batches.';
@@ -105,6 +107,7 @@ COMMENT ON COLUMN batches.failed_at IS 'Begin of this state.';
 COMMENT ON COLUMN batches.expired_at IS 'Begin of this state.';
 COMMENT ON COLUMN batches.cancelled_at IS 'Begin of this state.';
 COMMENT ON COLUMN batches.expires_at IS 'From when the row may be deleted.';
+COMMENT ON COLUMN batches.audit_after IS 'Line after which audit rows are to be checked; null: none.';
 COMMENT ON COLUMN batches.owner IS 'Gateway that runs it.';
 COMMENT ON COLUMN batches.owned_until IS 'End of the owner''s lease.';
 CREATE TABLE batch_lines (

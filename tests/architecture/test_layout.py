@@ -42,7 +42,18 @@ GATEWAY_MAY_IMPORT = {
     },
     "openapi": {
         *LEAVES,
-        *("api", "auth", "autoscale", "batch_api", "http", "inference", "jobs", "metrics", "operations", "translations"),
+        *(
+            "api",
+            "auth",
+            "autoscale",
+            "batch_api",
+            "http",
+            "inference",
+            "jobs",
+            "metrics",
+            "operations",
+            "translations",
+        ),
     },
 }
 """Imports between the packages and leaf modules of `gateway`. Its other modules assemble them and may import all."""

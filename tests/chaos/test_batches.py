@@ -44,7 +44,9 @@ def input_lines() -> bytes:
         body: dict[str, Any] = {"model": "simulated", "prompt": f"line {number}"}
         if number % 1000 == 999:
             body["colour"] = "red"
-        lines.append(json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body}))
+        lines.append(
+            json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body})
+        )
     return "\n".join(lines).encode()
 
 

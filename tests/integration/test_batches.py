@@ -16,13 +16,20 @@ __all__ = ["bench", "database_url", "db", "postgres_server", "start_batches"]
 async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
     """Each custom_id once in the output file, in the form of its endpoint; a rejected body is a line of the error file."""
     embeddings = await bench.create(
-        [line("one", "/v1/embeddings", model="tiny", input="a"), line("two", "/v1/embeddings", model="tiny", input=["a", "b"])],
+        [
+            line("one", "/v1/embeddings", model="tiny", input="a"),
+            line("two", "/v1/embeddings", model="tiny", input=["a", "b"]),
+        ],
         "/v1/embeddings",
     )
     messages = [{"role": "user", "content": "hello"}]
     chats = await bench.create([line(str(n), CHAT, model="tiny", messages=messages) for n in range(3)], CHAT)
     texts = await bench.create(
-        [line("good"), line("unknown field", model="tiny", prompt="a", colour="red"), line("stream", prompt="a", model="tiny", stream=True)],
+        [
+            line("good"),
+            line("unknown field", model="tiny", prompt="a", colour="red"),
+            line("stream", prompt="a", model="tiny", stream=True),
+        ],
         metadata={"order": "7"},
     )
     ended = [await bench.until(batch.id) for batch in (embeddings, chats, texts)]
