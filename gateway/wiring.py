@@ -122,17 +122,7 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        self.batches = BatchService(
-            config.batches,
-            config.gateway_id,
-            pipeline=self.inference,
-            jobs=self.jobs,
-            catalog=catalog,
-            faults=faults,
-            bodies=shared.bodies,
-            drain_state=self.drain_state,
-            counters=counters,
-        )
+        self.batches = self._batches(shared)
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
@@ -142,6 +132,19 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _batches(self, shared: Shared) -> BatchService:
+        return BatchService(
+            self.config.batches,
+            self.config.gateway_id,
+            pipeline=self.inference,
+            jobs=self.jobs,
+            catalog=shared.catalog,
+            faults=shared.faults,
+            bodies=shared.bodies,
+            drain_state=shared.drain_state,
+            counters=shared.counters,
+        )
 
     def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
         return AccountEndpoint(

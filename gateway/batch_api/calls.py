@@ -15,6 +15,7 @@ from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.format import InferenceRequest, InferenceResult
+from gateway.api.inference import ApiFormat
 from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
 from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import ErrorBody, fault_of
@@ -102,21 +103,17 @@ class LineCall(JobCall):
 
     def outcome(self, custom_id: str, statuses: Sequence[RequestStatus], runs: int) -> LineOutcome:
         """The outcome, from the final states of all submissions. `runs`: failed runs of this line before."""
-        replies: list[Reply] = []
-        try:
-            for status in statuses:
-                if status.reply is None:
-                    raise RequestError(_code(status.error_code))
-                replies.append(status.reply)
-            for reply in replies:
-                if reply.state != State.COMPLETED:
-                    raise failure(reply, self.api_format)
-            return LineOutcome(completed_line(self.request_id, custom_id, self._body(replies)), failed=False)
-        except RequestError as error:
-            ran = any(reply.attempts for reply in replies)
-            if not is_final(error, runs + ran):
-                return LineOutcome(b"", failed=True, ran=ran)
-            return LineOutcome(error_line(self.request_id, custom_id, error), failed=True)
+        replies = [status.reply for status in statuses if status.reply is not None]
+        error = next((_error(status, self.api_format) for status in statuses if not _completed(status)), None)
+        if error is None:
+            try:
+                return LineOutcome(completed_line(self.request_id, custom_id, self._body(replies)), failed=False)
+            except RequestError as unreadable:
+                error = unreadable
+        ran = any(reply.attempts for reply in replies)
+        if not is_final(error, runs + ran):
+            return LineOutcome(b"", failed=True, ran=ran)
+        return LineOutcome(error_line(self.request_id, custom_id, error), failed=True)
 
     def audit_pairs(self, statuses: Sequence[RequestStatus]) -> list[Pair]:
         """The audit records of the line, which are sent again if Redis loses them before they are in PostgreSQL."""
@@ -159,11 +156,17 @@ def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> Identity
     )
 
 
-def _code(text: str) -> ErrorCode:
+def _completed(status: RequestStatus) -> bool:
+    return status.reply is not None and status.reply.state == State.COMPLETED
+
+
+def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:
+    if status.reply is not None:
+        return failure(status.reply, api_format)
     try:
-        return ErrorCode(text)
+        return RequestError(ErrorCode(status.error_code))
     except ValueError:  # There is none, or it was written by a newer version.
-        return ErrorCode.INTERNAL_ERROR
+        return RequestError(ErrorCode.INTERNAL_ERROR)
 
 
 def _ignore(_: Outcome) -> None:

@@ -78,12 +78,13 @@ class FileContent(HttpResponse):
 
 
 class BatchHandlers:
-    """The handlers. `created` is called after a batch was created or cancelled."""
+    """The handlers. `changed` is called after a batch was created or cancelled."""
 
     def __init__(
         self,
         pipeline: InferencePipeline,
         store: FileStore,
+        *,
         faults: ErrorResponses,
         bodies: BodyBudget,
         drain_state: DrainState,
@@ -137,8 +138,7 @@ class BatchHandlers:
         identity = self._pipeline.identify(request)
         limits = self._pipeline.customer_limits.headers(identity)
         try:
-            if self._drain_state.closed:
-                raise RequestError(ErrorCode.DRAINING)
+            self._check_open()
             document = await operation(request, identity)
         except RequestError as error:
             return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
@@ -147,6 +147,10 @@ class BatchHandlers:
             document.headers = headers
             return document
         return HttpResponse.of(200, document, headers)
+
+    def _check_open(self) -> None:
+        if self._drain_state.closed:
+            raise RequestError(ErrorCode.DRAINING)
 
     async def _upload(self, request: RoutedRequest, identity: IdentityView) -> FileObject:
         return file_object(await Upload(self._store, self._bodies, identity).receive(request))

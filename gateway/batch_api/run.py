@@ -75,6 +75,7 @@ class Line:
     """A line that has not ended. Times are monotonic seconds."""
 
     __slots__ = (
+        "before",
         "body",
         "call",
         "cancelled",

@@ -26,7 +26,7 @@ RUNS_OF_CUSTOMER = 4
 """Batches of one customer that all gateways run at a time, so that no customer takes all places."""
 
 
-class BatchRunner:
+class BatchFileRunner:
     """Claims batches and runs them. `start` makes the run of a batch."""
 
     def __init__(self, owner: str, parts: RunParts, start: Callable[[BatchRow, RunParts], BatchRun] = BatchRun) -> None:

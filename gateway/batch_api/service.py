@@ -8,7 +8,7 @@ from functools import partial
 from gateway.batch_api.calls import identity_of
 from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.run import RunParts
-from gateway.batch_api.runner import BatchRunner
+from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
 from gateway.catalog import CatalogView
 from gateway.config import BatchConfig
@@ -41,7 +41,7 @@ class BatchService:
         counters: Counters,
     ) -> None:
         self.store = FileStore(config if jobs.serving is not None else None)
-        self.runner: BatchRunner | None = None
+        self.runner: BatchFileRunner | None = None
         if config is not None and jobs.serving is not None:
             parts = RunParts(
                 config=config,
@@ -50,8 +50,10 @@ class BatchService:
                 identity=partial(identity_of, catalog),
                 count=counters.batch_lines,
             )
-            self.runner = BatchRunner(owner, parts)
-        self.handlers = BatchHandlers(pipeline, self.store, faults, bodies, drain_state, self._changed)
+            self.runner = BatchFileRunner(owner, parts)
+        self.handlers = BatchHandlers(
+            pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
+        )
 
     def loops(self) -> dict[str, Loop]:
         """The loops to run, by name."""

@@ -57,6 +57,11 @@ class BatchBench:
     db: "asyncpg.Connection[asyncpg.Record]"
     client: openai.AsyncOpenAI
 
+    @property
+    def catalog(self) -> BatchCatalog:
+        assert isinstance(self.stack.catalog, BatchCatalog)
+        return self.stack.catalog
+
     async def upload(self, lines: Sequence[Any]) -> str:
         """Upload an input file; its id."""
         file = await self.client.files.create(file=("input.jsonl", jsonl(lines)), purpose="batch")

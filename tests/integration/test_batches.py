@@ -1,14 +1,22 @@
 """Files and batches with OpenAI's client: the states, results, errors and limits of `/v1/files` and `/v1/batches`."""
 
-import asyncio
+import random
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
 from eventually import eventually
+from gateway.batch_api.store import PIECE_BYTES
 from integration.batch_fixtures import CHAT, BatchBench, StartBatches, bench, line, start_batches
+from integration.gateway_fixtures import reverse, tier
 from integration.ledger_fixtures import database_url, db, postgres_server
+from ledger.batches import purge_batches
+from ledger.files import purge_files
+from scheduler.errors import ErrorCode
+from scheduler.payload import decode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 __all__ = ["bench", "database_url", "db", "postgres_server", "start_batches"]
 
@@ -88,10 +96,160 @@ async def test_cancel(bench: BatchBench) -> None:
     cancelling = await bench.client.batches.cancel(batch.id)
     ended = await bench.until(batch.id, timeout_s=30.0)
     outputs, errors = await bench.lines(ended.output_file_id), await bench.lines(ended.error_file_id)
-    with pytest.raises(openai.BadRequestError, match="completed|cancelled"):
+    with pytest.raises(openai.BadRequestError, match="The batch is failed"):
         await bench.client.batches.cancel((await bench.until((await bench.create([""])).id)).id)
 
     assert (cancelling.status, ended.status) == ("cancelling", "cancelled")
     assert sorted(int(each["custom_id"]) for each in (*outputs, *errors)) == list(range(600))
     assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
     assert 0 < len(outputs) < 600
+
+
+async def test_lines_wait_for_limits_and_repeat_failed_runs(bench: BatchBench) -> None:
+    """A line refused by a limit waits. One that fails by a lost worker is run again; with its own input's error, it fails."""
+    bench.catalog.set(
+        tiers=(tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.1, max_concurrency=7))
+    )
+    failed: set[str] = set()
+
+    def unreliable(member: ClaimedRequest) -> Outcome:
+        text = decode_payload(member.body).input
+        if text == "poison":
+            return Outcome(member.id, ErrorCode.POISON_REQUEST, -1, 0, "v1", "")
+        if text not in failed and len(failed) < 20:
+            failed.add(text)
+            return Outcome(member.id, ErrorCode.GPU_TIMEOUT, -1, 0, "v1", "")
+        return reverse(member)
+
+    bench.stack.worker.answerer = unreliable
+    batch = await bench.create([line(f"{number:03}") for number in range(60)] + [line("poison")])
+    ended = await bench.until(batch.id)
+    outputs, errors = await bench.lines(ended.output_file_id), await bench.lines(ended.error_file_id)
+
+    assert ended.status == "completed"
+    assert {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in outputs} == {
+        f"{number:03}": f"{number:03}"[::-1] for number in range(60)
+    }
+    assert len(outputs) == 60
+    assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("poison", 422)]
+    assert len(failed) == 20
+
+
+async def test_open_lines_expire(start_batches: StartBatches) -> None:
+    """At the end of the window open lines become lines of the error file, and the batch is expired."""
+    async with start_batches(batches={"total_s": 2.0, "window": 4}) as bench:
+        bench.stack.worker.hold = True
+        ended = await bench.until((await bench.create([line(str(n)) for n in range(9)])).id, timeout_s=30.0)
+        errors = await bench.lines(ended.error_file_id)
+
+    assert (ended.status, ended.output_file_id) == ("expired", None)
+    assert [(each["custom_id"], each["response"], each["error"]["code"]) for each in errors] == [
+        (str(n), None, "batch_expired") for n in range(9)
+    ]
+
+
+async def test_files(bench: BatchBench) -> None:
+    """A file is returned as it was sent, listed in pages, and deleted, unless a batch reads it; others' files are unknown."""
+    client = bench.client
+    raw = random.Random(7).randbytes(3 * PIECE_BYTES + 5)
+    large = await client.files.create(file=("../a/large.bin", raw), purpose="batch")
+    small = [await bench.upload([line(str(number))]) for number in range(3)]
+    pages = await client.files.list(limit=2, order="asc")
+    everything = [file.id async for file in client.files.list(limit=2, order="asc")]
+    content = await client.files.content(large.id)
+    bench.stack.worker.hold = True
+    batch = await bench.create([line("a")])
+    await bench.until(batch.id, "in_progress")
+    with pytest.raises(openai.BadRequestError, match=batch.id):
+        await client.files.delete(batch.input_file_id)
+    bench.stack.worker.hold = False
+    await bench.until(batch.id)
+    deleted = await client.files.delete(large.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(large.id)
+    other = client.with_options(api_key=bench.stack.catalog.keys["paid"].text)
+    with pytest.raises(openai.NotFoundError):
+        await other.files.retrieve(small[0])
+    with pytest.raises(openai.NotFoundError):
+        await other.batches.retrieve(batch.id)
+
+    assert (large.filename, large.bytes, large.purpose, large.status) == ("large.bin", len(raw), "batch", "processed")
+    assert content.content == raw
+    assert ([file.id for file in pages.data], pages.has_more) == ([large.id, small[0]], True)
+    assert everything == [large.id, *small]
+    assert deleted.deleted
+    assert [each.id async for each in client.batches.list(limit=1)] == [batch.id]
+    await purge_files(bench.db)
+    assert await bench.db.fetchval("SELECT count(*) FROM files WHERE id = $1", large.id) == 1  # It is purged in parts.
+    await purge_files(bench.db)
+    assert await bench.db.fetchval("SELECT count(*) FROM file_chunks WHERE file_id = $1", large.id) == 0
+    assert await bench.db.fetchval("SELECT count(*) FROM files WHERE id = $1", large.id) == 0
+
+
+async def test_expired_batches_are_purged(bench: BatchBench) -> None:
+    """With their lines and files, in parts; other batches are kept."""
+    old, kept = [await bench.until((await bench.create([line("a"), line("b")])).id) for _ in range(2)]
+    await bench.db.execute("UPDATE batches SET expires_at = now() WHERE id = $1", old.id)
+    await bench.db.execute("UPDATE files SET expires_at = now() WHERE batch_id = $1", old.id)
+    for _ in range(2):
+        await purge_files(bench.db)
+        await purge_batches(bench.db)
+    with pytest.raises(openai.NotFoundError):
+        await bench.client.batches.retrieve(old.id)
+
+    assert [each.id async for each in bench.client.batches.list()] == [kept.id]
+    assert len(await bench.lines(kept.output_file_id)) == 2
+    assert await bench.db.fetchval("SELECT count(*) FROM batch_lines") == 2
+    assert await bench.db.fetchval("SELECT count(*) FROM files WHERE batch_id IS NOT NULL") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"purpose": "fine-tune", "file": b"{}"}, 400, "purpose"),
+        ({"purpose": "batch"}, 400, "file"),
+        ({"file": b"{}"}, 400, "purpose"),
+        ({"purpose": "batch", "file": b""}, 400, "file"),
+        ({"purpose": "batch", "file": b"x" * 2001}, 413, "file"),
+        ({"purpose": "batch", "colour": "red", "file": b"{}"}, 400, "colour"),
+        ({"purpose": "batch", "file": b"x" * 1500}, 429, "file"),
+    ],
+)
+async def test_rejected_uploads(start_batches: StartBatches, fields: dict[str, Any], status: int, param: str) -> None:
+    """The error names the field, and nothing of the file is kept."""
+    async with start_batches(batches={"max_file_bytes": 2000, "max_stored_bytes": 1400}) as bench:
+        form = aiohttp.FormData(default_to_multipart=True)
+        for name, value in fields.items():
+            form.add_field(name, value, filename="a" if name == "file" else None)
+        async with bench.stack.http.post(
+            f"{bench.stack.url}/v1/files", data=form, headers=bench.stack.key()
+        ) as response:
+            error = (await response.json())["error"]
+        left = await bench.client.files.list()
+
+    assert (response.status, error["param"]) == (status, param)
+    assert left.data == []
+
+
+async def test_rejected_batches(start_batches: StartBatches) -> None:
+    """The error names the field; a customer has so many open batches at most; too many lines fail the batch."""
+    async with start_batches(batches={"max_open": 1, "max_lines": 3}) as bench:
+        client, file_id = bench.client, await bench.upload([line("a")])
+        good: dict[str, Any] = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        found = {}
+        for wrong in ({"endpoint": "/v1/responses"}, {"completion_window": "1h"}, {"metadata": {"a": "b" * 513}}):
+            with pytest.raises(openai.BadRequestError) as raised:
+                await client.batches.create(**good | wrong)
+            found |= dict.fromkeys(wrong, raised.value.param)
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.batches.create(**good | {"input_file_id": "file-1"})
+        many = await bench.until((await bench.create([line(str(number)) for number in range(4)])).id)
+        bench.stack.worker.hold = True
+        await client.batches.create(**good)
+        with pytest.raises(openai.RateLimitError, match="1 open batches"):
+            await client.batches.create(**good)
+
+    assert found == {name: name for name in found}
+    assert unknown.value.param == "input_file_id"
+    assert many.errors is not None
+    assert [fault.code for fault in many.errors.data or []] == ["too_many_lines"]

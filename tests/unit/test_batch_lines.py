@@ -1,0 +1,96 @@
+"""Lines of batch files: splitting, faults with their line numbers, and which errors end a line."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.batch_api.calls import member_id
+from gateway.batch_api.lines import FileCheck, FileLine, LineSplitter, is_final
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.request_id import created_ms, new_request_id
+
+ENDPOINT = "/v1/completions"
+
+
+@given(st.lists(st.text("ab \r", max_size=9).map(str.encode)), st.integers(1, 7), st.booleans())
+def test_chunks_make_no_difference(lines: list[bytes], size: int, end: bool) -> None:
+    """The lines and their numbers are those of the whole file, however it is cut, without blank lines."""
+    raw = b"\n".join(lines) + (b"\n" if end else b"")
+    splitter = LineSplitter(6)
+    found = [line for at in range(0, len(raw), size) for line in splitter.feed(raw[at : at + size])]
+    found += splitter.end()
+
+    expected = [
+        FileLine(number, b"" if len(line) > 6 else line.strip())
+        for number, line in enumerate(raw.split(b"\n"), 1)
+        if len(line) > 6 or line.strip()
+    ]
+    assert found == expected
+
+
+def fault_of(**fields: Any) -> tuple[str, str | None] | None:
+    """Code and parameter of the fault of a line with these fields changed."""
+    document = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "body": {}} | fields
+    check = FileCheck(ENDPOINT, 10, 1000)
+    check.add(FileLine(1, json.dumps({name: value for name, value in document.items() if value is not None}).encode()))
+    faults = check.end()
+    return (faults[0].code, faults[0].param) if faults else None
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, None),
+        ({"method": None}, None),
+        ({"custom_id": ""}, ("invalid_custom_id", "custom_id")),
+        ({"custom_id": "a" * 513}, ("invalid_custom_id", "custom_id")),
+        ({"custom_id": 7}, ("invalid_line", "custom_id")),
+        ({"method": "GET"}, ("invalid_method", "method")),
+        ({"url": "/v1/embeddings"}, ("mismatched_url", "url")),
+        ({"body": "text"}, ("invalid_body", "body")),
+        ({"body": None}, ("invalid_line", "body")),
+        ({"priority": 1}, ("invalid_line", "priority")),
+    ],
+)
+def test_faults(fields: dict[str, Any], fault: tuple[str, str | None] | None) -> None:
+    """Each fault has its code, and names the field."""
+    assert fault_of(**fields) == fault
+
+
+def test_files_with_many_faults() -> None:
+    """At most a hundred are reported; too many lines, and none, are faults of the file."""
+    check, large, empty = FileCheck(ENDPOINT, 1000, 10), FileCheck(ENDPOINT, 2, 1000), FileCheck(ENDPOINT, 2, 1000)
+    for number in range(300):
+        check.add(FileLine(number + 1, b"{"))
+        large.add(FileLine(number + 1, b""))
+
+    assert [fault.line for fault in check.end()] == list(range(1, 101))
+    assert [[fault.code for fault in each.end()] for each in (large, empty)] == [["too_many_lines"], ["empty_file"]]
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_which_errors_end_a_line(code: ErrorCode) -> None:
+    """Those of its input do. Limits and lost capacity do not, unless the line failed in five runs; a cancellation never does."""
+    error = RequestError(code)
+    passing = code.value in {
+        "rate_limit_exceeded", "quota_exceeded", "backpressure", "catalog_unavailable", "reduced_capacity", "shed_for_priority",
+        "queue_full", "no_capacity", "draining", "queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow",
+        "invalid_output", "worker_lost", "gateway_lost", "abandoned", "internal_error",
+    }  # fmt: skip
+
+    assert is_final(error, 0) == (not passing and code is not ErrorCode.CANCELLED)
+    assert is_final(error, 5) == (code is not ErrorCode.CANCELLED)
+
+
+def test_ids_of_the_inputs_of_a_line() -> None:
+    """They follow from the line's id, differ, and have its time."""
+    first = new_request_id()
+    ids = [member_id(first, index) for index in range(100)]
+
+    assert ids == [member_id(first, index) for index in range(100)]
+    assert ids[0] == first
+    assert len(set(ids)) == 100
+    assert {created_ms(each) for each in ids} == {created_ms(first)}
