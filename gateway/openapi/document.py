@@ -73,10 +73,10 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
             schema.update({"allOf": list(endpoint.conditions)} if endpoint.conditions else {})
     codes = "\n".join(f"* `{code}`: {HTTP[code].status}. {HTTP[code].cause} {HTTP[code].action}" for code in ErrorCode)
     schemas["ErrorCode"]["description"] = f"The reason of an error, with its status.\n\n{codes}"
-    paths = {
-        endpoint.template: {method.lower(): _operation(endpoint, method, schema_of) for method in endpoint.methods}
-        for endpoint in endpoints
-    }
+    paths: dict[str, Schema] = {}
+    for endpoint in endpoints:
+        operations = {method.lower(): _operation(endpoint, method, schema_of) for method in endpoint.methods}
+        paths.setdefault(endpoint.template, {}).update(operations)
     headers = {
         reference["$ref"].rpartition("/")[2]
         for operation in _operations(paths)
@@ -144,7 +144,7 @@ def _operation(endpoint: ApiEndpoint, method: str, schema_of: Mapping[Any, Schem
         media: Schema = {"schema": schema_of[endpoint.body]}
         if endpoint.example is not None:
             media["example"] = endpoint.example
-        operation["requestBody"] = {"required": True, "content": {JSON: media}}
+        operation["requestBody"] = {"required": True, "content": {endpoint.media: media}}
     return operation
 
 

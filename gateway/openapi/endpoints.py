@@ -37,6 +37,7 @@ from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.jobs.results import JobResult, Promise
+from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.model import (
     LIMITS,
     NOT_EMPTY,
@@ -425,6 +426,7 @@ TENSORS: tuple[ApiEndpoint, ...] = (
 """The Open Inference Protocol, whose errors have a form of their own."""
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *API,
+    *BATCHES,
     *(replace(endpoint, error=MessageError, beside=BESIDE) for endpoint in ANTHROPIC),
     *(replace(endpoint, error=PlainError) for endpoint in TENSORS),
     *OPERATIONS,

@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiEndpoint:
-    """One path. Methods that differ only in whether they return a body (GET and HEAD) share a description.
+    """One path, or some of its methods. Methods that differ only in whether they return a body (GET and HEAD) share a description.
 
     `errors` are all codes that it can return, including those from before its handler; `error` is their body. `body` is the
     struct that decodes; `rules` and `conditions` describe what is checked after decoding: schemas of single fields, and of
@@ -75,6 +75,7 @@ class ApiEndpoint:
     token: Literal["key", "service"] | None = None
     error: type = ErrorBody
     body: type | None = None
+    media: str = JSON  # Of the body.
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
     conditions: tuple[Schema, ...] = ()
@@ -216,7 +217,7 @@ def account_endpoint(
         optional_headers=(*optional_headers, *TOKEN_LIMITS),
     )
     defaults: dict[str, Any] = {"methods": READ, "tag": "account", "token": "key", "errors": CUSTOMER | set(errors)}
-    return ApiEndpoint(path=path, summary=summary, responses={200: found}, **(defaults | fields))
+    return ApiEndpoint(path=path, summary=summary, **({"responses": {200: found}} | defaults | fields))
 
 
 def static_page(path: str, summary: str, *media: str, kind: Any = str, **fields: Any) -> ApiEndpoint:

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from api_description import Described
 from gateway.api.open_inference import INFER, TEXT_INPUT
+from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
 from gateway.translations.message_endpoints import COUNT
@@ -22,7 +23,7 @@ from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]
 
-VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None}
+VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None and each not in BATCHES}
 ACTIONS = [each.path for each in ENDPOINTS if each.body is not None and each.token == "service"]
 INFERENCE = [path for path in VALID if path not in ACTIONS]
 WRAPPED = {

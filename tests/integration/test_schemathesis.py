@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config import ResponseStoreConfig
+from gateway.config import BatchConfig, JobConfig, ResponseStoreConfig
 from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
 from integration.jobs_fixtures import JobCatalog, add_customers
@@ -55,6 +55,10 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404",
 [[operations]]
 include-name-regex = "(GET|HEAD|DELETE) /v1/responses/{{id}}$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404", "429", "5xx"]
+# A batch that has ended cannot be cancelled, and the input of an open one cannot be deleted.
+[[operations]]
+include-name = "POST /v1/batches/{{id}}/cancel"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "404", "429", "5xx"]
 """
 
 
@@ -69,6 +73,8 @@ async def stack(
         redis_url,
         catalog=JobCatalog(),
         database_url=database_url,
+        jobs=JobConfig(database_url=database_url),
+        batches=BatchConfig(database_url=database_url, max_open=1000),
         responses=ResponseStoreConfig(database_url=database_url),
         auth_failures="off",
         total_ms=LONG_MS,
