@@ -95,10 +95,19 @@ async def find_batch(connection: Connection, batch_id: str, customer_id: str | N
 
 
 async def list_batches(
-    connection: Connection, customer_id: str | None, *, after: str = "", limit: int, open_only: bool = False
+    connection: Connection,
+    customer_id: str | None,
+    *,
+    after: str = "",
+    limit: int,
+    open_only: bool = False,
+    customer: str | None = None,
 ) -> list[BatchRow]:
-    """A page of batches, the newest first, from behind the batch `after` ("": from the first)."""
-    rows = await connection.fetch(statement("list_batches"), customer_id, after, limit, open_only)
+    """A page of batches, the newest first, from behind the batch `after` ("": from the first).
+
+    `customer`: only of the one with this name or id.
+    """
+    rows = await connection.fetch(statement("list_batches"), customer_id, after, limit, open_only, customer)
     return [BatchRow.of(row) for row in rows]
 
 

@@ -24,10 +24,12 @@ FROM batches AS b JOIN customers AS c ON c.id = b.customer_id
 WHERE b.id = $1 AND ($2::uuid IS NULL OR customer_id = $2)
 
 -- name: list_batches
--- $1: customer, null for all. $2: id after which the page begins, or ''. $3: limit. $4: whether open ones only. The newest first.
+-- $1: customer, null for all. $2: id after which the page begins, or ''. $3: limit. $4: whether open ones only. $5: name or id of a
+-- customer, null for all. The newest first.
 SELECT b.*, (extract(epoch FROM deadline - clock_timestamp()))::float8 AS left_s, c.name AS customer
 FROM batches AS b JOIN customers AS c ON c.id = b.customer_id
 WHERE ($1::uuid IS NULL OR customer_id = $1) AND ($2 = '' OR b.id < $2)
+  AND ($5::text IS NULL OR c.name = $5 OR c.id::text = $5)
   AND (NOT $4 OR b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))
 ORDER BY b.id DESC LIMIT $3
 

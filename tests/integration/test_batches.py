@@ -9,6 +9,7 @@ import pytest
 
 from eventually import eventually
 from gateway.batch_api.store import PIECE_BYTES
+from integration.admin_fixtures import Admin
 from integration.batch_fixtures import CHAT, BatchBench, StartBatches, bench, line, start_batches
 from integration.gateway_fixtures import reverse, tier
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -253,3 +254,29 @@ async def test_rejected_batches(start_batches: StartBatches) -> None:
     assert unknown.value.param == "input_file_id"
     assert many.errors is not None
     assert [fault.code for fault in many.errors.data or []] == ["too_many_lines"]
+
+
+async def test_operators(bench: BatchBench, database_url: str) -> None:
+    """`tierlane batch` lists, shows and cancels batches of all customers."""
+    admin = Admin(database_url)
+    bench.stack.worker.hold = True
+    done = await bench.until((await bench.create(["no json"])).id)
+    batch = await bench.until((await bench.create([line("a")], metadata={"a": "b"})).id, "in_progress")
+    rows = await admin.json("batch", "list")
+    shown = await admin.json("batch", "show", batch.id)
+    await admin.done("batch", "cancel", batch.id)
+    ended = await bench.until(batch.id)
+    fault = await admin.fault(1, "batch", "cancel", done.id)
+
+    assert [(row["id"], row["customer"], row["status"], row["total"]) for row in rows] == [
+        (batch.id, "free", "in_progress", 1),
+        (done.id, "free", "failed", 0),
+    ]
+    assert [row["id"] for row in await admin.json("batch", "list", "--open")] == []
+    assert await admin.done("batch", "list", "--customer", "paid") == "No batches.\n"
+    assert rows[1]["errors"][0]["line"] == 1
+    assert (shown["metadata"], shown["owner"]) == ({"a": "b"}, "g1")
+    assert ended.status == "cancelled"
+    assert "so it cannot be cancelled" in fault
+    assert "invalid_json_line" in await admin.done("batch", "show", done.id)
+    assert "There is no batch" in await admin.fault(1, "batch", "show", "batch_1")

@@ -26,6 +26,7 @@ TOOLS = {
     "check": [],
     "explain": [],
     "dlq": ["list", "show", "requeue", "purge"],
+    "batch": ["list", "show", "cancel"],
     "bench": [],
     "chaos": [],
 }
@@ -188,6 +189,7 @@ def test_a_missing_required_setting_names_the_variable(monkeypatch: pytest.Monke
         *("quota set", "quota set 10/day", "model set tiny --enabled maybe"),
         *("dlq", "dlq burn", "dlq show", "dlq requeue", "dlq list --limit 0", "dlq purge", "dlq purge req_1 --all"),
         *("dlq purge --all --older-than 7d", "dlq purge --older-than soon"),
+        *("batch", "batch show", "batch cancel", "batch list --limit 0"),
         *("explain", "explain acme other", "explain acme -o xml", "explain acme --refusals -1"),
         *("check model", "check model simulated -o xml", "check model simulated --device gpu"),
         *("check model simulated --batch-sizes 1,zero", "check model simulated --batch-sizes 0"),

@@ -1,11 +1,11 @@
-"""`tierlane gpu`, `queue`, `dlq` and `top`: their verbs and options."""
+"""`tierlane gpu`, `queue`, `dlq`, `batch` and `top`: their verbs and options."""
 # ruff: noqa: PLC0415 - help must be fast, so the code of `top` is imported when it runs
 
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import PLACE, Actor, Work, Yes, add_verb, limit_option, read_options, reads, writes
+from tierlane.admin.options import PLACE, Actor, Limit, Work, Yes, add_verb, limit_option, read_options, reads, writes
 from tierlane.command import (
     STYLE,
     Config,
@@ -22,8 +22,9 @@ from tierlane.command import (
 )
 
 if TYPE_CHECKING:
-    from tierlane.operate import dead_letters, pools, requeue
+    from tierlane.operate import batches, dead_letters, pools, requeue
 else:
+    batches = LazyModule("tierlane.operate.batches")
     dead_letters = LazyModule("tierlane.operate.dead_letters")
     pools = LazyModule("tierlane.operate.pools")
     requeue = LazyModule("tierlane.operate.requeue")
@@ -131,6 +132,33 @@ add_verb(dlq_app, "list", dlq_list, _DLQ_READS, "dlq list --customer acme --code
 add_verb(dlq_app, "show", dlq_show, _DLQ_READS, "dlq show req_01a1fe0124e5742f8c4b28b2a107510e")
 add_verb(dlq_app, "requeue", dlq_requeue, _DLQ_WRITES, "dlq requeue req_01a1fe0124e5742f8c4b28b2a107510e")
 add_verb(dlq_app, "purge", dlq_purge, _DLQ_WRITES, "dlq purge --older-than 30d")
+
+batch_app = verb_group("Batches of /v1/batches: list, show, cancel.", "batch list")
+BatchId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch.")]
+
+
+@reads(batch_app, "list", "batch list --customer acme --open")
+def batch_list(
+    *,
+    limit: Limit = 100,
+    customer: Annotated[str | None, no_variable("--customer", "Only of this customer, by name or id.")] = None,
+    open_: Annotated[bool, no_variable("--open", "Only batches that have not ended.", "off")] = False,
+) -> Work:
+    """Show the newest batches, with the numbers of their lines."""
+    return batches.show_list(limit, customer, open_only=open_)
+
+
+@reads(batch_app, "show", "batch show batch_01a1fe0124e5742f8c4b28b2a107510e")
+def batch_show(batch_id: BatchId) -> Work:
+    """Show a batch, with its times and files."""
+    return batches.show_one(batch_id)
+
+
+@reads(batch_app, "cancel", "batch cancel batch_01a1fe0124e5742f8c4b28b2a107510e")
+def batch_cancel(batch_id: BatchId) -> Work:
+    """Cancel a batch. Its customer can read the results of lines that have ended."""
+    return batches.cancel(batch_id)
+
 
 top_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE
