@@ -100,7 +100,10 @@ CONTENT = ResponseDescription(
 
 BATCHES: tuple[ApiEndpoint, ...] = (
     _endpoint(
-        "/v1/files", "List the files", ObjectList[FileObject], parameters=(*_page(FILE_PAGE, MAX_FILE_PAGE), ORDER)
+        "/v1/files",
+        "List the files; POST uploads one for a batch",
+        ObjectList[FileObject],
+        parameters=(*_page(FILE_PAGE, MAX_FILE_PAGE), ORDER),
     ),
     _endpoint(
         "/v1/files",
@@ -114,10 +117,17 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         rules={"purpose": only("batch")},
         conditions=(BOTH,),
     ),
-    _endpoint("/v1/files/{id}", "Read a file's description", FileObject, parameters=(FILE_ID,)),
+    _endpoint(
+        "/v1/files/{id}", "Read a file's description; DELETE deletes the file", FileObject, parameters=(FILE_ID,)
+    ),
     _endpoint("/v1/files/{id}", "Delete a file", FileDeleted, methods=("DELETE",), parameters=(FILE_ID,)),
     _endpoint("/v1/files/{id}/content", "Read a file", str, parameters=(FILE_ID,), responses={200: CONTENT}),
-    _endpoint("/v1/batches", "List the batches", ObjectList[BatchObject], parameters=_page(BATCH_PAGE, MAX_BATCH_PAGE)),
+    _endpoint(
+        "/v1/batches",
+        "List the batches; POST runs the requests of a file",
+        ObjectList[BatchObject],
+        parameters=_page(BATCH_PAGE, MAX_BATCH_PAGE),
+    ),
     _endpoint(
         "/v1/batches",
         "Run the requests of a file (OpenAI format)",
