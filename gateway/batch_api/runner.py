@@ -5,13 +5,13 @@ Losing a lease stops the run here. Two runs of one batch at a time cost GPU time
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
 from gateway.batch_api.run import BatchRun, RunParts
-from ledger.batches import BatchRow, claim_batches, release_batches, renew_batches
+from gateway.http.router import DrainState
+from ledger.batches import claim_batches, release_batches, renew_batches
 from ledger.jobs import StoreUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.tasks import end_all
@@ -27,12 +27,12 @@ RUNS_OF_CUSTOMER = 4
 
 
 class BatchFileRunner:
-    """Claims batches and runs them. `start` makes the run of a batch."""
+    """Claims batches and runs them. While the gateway drains, it runs none."""
 
-    def __init__(self, owner: str, parts: RunParts, start: Callable[[BatchRow, RunParts], BatchRun] = BatchRun) -> None:
+    def __init__(self, owner: str, parts: RunParts, drain_state: DrainState) -> None:
         self._owner = owner
         self._parts = parts
-        self._start = start
+        self._drain_state = drain_state
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
 
@@ -64,7 +64,7 @@ class BatchFileRunner:
                 task.cancel()
 
     async def release(self) -> None:
-        """End all runs, once the loop has ended, and the leases."""
+        """End all runs and leases."""
         await end_all([task for _, task in self._runs.values()])
         self._runs.clear()
         with suppress(StoreUnavailable):  # They end by themselves.
@@ -72,6 +72,10 @@ class BatchFileRunner:
 
     async def _step(self) -> None:
         """Renew the leases, stop the runs that lost theirs, and claim more batches."""
+        if self._drain_state.leaving:
+            if self._runs:
+                await self.release()
+            return
         self._runs = {batch_id: (run, task) for batch_id, (run, task) in self._runs.items() if not task.done()}
         lease_s, session = self._parts.config.lease_s, self._parts.session
         if self._runs:
@@ -87,7 +91,7 @@ class BatchFileRunner:
             rows = await session.run(lambda c: claim_batches(c, self._owner, lease_s, room, RUNS_OF_CUSTOMER))
             for row in rows:
                 if row.id not in self._runs:
-                    run = self._start(row, self._parts)
+                    run = BatchRun(row, self._parts)
                     self._runs[row.id] = run, asyncio.create_task(self._run_one(run, row.id), name=f"batch {row.id}")
 
     async def _run_one(self, run: BatchRun, batch_id: str) -> None:

@@ -50,7 +50,7 @@ class BatchService:
                 identity=partial(identity_of, catalog),
                 count=counters.batch_lines,
             )
-            self.runner = BatchFileRunner(owner, parts)
+            self.runner = BatchFileRunner(owner, parts, drain_state)
         self.handlers = BatchHandlers(
             pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
         )
