@@ -177,9 +177,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare |
             raise _too_large(max_bytes)
         return body
     try:
+        if share is not None and request.content_length:
+            share.take(request.content_length)
         async with awaited_body(request):
-            if share is not None and request.content_length:
-                share.take(request.content_length)
             return await _read_chunks(request, max_bytes, None if request.content_length else share)
     finally:
         if share is not None:
