@@ -154,7 +154,7 @@ SELECT status FROM ended
 -- ended while Redis, and with it the auditor's entries, was lost, and the gateway too, which had kept them. A line without
 -- any row is one that ran only if it completed. The time of its end is that of the batch, since its own is not stored.
 WITH batch AS (
-    SELECT b.id, b.customer_id, b.api_key_id, b.audit_after, b.finalizing_at, c.tier
+    SELECT b.id, b.customer_id, b.api_key_id, b.endpoint, b.audit_after, b.finalizing_at, c.tier
     FROM batches AS b JOIN customers AS c ON c.id = b.customer_id
     WHERE audit_after IS NOT NULL AND finalizing_at < clock_timestamp() - make_interval(secs => $1)
     ORDER BY finalizing_at LIMIT 1 FOR UPDATE OF b SKIP LOCKED
@@ -173,13 +173,13 @@ WITH batch AS (
 ), written AS (
     INSERT INTO requests AS r (
         id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at, latency_ms,
-        gateway_id, tokens_used, mode
+        gateway_id, tokens_used, mode, endpoint
     )
     SELECT request_id, created_at, customer_id, api_key_id, tier, response #>> '{body,model}',
            CASE WHEN code IS NULL THEN 'completed' ELSE 'failed' END, code,
            CASE WHEN code IS NULL THEN 200 ELSE coalesce(($3::jsonb ->> code)::smallint, 500) END, finalizing_at,
            greatest(0, extract(epoch FROM finalizing_at - created_at) * 1000), 'jobs',
-           (response #>> '{body,usage,total_tokens}')::int, 'queue'
+           (response #>> '{body,usage,total_tokens}')::int, 'queue', endpoint
     FROM ended
     ON CONFLICT (id, created_at) DO UPDATE SET
         status = excluded.status, error_code = excluded.error_code, http_status = excluded.http_status,
