@@ -13,11 +13,12 @@ from integration.admin_fixtures import Admin
 from integration.batch_fixtures import CHAT, BatchBench, StartBatches, bench, line, start_batches
 from integration.gateway_fixtures import reverse, tier
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.batches import purge_batches
+from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.request_id import created_at
 
 __all__ = ["bench", "database_url", "db", "postgres_server", "start_batches"]
 
@@ -280,3 +281,21 @@ async def test_operators(bench: BatchBench, database_url: str) -> None:
     assert "so it cannot be cancelled" in fault
     assert "invalid_json_line" in await admin.done("batch", "show", done.id)
     assert "There is no batch" in await admin.fault(1, "batch", "show", "batch_1")
+
+
+async def test_lost_audit_rows_are_written(bench: BatchBench) -> None:
+    """If neither Redis nor the gateway has the records of a line, its row follows from the batch; a rejected line has none."""
+    batch = await bench.until((await bench.create([line("a"), line("b"), line("bad", prompt=1)])).id)
+    rows = await bench.db.fetch("SELECT number, request_id FROM batch_lines ORDER BY number")
+    opened = "INSERT INTO requests (id, created_at, status, tier, model, endpoint) VALUES ($1, $2, 'queued', 'free', 'tiny', $3)"
+    await bench.db.execute(opened, rows[1]["request_id"], created_at(rows[1]["request_id"]), batch.endpoint)
+    missing = [await audit_lines(bench.db, after_s) for after_s in (60.0, 0.0, 0.0)]
+    audited = await bench.db.fetch(
+        "SELECT id, status, http_status, tier, model, tokens_used, endpoint, gateway_id FROM requests ORDER BY id"
+    )
+
+    assert missing == [0, 2, 0]
+    assert [tuple(row)[:7] for row in audited] == [
+        (rows[at]["request_id"], "completed", 200, "free", "tiny", 1, "/v1/completions") for at in (0, 1)
+    ]
+    assert audited[0]["gateway_id"] == "jobs"
