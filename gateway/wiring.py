@@ -103,11 +103,13 @@ class GatewayParts(PoolParts):
             unfinished=Unfinished(self._client).pools,
             tasks=shared.tasks,
         )
+        self.batches = self._batches(shared)
         self.snapshots = DashboardSnapshots(
             HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
             catalog,
             DashboardHistory(HistoryStore(self._client, self._keys, config.gateway_id)),
             config.gateway_id,
+            batches=self.batches.open_batches,
         )
         self.internal = Internal(
             InternalParts(
@@ -122,13 +124,12 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        self.batches = self._batches(shared)
         models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
         self.lookups = self._lookups(catalog, session_auth, connect)
-        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
+        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches, self.batches.open_batches)
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)

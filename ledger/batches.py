@@ -66,6 +66,13 @@ class BatchRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return cls(**values | {"customer_id": str(row["customer_id"])})
 
 
+class OpenBatches(msgspec.Struct, frozen=True, gc=False):
+    """The numbers of open batches and of their lines that have not ended."""
+
+    batches: int
+    lines: int
+
+
 class KnownLine(msgspec.Struct, frozen=True, gc=False):
     """A line that was submitted or has ended."""
 
@@ -133,6 +140,11 @@ async def renew_batches(connection: Connection, owner: str, lease_s: float, ids:
 async def release_batches(connection: Connection, owner: str) -> None:
     """End all leases of `owner`, so that another gateway can take over at once."""
     await connection.execute(statement("release_batches"), owner)
+
+
+async def count_open_batches(connection: Connection) -> OpenBatches:
+    """The open batches of all customers."""
+    return OpenBatches(*await connection.fetchrow(statement("count_open_batches")) or (0, 0))
 
 
 async def start_batch(connection: Connection, batch_id: str, total: int) -> str | None:

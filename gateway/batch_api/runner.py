@@ -11,7 +11,7 @@ import structlog
 
 from gateway.batch_api.run import BatchRun, RunParts
 from gateway.http.router import DrainState
-from ledger.batches import claim_batches, release_batches, renew_batches
+from ledger.batches import OpenBatches, claim_batches, count_open_batches, release_batches, renew_batches
 from ledger.jobs import StoreUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.tasks import end_all
@@ -19,6 +19,7 @@ from scheduler.tasks import end_all
 log = structlog.get_logger("gateway")
 
 RENEW_EVERY_S = 1.0
+COUNT_EVERY_S = 5.0
 MAX_RUNS = 32
 """Batches that one gateway runs at a time: each has a window of lines, and up to 4 MiB of bodies, in memory."""
 
@@ -35,11 +36,8 @@ class BatchFileRunner:
         self._drain_state = drain_state
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
-
-    @property
-    def running(self) -> int:
-        """Number of batches that this gateway runs."""
-        return len(self._runs)
+        self._count_at = 0.0
+        self.open: OpenBatches | None = None  # Of all gateways; None before they were counted.
 
     def wake(self) -> None:
         """A batch was created or cancelled."""
@@ -87,6 +85,10 @@ class BatchFileRunner:
                     run.note(kept[batch_id])
                 else:
                     task.cancel()
+        now = asyncio.get_running_loop().time()
+        if now >= self._count_at:
+            self._count_at = now + COUNT_EVERY_S
+            self.open = await session.run(count_open_batches)
         if (room := MAX_RUNS - len(self._runs)) > 0:
             rows = await session.run(lambda c: claim_batches(c, self._owner, lease_s, room, RUNS_OF_CUSTOMER))
             for row in rows:

@@ -18,6 +18,7 @@ from gateway.http.router import DrainState
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.service import Jobs
 from gateway.metrics.counters import Counters
+from ledger.batches import OpenBatches
 from scheduler.tasks import Loop
 
 
@@ -54,6 +55,10 @@ class BatchService:
         self.handlers = BatchHandlers(
             pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
         )
+
+    def open_batches(self) -> OpenBatches | None:
+        """The open batches of all gateways, as they were counted a few seconds ago; None if that is not known."""
+        return None if self.runner is None else self.runner.open
 
     def loops(self) -> dict[str, Loop]:
         """The loops to run, by name."""

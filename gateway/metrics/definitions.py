@@ -134,6 +134,14 @@ OBSERVED = (
         "entries",
     ),
     Metric("tierlane_audit_lag_seconds", "gauge", POOL, "Age of the oldest audit entry that is not in PostgreSQL."),
+    Metric("tierlane_open_batches", "gauge", (), "Batches of /v1/batches that have not ended.", "batches"),
+    Metric(
+        "tierlane_open_batch_lines",
+        "gauge",
+        (),
+        "Lines of them that have not ended, once the file was checked.",
+        "lines",
+    ),
     Metric("tierlane_redis_memory_ratio", "gauge", POOL, "Used memory of Redis divided by its limit."),
     Metric(
         "tierlane_look_age_seconds",

@@ -24,6 +24,7 @@ from gateway.http.router import RoutedRequest
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Counters, Series
 from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
 from gateway.metrics.shared_counters import SharedCounters, Sum
+from ledger.batches import OpenBatches
 from scheduler.protocol.pool_view import Observation, WorkerView
 
 STALE_S = 10.0
@@ -193,6 +194,7 @@ class MetricsSources:
     figures: Callable[[], Awaitable[Sequence[PoolFigures]]]
     resubmitted: Callable[[], int]  # Requests that were submitted again after a loss of Redis data.
     full_batches: Callable[[], Mapping[tuple[str, str], int]]  # (pool, model) -> max_batch_size.
+    open_batches: Callable[[], OpenBatches | None]  # Of /v1/batches; None if they are not known.
 
 
 class Metrics:
@@ -210,6 +212,11 @@ class Metrics:
         """Return the metrics."""
         total = await self._total()
         observed = [gauge for figures in await self._sources.figures() for gauge in gauges(figures)]
+        if (batches := self._sources.open_batches()) is not None:
+            observed += [
+                ("tierlane_open_batches", (), batches.batches),
+                ("tierlane_open_batch_lines", (), batches.lines),
+            ]
         shared = self._shared_counters is not None and self._problem is None
         observed += [
             ("tierlane_metrics_directory_usable", (), int(shared)),

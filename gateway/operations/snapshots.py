@@ -22,6 +22,7 @@ from gateway.http.sse import EventStream
 from gateway.operations.health.collector import HealthCollector, merge_pools
 from gateway.operations.health.model import LEVELS, Health
 from gateway.operations.state import DashboardEvent, DashboardState, TierState, changes, config_changes, state
+from ledger.batches import OpenBatches
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.history import KEEP_MS, STEP_MS, HistoryStore
@@ -346,10 +347,12 @@ class DashboardSnapshots:
         history: DashboardHistory,
         gateway_id: str,
         *,
+        batches: Callable[[], OpenBatches | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._collector = collector
+        self._batches = batches
         self._catalog = catalog
         self._gateway_id = gateway_id
         self._clock = clock
@@ -409,7 +412,15 @@ class DashboardSnapshots:
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in document["tiers"]]
         at_ms = round(self._wall() * 1000)
-        now = state(pools, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
+        now = state(
+            pools,
+            document,
+            known,
+            at_ms=at_ms,
+            gateway=self._gateway_id,
+            cordoned=cordoned,
+            batches=self._batches(),
+        )
         if before is not None:
             self._unpublished += changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)

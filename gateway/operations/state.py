@@ -11,6 +11,7 @@ from gateway.catalog import SnapshotView, TierRow
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
 from gateway.operations.health.model import Health, Status, process_name
+from ledger.batches import OpenBatches
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -150,7 +151,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 class DashboardState(PoolState, frozen=True, kw_only=True):
     """The document; its figures are those of all pools, `pools` has those of each if there are several.
 
-    `look_age_s`: age of the last observation of Redis, null before the first.
+    `look_age_s`: age of the last observation of Redis, null before the first. `batches`: those of /v1/batches, null if unknown.
     """
 
     at_ms: int
@@ -165,6 +166,7 @@ class DashboardState(PoolState, frozen=True, kw_only=True):
     customers: list[CustomerState]
     gateways: list[str]
     events: list[DashboardEvent]
+    batches: OpenBatches | None = None
 
 
 def state(
@@ -175,6 +177,7 @@ def state(
     at_ms: int,
     gateway: str,
     cordoned: Collection[str] = (),
+    batches: OpenBatches | None = None,
 ) -> DashboardState:
     """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
     gateways = _gateways(pools)
@@ -192,6 +195,7 @@ def state(
         customers=[CustomerState(*each) for each in top_customers(gateways)],
         gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
+        batches=batches,
         pools=[_pool(name, {name: each}, each.document, rows) for name, each in pools.items()]
         if len(pools) > 1
         else [],

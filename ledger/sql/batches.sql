@@ -68,6 +68,11 @@ RETURNING id, status
 UPDATE batches SET owned_until = NULL, owner = NULL
 WHERE owner = $1 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
 
+-- name: count_open_batches
+-- Lines are counted from when the file was checked.
+SELECT count(*) AS batches, coalesce(sum(total - completed - failed), 0)::bigint AS lines
+FROM batches WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+
 -- name: start_batch
 -- $2: lines. The input file is valid. Returns the status, which may be `cancelling`.
 UPDATE batches SET total = $2,

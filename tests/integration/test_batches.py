@@ -265,6 +265,8 @@ async def test_operators(bench: BatchBench, database_url: str) -> None:
     batch = await bench.until((await bench.create([line("a")], metadata={"a": "b"})).id, "in_progress")
     rows = await admin.json("batch", "list")
     shown = await admin.json("batch", "show", batch.id)
+    counted = await bench.stack.http.get(f"{bench.stack.url}/metrics")
+    page = await counted.text()
     await admin.done("batch", "cancel", batch.id)
     ended = await bench.until(batch.id)
     fault = await admin.fault(1, "batch", "cancel", done.id)
@@ -276,6 +278,8 @@ async def test_operators(bench: BatchBench, database_url: str) -> None:
     assert [row["id"] for row in await admin.json("batch", "list", "--open")] == []
     assert await admin.done("batch", "list", "--customer", "paid") == "No batches.\n"
     assert rows[1]["errors"][0]["line"] == 1
+    assert "tierlane_open_batches" in page
+    assert "tierlane_batch_lines_total" in page
     assert (shown["metadata"], shown["owner"]) == ({"a": "b"}, "g1")
     assert ended.status == "cancelled"
     assert "so it cannot be cancelled" in fault

@@ -71,6 +71,8 @@ const StatusPanel = (() => {
   const AUDIT = ["audit lag", "Age of the oldest record that PostgreSQL does not have", (s) => (s.audit_lag_ms === null ? null : time(s.audit_lag_ms)),
     (s) => (s.audit_lag_ms > 10000 ? "bad" : "")];
 
+  const BATCHES = ["batch lines", "Lines of open batches that have not ended, and the batches", (s) => `${count(s.batches.lines)} in ${count(s.batches.batches)}`];
+
   function box([label, meaning, value, level], figures) {
     const node = element("div");
     const shown = value(figures);
@@ -81,6 +83,7 @@ const StatusPanel = (() => {
 
   function showFigures(state, figures) {
     by("kpis").replaceChildren(...KPIS.map((each) => box(each, figures)), box(AUDIT, state));
+    if (state.batches?.batches) by("kpis").append(box(BATCHES, state));
   }
 
   return { showStatus, showAge, showFigures };
