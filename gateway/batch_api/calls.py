@@ -28,6 +28,7 @@ from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.replies import Reply, RequestStatus, StoredReply
@@ -110,6 +111,9 @@ class LineCall(JobCall):
                 return LineOutcome(completed_line(self.request_id, custom_id, self._body(replies)), failed=False)
             except RequestError as unreadable:
                 error = unreadable
+            except Exception as fault:  # noqa: BLE001  # one line must not stop the batch
+                log_fault("the response of a line cannot be written", fault, request_id=self.request_id)
+                error = RequestError(ErrorCode.INTERNAL_ERROR)
         ran = any(reply.attempts for reply in replies)
         if not is_final(error, runs + ran):
             return LineOutcome(b"", failed=True, ran=ran)

@@ -209,15 +209,18 @@ def _written(request_id: str, custom_id: str, response: LineResponse | None, err
 
 
 MAX_RUNS = 5
-"""Runs of a line that may fail for other reasons than its input; then it fails."""
+"""Failed runs after which a line fails with an error of MAYBE_ITS_OWN."""
+
+MAYBE_ITS_OWN = frozenset({ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT, ErrorCode.INTERNAL_ERROR})
+"""Errors that an input may cause each time."""
 
 
 def is_final(error: RequestError, runs: int) -> bool:
-    """Whether a line fails with this error: it is its input's, or the line was run `runs` times without success.
+    """Whether a line fails with this error, after `runs` failed runs: it is its input's.
 
-    Limits and lack of capacity (429, 503) are not final while the line did not run.
+    After limits, and after lack or loss of capacity (429, 503), it is tried again until the batch expires.
     """
+    if error.code in MAYBE_ITS_OWN:
+        return runs >= MAX_RUNS
     status = HTTP[error.code].status
-    if error.code is ErrorCode.CANCELLED:
-        return False
-    return runs >= MAX_RUNS if status >= 500 or status == 429 else True
+    return status < 500 and status != 429 and error.code is not ErrorCode.CANCELLED

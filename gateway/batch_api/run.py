@@ -37,6 +37,7 @@ from ledger.batches import BatchRow, KnownLine, LineEnd
 from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestStatus
 from scheduler.request_id import new_request_id
 
@@ -49,6 +50,7 @@ READ_LINES = 32  # Read at a time; the next ones follow if most of these have en
 ADMITTED_LINES = 64  # Of a call, so that interactive requests are admitted in between.
 YIELD_LINES = 16  # Built or read before other tasks of the gateway get their turn.
 WRITTEN_LINES, WRITTEN_BYTES = 256, 1 << 20
+SLICE_BYTES = 16_384  # Of an input file that are split at a time: they may be as many lines.
 MAX_BYTES = 4 << 20  # Of the bodies of one batch in memory.
 STALE_ID_S = 60.0  # A refused line gets another id then, because the audit takes the creation time from it.
 RETRY_S = 0.5  # After PostgreSQL or Redis was not available.
@@ -105,24 +107,29 @@ class Line:
 
 
 class LineSource:
-    """The lines of an input file, chunk by chunk. `read` returns a chunk by its number, None after the last one."""
+    """The lines of an input file, in slices. `read` returns a chunk by its number, None after the last one."""
 
     def __init__(self, read: Callable[[int], Awaitable[bytes | None]], max_line_bytes: int) -> None:
         self._read = read
         self._splitter = LineSplitter(max_line_bytes)
         self._next = 0
+        self._chunk = b""
+        self._at = 0
         self._done = False
 
     async def lines(self) -> list[FileLine] | None:
-        """The lines that end in the next chunk; None at the end of the file."""
+        """The lines that end in the next slice; None at the end of the file."""
         if self._done:
             return None
-        chunk = await self._read(self._next)
-        self._next += 1
-        if chunk is None:
-            self._done = True
-            return list(self._splitter.end())
-        return list(self._splitter.feed(chunk))
+        if self._at >= len(self._chunk):
+            chunk = await self._read(self._next)
+            self._next, self._chunk, self._at = self._next + 1, chunk or b"", 0
+            if chunk is None:
+                self._done = True
+                return list(self._splitter.end())
+        piece = self._chunk[self._at : self._at + SLICE_BYTES]
+        self._at += SLICE_BYTES
+        return list(self._splitter.feed(piece))
 
 
 class BatchRun:
@@ -139,7 +146,7 @@ class BatchRun:
         self._lines: dict[int, Line] = {}
         self._bytes = 0
         self._source = self._new_source()
-        self._read: list[FileLine] = []  # Of the last chunk, until their rows were read.
+        self._read: list[FileLine] = []  # Of the last slice, until their rows were read.
         self._buffer: deque[tuple[FileLine, str]] = deque()  # Lines with their request ids.
         self._exhausted = False
         self._room = parts.config.window
@@ -188,10 +195,9 @@ class BatchRun:
         most = self._parts.handler.pipeline.max_body_bytes + ENVELOPE_BYTES
         check, source = FileCheck(self._row.endpoint, config.max_lines, most), self._new_source()
         while not check.full and (lines := await source.lines()) is not None:
-            for at, line in enumerate(lines):
+            for line in lines:
                 check.add(line)
-                if at % YIELD_LINES == 0:
-                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
         if faults := check.end():
             text = encode_json(faults).decode()
             await self._db(lambda c: batches.fail_batch(c, batch_id, text, config.kept_s))
@@ -296,6 +302,11 @@ class BatchRun:
             else:
                 line.since = self._clock() + RETRY_S
             return None
+        except Exception as error:  # noqa: BLE001  # one line must not stop the batch
+            log_fault("a line of a batch cannot be built", error, request_id=line.request_id)
+            fault = RequestError(ErrorCode.INTERNAL_ERROR)
+            self._end(line, error_line(line.request_id, line.custom_id, fault), failed=True)
+            return None
         left_ms = max(1000, int((self._deadline - self._clock()) * 1000))
         for submission in call.submissions:
             submission.again = line.lost
@@ -390,7 +401,7 @@ class BatchRun:
             return
         line.call, line.before, line.request_id = None, line.request_id, ""
         line.runs += found.ran
-        line.since = self._clock() + RETRY_S
+        line.since = self._clock() + min(MAX_WAIT_S, RETRY_S * 2**line.runs)
         if self._code:
             self._end_not_run(line, self._code)
 

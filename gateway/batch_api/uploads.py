@@ -5,7 +5,7 @@ file exists for its customer once it is complete. The fields may come in any ord
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -80,7 +80,8 @@ class Upload:
             raise invalid(None, f"The body is not valid: {NOT_FORM}") from None
         finally:
             if self._file_id and not complete:
-                await self._store.drop_file(self._file_id)
+                with suppress(RequestError):  # It expires within an hour.
+                    await self._store.drop_file(self._file_id)
 
     async def _read(self, request: web.BaseRequest) -> None:
         if not request.headers.get("Content-Type", "").lower().startswith(FORM):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batch_api.calls import member_id
-from gateway.batch_api.lines import FileCheck, FileLine, LineSplitter, is_final
+from gateway.batch_api.lines import MAYBE_ITS_OWN, FileCheck, FileLine, LineSplitter, is_final
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.request_id import created_ms, new_request_id
 
@@ -73,7 +73,7 @@ def test_files_with_many_faults() -> None:
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_which_errors_end_a_line(code: ErrorCode) -> None:
-    """Those of its input do. Limits and lost capacity do not, unless the line failed in five runs; a cancellation never does."""
+    """Those of its input do. Limits, lost capacity and a cancellation do not; what may be its input's does after five runs."""
     error = RequestError(code)
     passing = code.value in {
         "rate_limit_exceeded", "quota_exceeded", "backpressure", "catalog_unavailable", "reduced_capacity", "shed_for_priority",
@@ -82,7 +82,7 @@ def test_which_errors_end_a_line(code: ErrorCode) -> None:
     }  # fmt: skip
 
     assert is_final(error, 0) == (not passing and code is not ErrorCode.CANCELLED)
-    assert is_final(error, 5) == (code is not ErrorCode.CANCELLED)
+    assert is_final(error, 5) == (is_final(error, 0) or code in MAYBE_ITS_OWN)
 
 
 def test_ids_of_the_inputs_of_a_line() -> None:
