@@ -1,10 +1,10 @@
-"""Lines of batch files: splitting an input file, checking it, and writing lines of the output and error file. All pure.
+"""Lines of batch files: splitting an input file, checking it, and writing lines of the output and error file.
 
 Faults of the file itself fail the batch before a line runs: invalid JSON, a missing or duplicate `custom_id`, another method or
 URL. A body that its endpoint rejects fails its line only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from scheduler.request_id import PREFIX
 
 MAX_CUSTOM_ID = 512
 MAX_FAULTS = 100
+SLICE_BYTES = 16_384  # Of a file that are split at a time: they may be as many lines.
 ENVELOPE_BYTES = 4096
 """Bytes that a line may have more than its body may have."""
 
@@ -117,6 +118,32 @@ class LineSplitter:
         raw = raw.strip(_BLANK)
         if raw or too_long:
             yield FileLine(self._number, raw)
+
+
+class LineSource:
+    """The lines of an input file, in slices. `read` returns a chunk by its number, None after the last one."""
+
+    def __init__(self, read: Callable[[int], Awaitable[bytes | None]], max_line_bytes: int) -> None:
+        self._read = read
+        self._splitter = LineSplitter(max_line_bytes)
+        self._next = 0
+        self._chunk = b""
+        self._at = 0
+        self._done = False
+
+    async def lines(self) -> list[FileLine] | None:
+        """The lines that end in the next slice; None at the end of the file."""
+        if self._done:
+            return None
+        if self._at >= len(self._chunk):
+            chunk = await self._read(self._next)
+            self._next, self._chunk, self._at = self._next + 1, chunk or b"", 0
+            if chunk is None:
+                self._done = True
+                return list(self._splitter.end())
+        piece = self._chunk[self._at : self._at + SLICE_BYTES]
+        self._at += SLICE_BYTES
+        return list(self._splitter.feed(piece))
 
 
 def read_line(raw: bytes) -> InputLine:

@@ -21,7 +21,7 @@ from gateway.batch_api.lines import (
     ENVELOPE_BYTES,
     FileCheck,
     FileLine,
-    LineSplitter,
+    LineSource,
     is_final,
     line_not_run,
     read_line,
@@ -50,7 +50,6 @@ READ_LINES = 32  # Read at a time; the next ones follow if most of these have en
 ADMITTED_LINES = 64  # Of a call, so that interactive requests are admitted in between.
 YIELD_LINES = 16  # Built or read before other tasks of the gateway get their turn.
 WRITTEN_LINES, WRITTEN_BYTES = 256, 1 << 20
-SLICE_BYTES = 16_384  # Of an input file that are split at a time: they may be as many lines.
 MAX_BYTES = 4 << 20  # Of the bodies of one batch in memory.
 STALE_ID_S = 60.0  # A refused line gets another id then, because the audit takes the creation time from it.
 RETRY_S = 0.5  # After PostgreSQL or Redis was not available.
@@ -106,32 +105,6 @@ class Line:
         self.end: LineEnd | None = None
 
 
-class LineSource:
-    """The lines of an input file, in slices. `read` returns a chunk by its number, None after the last one."""
-
-    def __init__(self, read: Callable[[int], Awaitable[bytes | None]], max_line_bytes: int) -> None:
-        self._read = read
-        self._splitter = LineSplitter(max_line_bytes)
-        self._next = 0
-        self._chunk = b""
-        self._at = 0
-        self._done = False
-
-    async def lines(self) -> list[FileLine] | None:
-        """The lines that end in the next slice; None at the end of the file."""
-        if self._done:
-            return None
-        if self._at >= len(self._chunk):
-            chunk = await self._read(self._next)
-            self._next, self._chunk, self._at = self._next + 1, chunk or b"", 0
-            if chunk is None:
-                self._done = True
-                return list(self._splitter.end())
-        piece = self._chunk[self._at : self._at + SLICE_BYTES]
-        self._at += SLICE_BYTES
-        return list(self._splitter.feed(piece))
-
-
 class BatchRun:
     """The run of one batch. `clock` is monotonic seconds."""
 
@@ -157,8 +130,9 @@ class BatchRun:
         self._deleted = False
 
     def note(self, status: str) -> None:
-        """The status in PostgreSQL."""
-        self._status = status
+        """The status in PostgreSQL, as a statement found it."""
+        if self._status != "cancelling":
+            self._status = status
 
     async def run(self) -> None:
         """Run the batch to its end, or until it is deleted. PostgreSQL and Redis may be unavailable meanwhile."""
@@ -418,7 +392,7 @@ class BatchRun:
             ends = [line.end for line in some if line.end is not None]
             status = await self._db(lambda c, ends=ends: batches.end_lines(c, self._row.id, ends))  # type: ignore[misc]
             self._deleted = status is None
-            self._status = status or self._status
+            self.note(status or self._status)
             for line in some:
                 self._remove(line)
             failed = sum(end.failed for end in ends)

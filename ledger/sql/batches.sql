@@ -157,7 +157,8 @@ SELECT status FROM ended
 -- name: audit_lines
 -- $1: seconds since the end of a batch. $2: line limit. $3: the HTTP status of each error code. Writes the audit rows of lines that
 -- ended while Redis, and with it the auditor's entries, was lost, and the gateway too, which had kept them. A line without
--- any row is one that ran only if it completed. The time of its end is that of the batch, since its own is not stored.
+-- any row is one that ran only if it completed. The time of its end is that of the batch, since its own is not stored. Values
+-- are found by patterns, which cannot occur in a string of the JSON; its functions raise an error for \u0000.
 WITH batch AS (
     SELECT b.id, b.customer_id, b.api_key_id, b.endpoint, b.audit_after, b.finalizing_at, c.tier
     FROM batches AS b JOIN customers AS c ON c.id = b.customer_id
@@ -169,22 +170,23 @@ WITH batch AS (
     FROM batch AS b JOIN batch_lines AS l ON l.batch_id = b.id AND l.number > b.audit_after
     WHERE l.output IS NOT NULL ORDER BY l.number LIMIT $2
 ), unaudited AS (
-    SELECT l.*, convert_from(l.output, 'UTF8')::json -> 'response' AS response
+    SELECT l.*, convert_from(l.output, 'UTF8') AS text
     FROM lines AS l LEFT JOIN requests AS r ON r.id = l.request_id AND r.created_at = l.created_at
     WHERE CASE WHEN r.id IS NULL THEN NOT l.failed
         ELSE r.status IN ('queued', 'processing') OR r.error_code IS NOT DISTINCT FROM 'abandoned' END
 ), ended AS (
-    SELECT *, CASE WHEN failed THEN coalesce(response #>> '{body,error,code}', 'cancelled') END AS code FROM unaudited
+    SELECT *, CASE WHEN failed THEN coalesce(substring(text FROM '"code":"([a-z_]+)","request_id"'), 'cancelled') END AS code
+    FROM unaudited
 ), written AS (
     INSERT INTO requests AS r (
         id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at, latency_ms,
         gateway_id, tokens_used, mode, endpoint
     )
-    SELECT request_id, created_at, customer_id, api_key_id, tier, response #>> '{body,model}',
+    SELECT request_id, created_at, customer_id, api_key_id, tier, substring(text FROM '"model":"([^"\\]+)"'),
            CASE WHEN code IS NULL THEN 'completed' ELSE 'failed' END, code,
            CASE WHEN code IS NULL THEN 200 ELSE coalesce(($3::jsonb ->> code)::smallint, 500) END, finalizing_at,
            greatest(0, extract(epoch FROM finalizing_at - created_at) * 1000), 'jobs',
-           (response #>> '{body,usage,total_tokens}')::int, 'queue', endpoint
+           substring(text FROM '"total_tokens":(\d{1,9})')::int, 'queue', endpoint
     FROM ended
     ON CONFLICT (id, created_at) DO UPDATE SET
         status = excluded.status, error_code = excluded.error_code, http_status = excluded.http_status,

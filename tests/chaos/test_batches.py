@@ -164,3 +164,4 @@ async def test_every_line_ends_once(batch_stack: Stack) -> None:
     assert len(seen) == LINES
     assert len(errors) == LINES // 1000
     assert wrong == []
+    assert missing[0]["n"] == 0

@@ -289,17 +289,24 @@ async def test_operators(bench: BatchBench, database_url: str) -> None:
 
 async def test_lost_audit_rows_are_written(bench: BatchBench) -> None:
     """If neither Redis nor the gateway has the records of a line, its row follows from the batch; a rejected line has none."""
-    batch = await bench.until((await bench.create([line("a"), line("b"), line("bad", prompt=1)])).id)
-    rows = await bench.db.fetch("SELECT number, request_id FROM batch_lines ORDER BY number")
+    bench.stack.worker.answerer = lambda member: reverse(member)._replace(output='\0\\"model":"x","total_tokens":7')
+    lines = [line('a\0\\u0000"model":"x"'), line("b"), line("poison"), line("bad", prompt=1)]
+    batch = await bench.until((await bench.create(lines)).id)
+    ids = [row["request_id"] for row in await bench.db.fetch("SELECT request_id FROM batch_lines ORDER BY number")]
     opened = "INSERT INTO requests (id, created_at, status, tier, model, endpoint) VALUES ($1, $2, 'queued', 'free', 'tiny', $3)"
-    await bench.db.execute(opened, rows[1]["request_id"], created_at(rows[1]["request_id"]), batch.endpoint)
+    for request_id in (ids[1], ids[3]):
+        await bench.db.execute(opened, request_id, created_at(request_id), batch.endpoint)
     missing = [await audit_lines(bench.db, after_s) for after_s in (60.0, 0.0, 0.0)]
     audited = await bench.db.fetch(
-        "SELECT id, status, http_status, tier, model, tokens_used, endpoint, gateway_id FROM requests ORDER BY id"
+        "SELECT id, status, http_status, tier, model, endpoint, error_code, tokens_used FROM requests ORDER BY id"
     )
 
-    assert missing == [0, 2, 0]
-    assert [tuple(row)[:7] for row in audited] == [
-        (rows[at]["request_id"], "completed", 200, "free", "tiny", 1, "/v1/completions") for at in (0, 1)
+    assert missing == [0, 4, 0]
+    assert [tuple(row)[1:] for row in audited] == [
+        *[
+            ("completed", 200, "free", "tiny", "/v1/completions", None, tokens)
+            for tokens in (len(lines[0]["custom_id"]), 1, 6)
+        ],
+        ("failed", 400, "free", "tiny", "/v1/completions", "invalid_request", None),
     ]
-    assert audited[0]["gateway_id"] == "jobs"
+    assert {row["id"] for row in audited} == set(ids)
