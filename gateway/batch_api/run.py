@@ -44,7 +44,7 @@ from scheduler.request_id import new_request_id
 T = TypeVar("T")
 log = structlog.get_logger("gateway")
 
-POLL_S, MAX_POLL_S = 0.05, 0.5
+POLL_S, MAX_POLL_S = 0.02, 0.5
 SCAN_EVERY_S = 1.0  # All submitted lines are read, not only the oldest ones.
 READ_LINES = 32  # Read at a time; the next ones follow if most of these have ended.
 ADMITTED_LINES = 64  # Of a call, so that interactive requests are admitted in between.
@@ -189,9 +189,12 @@ class BatchRun:
                 await self._end_open(self._code)
             else:
                 await self._submit()
+            submitted = self._submitted
+            await asyncio.sleep(self._pause_s(submitted))
             ended = await self._collect()
+            slow = ended * 8 < submitted
+            self._poll_s = min(MAX_POLL_S, self._poll_s * 1.4) if slow else max(POLL_S, self._poll_s * 0.7)
             await self._write()
-            await asyncio.sleep(self._pause_s(ended))
 
     async def _fill(self) -> None:
         """Read lines until the window is full."""
@@ -412,14 +415,12 @@ class BatchRun:
             for redis, ids in pools.items():
                 await redis.terminations.stored(ids, STORED_KEEP_MS)
 
-    def _pause_s(self, ended: int) -> float:
-        submitted = self._submitted
-        if not submitted:
-            waits = not self._code and bool(self._lines)
-            return min(MAX_POLL_S, max(POLL_S, self._not_before - self._clock())) if waits else 0.0
-        slow = ended * 8 < submitted
-        self._poll_s = min(MAX_POLL_S, self._poll_s * 1.4) if slow else max(POLL_S, self._poll_s * 0.7)
-        return self._poll_s
+    def _pause_s(self, submitted: int) -> float:
+        """Seconds until the ends of this many submitted lines are read; without any, until lines may be submitted."""
+        if submitted:
+            return self._poll_s
+        waits = not self._code and any(line.end is None for line in self._lines.values())
+        return min(MAX_POLL_S, max(POLL_S, self._not_before - self._clock())) if waits else 0.0
 
     async def _finish(self) -> None:
         """All lines have ended: end the batch, with its files."""
