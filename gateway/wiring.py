@@ -136,8 +136,7 @@ class GatewayParts(PoolParts):
 
     def _batches(self, shared: Shared) -> BatchService:
         return BatchService(
-            self.config.batches,
-            self.config.gateway_id,
+            self.config,
             pipeline=self.inference,
             jobs=self.jobs,
             catalog=shared.catalog,

@@ -19,7 +19,10 @@ AUDITED_LINES = 10_000
 
 
 class NewBatch(NamedTuple):
-    """A batch to insert. `metadata` is JSON; `output_kept_s`: seconds that its results are kept, None: the default."""
+    """A batch to insert. `metadata` is JSON; `output_kept_s`: seconds that its results are kept, None: the default.
+
+    `pool`: that of the gateway. `idempotency`, `fingerprint`: hashes of the Idempotency-Key and the body, None without a key.
+    """
 
     id: str
     customer_id: str
@@ -28,6 +31,9 @@ class NewBatch(NamedTuple):
     input_file_id: str
     metadata: str | None
     output_kept_s: int | None
+    pool: str
+    idempotency: str | None
+    fingerprint: str | None
 
 
 class BatchRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -90,9 +96,15 @@ class LineEnd(msgspec.Struct, frozen=True, gc=False):
     failed: bool
 
 
-async def insert_batch(connection: Connection, batch: NewBatch, left_s: float, max_open: int) -> bool:
-    """Insert a batch. Returns False if its customer has `max_open` open batches."""
-    return bool(await connection.fetchval(statement("insert_batch"), *batch, left_s, max_open))
+async def insert_batch(
+    connection: Connection, batch: NewBatch, left_s: float, max_open: int
+) -> tuple[str, str | None] | None:
+    """Insert a batch. Returns its id and fingerprint, or those of an earlier batch with its Idempotency-Key.
+
+    None if its customer has `max_open` open batches, or if another statement inserts the same key.
+    """
+    row = await connection.fetchrow(statement("insert_batch"), *batch, left_s, max_open)
+    return (row["id"], row["fingerprint"]) if row else None
 
 
 async def find_batch(connection: Connection, batch_id: str, customer_id: str | None = None) -> BatchRow | None:
@@ -124,10 +136,13 @@ async def cancel_batch(connection: Connection, batch_id: str, customer_id: str |
 
 
 async def claim_batches(
-    connection: Connection, owner: str, lease_s: float, limit: int, of_customer: int
+    connection: Connection, owner: str, lease_s: float, limit: int, *, of_customer: int, pool: str | None
 ) -> list[BatchRow]:
-    """Open batches that no gateway runs, which `owner` runs from now on; at most `of_customer` of one customer in all."""
-    rows = await connection.fetch(statement("claim_batches"), owner, lease_s, limit, of_customer)
+    """Open batches that no gateway runs, which `owner` runs from now on; at most `of_customer` of one customer in all.
+
+    `pool`: only those that a gateway of this pool created; None: all.
+    """
+    rows = await connection.fetch(statement("claim_batches"), owner, lease_s, limit, of_customer, pool)
     return [BatchRow.of(row) for row in rows]
 
 

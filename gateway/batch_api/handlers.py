@@ -4,6 +4,7 @@ Their responses have the limit headers of the customer, and their errors OpenAI'
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from gateway.batch_api.documents import (
     BATCH_PAGE,
@@ -28,6 +29,7 @@ from gateway.http.request import BodyBudget, check_media, read_body
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.submission import REPLAYED, idempotency_key
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 
@@ -35,6 +37,14 @@ JSONL = "application/octet-stream"
 MAX_BODY_BYTES = 65_536
 SLICE_BYTES = 65_536
 """Written at a time, so that a slow client shows progress to the write timeout."""
+
+
+class Replayable(NamedTuple):
+    """A created batch, and whether an earlier request with its Idempotency-Key created it."""
+
+    batch: BatchObject
+    replayed: bool
+
 
 Operation = Callable[[RoutedRequest, IdentityView], Awaitable[object]]
 
@@ -143,6 +153,9 @@ class BatchHandlers:
         except RequestError as error:
             return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
         headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
+        if isinstance(document, Replayable):
+            headers += [REPLAYED] if document.replayed else []
+            document = document.batch
         if isinstance(document, FileContent):
             document.headers = headers
             return document
@@ -172,12 +185,13 @@ class BatchHandlers:
         row = await self._store.find_file(request.tail, identity)
         return FileContent(row.bytes, self._store.pieces(row), [])
 
-    async def _create(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+    async def _create(self, request: RoutedRequest, identity: IdentityView) -> Replayable:
+        key = idempotency_key(request.headers)
         check_media(request.headers, request.request.content_length or 0, MAX_BODY_BYTES)
         raw = await read_body(request.request, MAX_BODY_BYTES, self._bodies.share(identity))
-        row = await self._store.create(read_batch(raw), identity)
+        row, replayed = await self._store.create(read_batch(raw), identity, key)
         self._changed()
-        return batch_object(row)
+        return Replayable(batch_object(row), replayed)
 
     async def _list_batches(self, request: RoutedRequest, identity: IdentityView) -> ObjectList[BatchObject]:
         page = read_page(request.request.query, BATCH_PAGE, MAX_BATCH_PAGE)

@@ -28,10 +28,11 @@ RUNS_OF_CUSTOMER = 4
 
 
 class BatchFileRunner:
-    """Claims batches and runs them. While the gateway drains, it runs none."""
+    """Claims batches and runs them. While the gateway drains, it runs none. `pool`: the only one that it serves; None: all."""
 
-    def __init__(self, owner: str, parts: RunParts, drain_state: DrainState) -> None:
+    def __init__(self, owner: str, parts: RunParts, drain_state: DrainState, pool: str | None) -> None:
         self._owner = owner
+        self._pool = pool
         self._parts = parts
         self._drain_state = drain_state
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
@@ -90,7 +91,9 @@ class BatchFileRunner:
             self._count_at = now + COUNT_EVERY_S
             self.open = await session.run(count_open_batches)
         if (room := MAX_RUNS - len(self._runs)) > 0:
-            rows = await session.run(lambda c: claim_batches(c, self._owner, lease_s, room, RUNS_OF_CUSTOMER))
+            rows = await session.run(
+                lambda c: claim_batches(c, self._owner, lease_s, room, of_customer=RUNS_OF_CUSTOMER, pool=self._pool)
+            )
             for row in rows:
                 if row.id not in self._runs:
                     run = BatchRun(row, self._parts)

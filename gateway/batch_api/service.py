@@ -11,7 +11,7 @@ from gateway.batch_api.run import RunParts
 from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
 from gateway.catalog import CatalogView
-from gateway.config import BatchConfig
+from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
 from gateway.http.request import BodyBudget
 from gateway.http.router import DrainState
@@ -30,8 +30,7 @@ class BatchService:
 
     def __init__(
         self,
-        config: BatchConfig | None,
-        owner: str,
+        gateway: GatewayConfig,
         *,
         pipeline: InferencePipeline,
         jobs: Jobs,
@@ -41,7 +40,8 @@ class BatchService:
         drain_state: DrainState,
         counters: Counters,
     ) -> None:
-        self.store = FileStore(config if jobs.serving is not None else None)
+        config = gateway.batches if jobs.serving is not None else None
+        self.store = FileStore(config, gateway.pool)
         self.runner: BatchFileRunner | None = None
         if config is not None and jobs.serving is not None:
             parts = RunParts(
@@ -51,7 +51,9 @@ class BatchService:
                 identity=partial(identity_of, catalog),
                 count=counters.batch_lines,
             )
-            self.runner = BatchFileRunner(owner, parts, drain_state)
+            self.runner = BatchFileRunner(
+                gateway.gateway_id, parts, drain_state, gateway.pool if gateway.only_own else None
+            )
         self.handlers = BatchHandlers(
             pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
         )

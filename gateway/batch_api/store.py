@@ -5,6 +5,7 @@ customer may not do. Three connections: a long upload must not delay the lines o
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
 from typing import TypeVar
 
 from gateway.batch_api.documents import FILE_PAGE, BatchBody, PageQuery
@@ -12,6 +13,7 @@ from gateway.catalog import IdentityView
 from gateway.config import BatchConfig
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
+from gateway.inference.submission import HEADER
 from ledger import batches, files
 from ledger.batches import BatchRow, NewBatch
 from ledger.files import FileRow
@@ -37,8 +39,9 @@ def new_id(prefix: str) -> str:
 class FileStore:
     """Files and batches of all customers. Without a configuration there are none."""
 
-    def __init__(self, config: BatchConfig | None) -> None:
+    def __init__(self, config: BatchConfig | None, pool: str) -> None:
         self.served = config is not None
+        self._pool = pool
         self.config = config or BatchConfig(database_url="")
         self._calls = JobSession(self.config.database_url, "tierlane-batch-api")
         self._contents = JobSession(self.config.database_url, "tierlane-files")
@@ -119,21 +122,42 @@ class FileStore:
         """A chunk of an uploaded file, None after the last one."""
         return await self._run(self._contents, lambda c: files.read_chunk(c, file_id, number))
 
-    async def create(self, body: BatchBody, identity: IdentityView) -> BatchRow:
-        """Create and commit a batch. Raises RequestError that names the field, or if the customer has too many open batches."""
+    async def create(self, body: BatchBody, identity: IdentityView, key: str | None) -> tuple[BatchRow, bool]:
+        """Create and commit a batch; or find that of an earlier request with its Idempotency-Key, and return True with it.
+
+        Raises RequestError that names the field, or if the customer has too many open batches.
+        """
         file = await self.find_file(body.input_file_id, identity, "input_file_id")
         if file.purpose != "batch":
             raise invalid(
                 "input_file_id", "The file has the purpose `batch_output`: upload one with the purpose `batch`."
             )
-        kept = None if body.output_expires_after is None else body.output_expires_after.seconds
-        metadata = None if body.metadata is None else encode_json(body.metadata).decode()
-        batch_id, most = new_id("batch_"), self.config.max_open
-        new = NewBatch(batch_id, identity.customer_id, identity.key_id, body.endpoint, file.id, metadata, kept)
-        if not await self._run(self._calls, lambda c: batches.insert_batch(c, new, self.config.total_s, most)):
+        raw, most = encode_json(body), self.config.max_open
+        new = NewBatch(
+            id=new_id("batch_"),
+            customer_id=identity.customer_id,
+            api_key_id=identity.key_id,
+            endpoint=body.endpoint,
+            input_file_id=file.id,
+            metadata=None if body.metadata is None else encode_json(body.metadata).decode(),
+            output_kept_s=None if body.output_expires_after is None else body.output_expires_after.seconds,
+            pool=self._pool,
+            idempotency=None if key is None else sha256(key.encode()).hexdigest(),
+            fingerprint=None if key is None else sha256(raw).hexdigest(),
+        )
+
+        async def operation(connection: Connection) -> tuple[str, str | None] | None:
+            found = await batches.insert_batch(connection, new, self.config.total_s, most)
+            return found or (key and await batches.insert_batch(connection, new, self.config.total_s, most)) or None
+
+        found = await self._run(self._calls, operation)
+        if found is None:
             message = f"You have {most} open batches, which is the limit: wait until one has ended, or cancel one."
             raise RequestError(ErrorCode.RATE_LIMIT_EXCEEDED, message)
-        return await self.find_batch(batch_id, identity)
+        batch_id, fingerprint = found
+        if fingerprint != new.fingerprint:
+            raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, param=HEADER)
+        return await self.find_batch(batch_id, identity), batch_id != new.id
 
     async def find_batch(self, batch_id: str, identity: IdentityView) -> BatchRow:
         """The customer's batch. Raises RequestError `not_found`."""

@@ -25,6 +25,7 @@ from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
 from gateway.http.response_headers import Schema
 from gateway.openapi.model import (
+    IDEMPOTENCY_KEY,
     LIMITS,
     NOT_EMPTY,
     TOKEN_LIMITS,
@@ -133,7 +134,10 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         "Run the requests of a file (OpenAI format)",
         BatchObject,
         *BODY_ERRORS,
+        ErrorCode.IDEMPOTENCY_KEY_REUSED,
         methods=("POST",),
+        parameters=(IDEMPOTENCY_KEY,),
+        optional_headers=("Idempotent-Replayed",),
         body=BatchBody,
         example={"input_file_id": "file-01a2", "endpoint": ENDPOINTS[0], "completion_window": WINDOW},
         rules={"endpoint": only(*ENDPOINTS), "completion_window": only(WINDOW), "metadata": METADATA},

@@ -1,21 +1,25 @@
 -- Batches of /v1/batches (ledger/batches.py).
 
 -- name: insert_batch
--- $8: seconds until its open lines expire. $9: open batches that its customer may have. An existing id is not changed, so the
--- statement can be repeated. Returns whether the batch exists.
-WITH added AS (
+-- $9, $10: hashes of the Idempotency-Key and of the body. $11: seconds until its open lines expire. $12: open batches that its
+-- customer may have. Returns the batch and the hash of its body: an earlier one with this key, else the new one. No row if the
+-- customer has too many, or if the same key is just being inserted. An existing id is not changed, so the statement can be
+-- repeated.
+WITH known AS (
+    SELECT id, fingerprint FROM batches WHERE id = $1 OR (customer_id = $2 AND idempotency = $9)
+), added AS (
     INSERT INTO batches (
-        id, customer_id, api_key_id, endpoint, input_file_id, metadata, output_kept_s, deadline
+        id, customer_id, api_key_id, endpoint, input_file_id, metadata, output_kept_s, pool, idempotency, fingerprint, deadline
     )
-    SELECT $1, $2, $3, $4, $5, $6, $7, clock_timestamp() + make_interval(secs => $8)
-    WHERE $9 > (
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp() + make_interval(secs => $11)
+    WHERE NOT EXISTS (SELECT FROM known) AND $12 > (
         SELECT count(*) FROM batches
         WHERE customer_id = $2 AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
     )
-    ON CONFLICT (id) DO NOTHING
-    RETURNING id
+    ON CONFLICT DO NOTHING
+    RETURNING id, fingerprint
 )
-SELECT EXISTS (SELECT FROM added) OR EXISTS (SELECT FROM batches WHERE id = $1)
+SELECT id, fingerprint FROM known UNION ALL SELECT id, fingerprint FROM added
 
 -- name: find_batch
 -- $2: customer, null for all.
@@ -40,11 +44,11 @@ WHERE id = $1 AND ($2::uuid IS NULL OR customer_id = $2) AND status IN ('validat
 RETURNING id
 
 -- name: claim_batches
--- $1: owner. $2: seconds of its lease. $3: limit. $4: batches of one customer that are run at a time, by all owners. The oldest
--- batch of each customer first.
+-- $1: owner. $2: seconds of its lease. $3: limit. $4: batches of one customer that are run at a time, by all owners. $5: only
+-- those of this pool, null for all. The oldest batch of each customer first.
 WITH unfinished AS (
     SELECT id, customer_id, created_at, owned_until > clock_timestamp() IS TRUE AS owned FROM batches
-    WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+    WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND ($5::text IS NULL OR pool = $5)
 ), ranked AS (
     SELECT id, created_at, owned,
            row_number() OVER (PARTITION BY customer_id ORDER BY owned DESC, created_at, id) AS rank

@@ -47,6 +47,9 @@ CREATE TABLE batches (
     deadline TIMESTAMP WITH TIME ZONE NOT NULL,
     endpoint TEXT NOT NULL,
     input_file_id TEXT NOT NULL,
+    pool TEXT DEFAULT 'default' NOT NULL,
+    idempotency TEXT,
+    fingerprint TEXT,
     metadata TEXT,
     output_kept_s INTEGER,
     status TEXT DEFAULT 'validating' NOT NULL,
@@ -78,6 +81,7 @@ CREATE TABLE batches (
 CREATE INDEX ix_batches_customer_id_id ON batches (customer_id, id);
 CREATE INDEX ix_batches_expires_at ON batches (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX ix_batches_finalizing_at ON batches (finalizing_at) WHERE audit_after IS NOT NULL;
+CREATE UNIQUE INDEX ix_batches_idempotency ON batches (customer_id, idempotency) WHERE idempotency IS NOT NULL;
 CREATE INDEX ix_batches_input_file_id ON batches (input_file_id) WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 CREATE INDEX ix_batches_open ON batches (created_at) WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 COMMENT ON TABLE batches IS 'Batches of /v1/batches.';
@@ -88,6 +92,9 @@ COMMENT ON COLUMN batches.created_at IS 'Creation time.';
 COMMENT ON COLUMN batches.deadline IS 'When its open lines expire.';
 COMMENT ON COLUMN batches.endpoint IS 'Path of all its lines.';
 COMMENT ON COLUMN batches.input_file_id IS 'File with its lines.';
+COMMENT ON COLUMN batches.pool IS 'GPU pool of the gateway that created it.';
+COMMENT ON COLUMN batches.idempotency IS 'Hash of the client''s Idempotency-Key.';
+COMMENT ON COLUMN batches.fingerprint IS 'Hash of the body, if there is one.';
 COMMENT ON COLUMN batches.metadata IS 'The client''s metadata as JSON.';
 COMMENT ON COLUMN batches.output_kept_s IS 'Seconds that its results are kept; null: the deployment''s.';
 COMMENT ON COLUMN batches.status IS 'State, as in OpenAI''s API.';

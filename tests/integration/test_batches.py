@@ -1,6 +1,8 @@
 """Files and batches with OpenAI's client: the states, results, errors and limits of `/v1/files` and `/v1/batches`."""
 
+import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -166,6 +168,9 @@ async def test_files(bench: BatchBench) -> None:
         await client.files.delete(batch.input_file_id)
     bench.stack.worker.hold = False
     await bench.until(batch.id)
+    short = await client.files.create(
+        file=("a", b"{}"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
     deleted = await client.files.delete(large.id)
     with pytest.raises(openai.NotFoundError):
         await client.files.content(large.id)
@@ -179,6 +184,7 @@ async def test_files(bench: BatchBench) -> None:
     assert content.content == raw
     assert ([file.id for file in pages.data], pages.has_more) == ([large.id, small[0]], True)
     assert everything == [large.id, *small]
+    assert (short.expires_at or 0) - short.created_at == 3600
     assert deleted.deleted
     assert [each.id async for each in client.batches.list(limit=1)] == [batch.id]
     await purge_files(bench.db)
@@ -255,6 +261,40 @@ async def test_rejected_batches(start_batches: StartBatches) -> None:
     assert unknown.value.param == "input_file_id"
     assert many.errors is not None
     assert [fault.code for fault in many.errors.data or []] == ["too_many_lines"]
+
+
+async def test_an_idempotency_key_creates_one_batch(bench: BatchBench) -> None:
+    """Also of two requests at a time; another body is rejected, and another customer's key is its own."""
+    file_id = await bench.upload([line("a")])
+    create = partial(
+        bench.client.batches.with_raw_response.create,
+        input_file_id=file_id,
+        endpoint="/v1/completions",
+        completion_window="24h",
+        extra_headers={"Idempotency-Key": "order-7"},
+    )
+    first, second = await asyncio.gather(create(), create())
+    again = await create()
+    with pytest.raises(openai.UnprocessableEntityError):
+        await create(metadata={"a": "b"})
+
+    assert {each.parse().id for each in (first, second, again)} == {again.parse().id}
+    assert sorted(each.headers.get("Idempotent-Replayed", "") for each in (first, second)) == ["", "true"]
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert len([each async for each in bench.client.batches.list()]) == 1
+
+
+async def test_a_gateway_of_one_pool_runs_its_own_batches(start_batches: StartBatches) -> None:
+    """Those that were created at gateways of another pool are left to them, since it has none of their models."""
+    async with start_batches(only_own=True) as bench:
+        bench.stack.worker.hold = True
+        other = await bench.create([line("a")])
+        await bench.db.execute("UPDATE batches SET pool = 'other', owner = NULL, owned_until = NULL")
+        bench.stack.worker.hold = False
+        await bench.until((await bench.create([line("b")])).id, "completed")
+        left = await bench.db.fetchrow("SELECT owner, completed FROM batches WHERE id = $1", other.id)
+
+    assert tuple(left) == (None, 0)
 
 
 async def test_operators(bench: BatchBench, database_url: str) -> None:
