@@ -34,7 +34,9 @@ WRAPPED = {
 ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}
 """Bodies that are valid for a field: an empty message, dead letters without a known tier, or of any tier."""
 TEXT_FIELD = "<text>"
-FIELDS = {each.endpoint: each.input_field for each in (*API_FORMATS.values(), COUNT, RESPONSES, INPUT_TOKENS)} | {INFER: "inputs"}
+FIELDS = {each.endpoint: each.input_field for each in (*API_FORMATS.values(), COUNT, RESPONSES, INPUT_TOKENS)} | {
+    INFER: "inputs"
+}
 
 
 def text_field(path: str) -> str:
