@@ -129,6 +129,8 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
 
 def page() -> bytes:
     own = [
+        ("tierlane_open_batches", (), 1.0),
+        ("tierlane_open_batch_lines", (), 7.0),
         ("tierlane_metrics_directory_usable", (), 1.0),
         ("tierlane_metrics_processes", (), 2.0),
         ("tierlane_build_info", ("1",), 1.0),
