@@ -23,7 +23,7 @@ from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import failure
-from gateway.inference.recovery import Pair, replayed_pair
+from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from ledger.catalog.snapshot import Identity
@@ -76,8 +76,13 @@ class LineCall(JobCall):
         self.started = started
 
     @property
-    def redis(self) -> JobRedis:
+    def handler(self) -> JobSubmitHandler:
         """The jobs of the pool that serves the model."""
+        return self._handler
+
+    @property
+    def redis(self) -> JobRedis:
+        """They in Redis."""
         return self._handler.redis
 
     def decode(self, raw: bytes) -> InferenceRequest:
@@ -119,13 +124,13 @@ class LineCall(JobCall):
             return LineOutcome(b"", failed=True, ran=ran)
         return LineOutcome(error_line(self.request_id, custom_id, error), failed=True)
 
-    def audit_pairs(self, statuses: Sequence[RequestStatus]) -> list[Pair]:
-        """The audit records of the line, which are sent again if Redis loses them before they are in PostgreSQL."""
-        return [
+    def remember(self, statuses: Sequence[RequestStatus]) -> None:
+        """Keep the audit records of the line, to send them again if Redis loses them before they are in PostgreSQL."""
+        self._handler.parts.remember(
             replayed_pair(JOBS_GATEWAY, PendingRequest(submission, self.started), StoredReply(status.reply, None))
             for submission, status in zip(self.submissions, statuses, strict=True)
             if status.reply is not None
-        ]
+        )
 
     def _body(self, replies: Sequence[Reply]) -> bytes:
         model = self.submissions[0].model

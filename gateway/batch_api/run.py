@@ -233,7 +233,7 @@ class BatchRun:
         identity = self._parts.identity(self._row.customer_id, self._row.api_key_id)
         if now < self._not_before:
             return
-        if identity is None or self._parts.handler.problem(now) is not None:
+        if identity is None:
             self._not_before = now + RETRY_S
             return
         waiting = [
@@ -241,14 +241,14 @@ class BatchRun:
         ]
         chosen = waiting[: max(0, self._room - self._submitted)]
         chosen = await self._issue(chosen)
-        calls: dict[JobRedis, list[tuple[Line, LineCall]]] = {}
+        calls: dict[JobSubmitHandler, list[tuple[Line, LineCall]]] = {}
         for at, line in enumerate(chosen):
             if (call := self._call(line, identity)) is not None:
-                calls.setdefault(call.redis, []).append((line, call))
+                calls.setdefault(call.handler, []).append((line, call))
             if at % YIELD_LINES == YIELD_LINES - 1:
                 await asyncio.sleep(0)
-        for redis, group in calls.items():
-            await self._admit(redis, group, identity.tier)
+        for handler, group in calls.items():
+            await self._admit(handler, group, identity.tier)
 
     @property
     def _submitted(self) -> int:
@@ -290,10 +290,11 @@ class BatchRun:
             submission.total_ms = submission.queue_ms = min(submission.total_ms, left_ms)
         return call
 
-    async def _admit(self, redis: JobRedis, group: Sequence[tuple[Line, LineCall]], tier: str) -> None:
+    async def _admit(self, handler: JobSubmitHandler, group: Sequence[tuple[Line, LineCall]], tier: str) -> None:
+        redis, now = handler.redis, self._clock()
         limits = redis.limits()
-        if tier not in {each.name for each in limits.tiers}:
-            self._not_before = self._clock() + RETRY_S
+        if handler.problem(now) is not None or tier not in {each.name for each in limits.tiers}:
+            self._wait(now + RETRY_S)
             return
         for some in calls_of(group):
             submissions = [each for _, call in some for each in call.submissions]
@@ -308,10 +309,13 @@ class BatchRun:
                 else:
                     refused_ms = max(refused_ms, refusal.retry_after_ms, 1)
             if refused_ms:
-                self._not_before = self._clock() + min(MAX_WAIT_S, max(POLL_S, refused_ms / 1000))
-                self._room = max(1, self._submitted)
+                self._wait(self._clock() + min(MAX_WAIT_S, max(POLL_S, refused_ms / 1000)))
                 return
         self._room = min(self._parts.config.window, self._room + max(8, self._room // 4))
+
+    def _wait(self, until: float) -> None:
+        """Submit nothing before this time (monotonic seconds), and then few lines at first."""
+        self._not_before, self._room = until, max(1, self._submitted)
 
     async def _end_open(self, code: str) -> None:
         """End the lines that Redis does not have. Cancel the others; those that are running get a little time to end."""
@@ -371,14 +375,14 @@ class BatchRun:
         return ended
 
     def _note_end(self, line: Line, call: LineCall, statuses: Sequence[RequestStatus]) -> None:
-        self._parts.handler.parts.remember(call.audit_pairs(statuses))
+        call.remember(statuses)
         found: LineOutcome = call.outcome(line.custom_id, statuses, line.runs)
         if found.line:
             self._end(line, found.line, failed=found.failed)
             return
         line.call, line.before, line.request_id = None, line.request_id, ""
         line.runs += found.ran
-        line.since = self._clock() + min(MAX_WAIT_S, RETRY_S * 2**line.runs)
+        line.since = self._clock() + min(MAX_WAIT_S, RETRY_S * 2 ** min(line.runs, 10))
         if self._code:
             self._end_not_run(line, self._code)
 
