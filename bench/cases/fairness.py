@@ -161,7 +161,8 @@ async def _open_loop(session: aiohttp.ClientSession, url: str, load: Load, windo
 async def _closed_loop(session: aiohttp.ClientSession, url: str, load: Load, window: Window, wait_s: float) -> None:
     await asyncio.sleep(wait_s)
     while time.monotonic() < window.end:
-        await asyncio.sleep(await _send(session, url, load, time.monotonic(), window))
+        wait_s = await _send(session, url, load, time.monotonic(), window)
+        await asyncio.sleep(wait_s)
 
 
 async def _send(session: aiohttp.ClientSession, url: str, load: Load, due: float, window: Window) -> float:

@@ -97,7 +97,9 @@ class DirectQueue:
         """Queue a request. Returns the displaced request, which is the new one if no tier below its own is queued."""
         shed: DirectEntry | None = None
         if self._waiting >= self._max_waiting:
-            lowest = max((priority for priority, queue in self._queues.items() if queue.entries), default=entry.priority)
+            lowest = max(
+                (priority for priority, queue in self._queues.items() if queue.entries), default=entry.priority
+            )
             if lowest <= entry.priority:
                 return entry
             shed = self._queues[lowest].entries.pop()

@@ -39,7 +39,9 @@ def check_form(spec: str) -> None:
     if _HF.fullmatch(spec):
         return
     if spec.partition(":")[0] == "simulated" and not _SIMULATED.fullmatch(spec):
-        raise StartError(f"Backend {spec!r}: MS must be a number of milliseconds from 0 to 99999, as in simulated:50 or, with a time for each word, simulated:50+1.")
+        raise StartError(
+            f"Backend {spec!r}: MS must be milliseconds from 0 to 99999, as in simulated:50, or simulated:50+1 with a time for each word."
+        )
     if spec not in ("tiny", "simulated") and not _FUNCTION.fullmatch(spec) and not _SIMULATED.fullmatch(spec):
         raise StartError(f"Backend {spec!r} is not known; use {FORMS}.")
 

@@ -3,7 +3,7 @@
 from ledger.migration import run_sql_beside
 
 revision = "0021_pre_batches"
-down_revision = "0019_pre_endpoint"
+down_revision = "0020_pre_customer_weight"
 
 
 def upgrade() -> None:
