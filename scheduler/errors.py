@@ -51,6 +51,10 @@ class ErrorCode(StrEnum):
     CHANGED_MEANWHILE = "changed_meanwhile"
 
 
+CHARGED_FAILURES = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST})
+"""Failures of the input: its customer pays the GPU time. As in settlement.lua."""
+
+
 class HttpError(NamedTuple):
     """The HTTP response of one code, its cause, and what to do. `retry`: None if the client's default for the status is right."""
 

@@ -15,7 +15,7 @@ from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.recovery import Pair, accepted_record, audit_pair
 from gateway.limits.rejections import rejection_error
-from scheduler.errors import ErrorCode
+from scheduler.errors import CHARGED_FAILURES, ErrorCode
 from scheduler.failpoints import failpoint
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome as Ran
@@ -219,4 +219,12 @@ def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Rep
         ran.output,
         ran.output_tokens,
         ran.finish_reason,
+        cost_ms=_cost_ms(ran, batch_size),
     )
+
+
+def _cost_ms(ran: Ran, batch_size: int) -> float:
+    """The GPU time that a request pays; -1 if the service failed it. Older workers do not report its share of the batch."""
+    if ran.gpu_ms < 0 or (ran.error_code and ran.error_code not in CHARGED_FAILURES):
+        return -1.0
+    return ran.cost_ms or ran.gpu_ms / max(1, batch_size)

@@ -150,6 +150,7 @@ def _ended_record(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) 
         mode,
         delivered=True,
         served_from=reply.served_from,
+        cost_ms=reply.cost_ms,
     )
 
 

@@ -44,6 +44,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     delivered: bool | None
     served_from: str | None = None
     endpoint: str | None = None
+    cost_ms: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -82,6 +82,7 @@ COLUMNS = (
     "queue_ms",
     "tokens_used",
     "output_bytes",
+    "cost_ms",
     "trace_id",
     # shared with other requests of the customer,
     "customer_id",
@@ -110,7 +111,7 @@ COLUMNS = (
 _ID = re.compile(r"req_[0-9a-f]{12}7[0-9a-f]{19}").fullmatch
 _LAST_ID = f"req_{MAX_MS:012x}~"
 _HEAD = Struct(">hi36siq")
-_HEAD_AND_NUMBERS = Struct(">hi36siqiiididiiii")  # With five numbers, none of which is NULL.
+_HEAD_AND_NUMBERS = Struct(">hi36siqiiididiiiiid")  # With six numbers, none of which is NULL.
 _FIELDS = len(COLUMNS)
 _NO_RUN = encode_text(State.QUEUED) + NULL * 11
 _MODES = frozenset({"queue", "direct"})
@@ -182,10 +183,12 @@ def to_row(request_id: str, accepted: AcceptedRecord | None, ended: EndedRecord 
     created = (int(request_id[4:16], 16) - EPOCH_MS) * 1000
     if accepted is not None and ended is not None:
         size, latency, queue = accepted.input_bytes, ended.latency_ms, ended.queue_ms
-        tokens, output = ended.tokens_used, ended.output_bytes
-        if size and tokens and output and 0 <= latency < inf and 0 <= queue < inf:  # Nearly all requests: one call.
+        tokens, output, cost = ended.tokens_used, ended.output_bytes, ended.cost_ms
+        numbers = size and tokens and output and 0 <= latency < inf and 0 <= queue < inf and 0 <= cost < inf
+        if numbers:  # Nearly all requests: one call.
             head = _HEAD_AND_NUMBERS.pack(
-                _FIELDS, 36, request_id.encode(), 8, created, 4, size, 8, latency, 8, queue, 4, tokens, 4, output
+                *(_FIELDS, 36, request_id.encode(), 8, created),
+                *(4, size, 8, latency, 8, queue, 4, tokens, 4, output, 8, cost),
             )
             return head + _owner_of(accepted) + _run_of(ended)
     head = _HEAD.pack(_FIELDS, 36, request_id.encode(), 8, created)
@@ -199,9 +202,9 @@ def id_of(row: Row) -> str:
 def _numbers(accepted: AcceptedRecord | None, ended: EndedRecord | None) -> bytes:
     size = _count(accepted.input_bytes) if accepted else NULL
     if ended is None:
-        return size + NULL * 4
+        return size + NULL * 5
     times = encode_double(ended.latency_ms) + encode_double(ended.queue_ms)
-    return size + times + _count(ended.tokens_used) + _count(ended.output_bytes)
+    return size + times + _count(ended.tokens_used) + _count(ended.output_bytes) + encode_double(ended.cost_ms)
 
 
 def _owner_of(record: AcceptedRecord | None) -> bytes:

@@ -65,6 +65,7 @@ requests = Table(
         null=True,
     ),
     column("endpoint", Text, "Its endpoint, as in metrics; dlq: a requeued dead letter.", null=True),
+    column("cost_ms", Double, "GPU time that it pays: its share of the run; null: not charged.", null=True),
     # Equivalent to REQUEST_ID_PATTERN, whose "{32}" would be nearly half of the cost of an insert.
     check("id", "octet_length(id) = 36 AND id ~ '^req_[0-9a-f]*$'"),
     one_of("status", *STATES),

@@ -1,4 +1,4 @@
-"""The tables that admins edit: tiers, customers, api_keys, quotas, models, and what is kept about their changes."""
+"""The tables that admins edit: tiers, customers, api_keys, quotas, models, prices, and what is kept about their changes."""
 
 from sqlalchemy import (
     BigInteger,
@@ -10,6 +10,7 @@ from sqlalchemy import (
     Identity,
     Integer,
     LargeBinary,
+    Numeric,
     SmallInteger,
     Table,
     Text,
@@ -213,6 +214,24 @@ models = Table(
     within("cache_ttl_s", 0, 86_400),
     one_of("cache_scope", "customer", "global"),
     comment="Models, and how their batches are formed.",
+)
+
+prices = Table(
+    "prices",
+    metadata,
+    column("model", Text, "Model, by name.", primary_key=True),
+    column(
+        "valid_from",
+        DateTime(timezone=True),
+        "Creation time of the first request that it applies to.",
+        primary_key=True,
+        server_default=now,
+    ),
+    column("usd_per_gpu_s", Numeric, "USD for a second of GPU time.", server_default="0"),
+    column("usd_per_1000_tokens", Numeric, "USD for 1,000 tokens of input and output.", server_default="0"),
+    within("usd_per_gpu_s", 0, 1_000_000),
+    within("usd_per_1000_tokens", 0, 1_000_000),
+    comment="Prices of models, for tierlane usage export. A row applies to later requests, until the next row of its model.",
 )
 
 cordons = Table(

@@ -15,12 +15,12 @@ CREATE TEMP TABLE IF NOT EXISTS audit_staging (LIKE requests) ON COMMIT DELETE R
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint, cost_ms
 )
 SELECT
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from, endpoint, cost_ms
 FROM audit_staging
 ON CONFLICT (id, created_at) DO UPDATE SET
     customer_id = coalesce(r.customer_id, excluded.customer_id),
@@ -32,21 +32,21 @@ ON CONFLICT (id, created_at) DO UPDATE SET
     trace_id = coalesce(r.trace_id, excluded.trace_id),
     endpoint = coalesce(r.endpoint, excluded.endpoint),
     (status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id,
-     attempts, tokens_used, output_bytes, mode, delivered, served_from) = (
+     attempts, tokens_used, output_bytes, mode, delivered, served_from, cost_ms) = (
         SELECT e.status, e.error_code, e.http_status, e.completed_at, e.latency_ms, e.queue_ms, e.gpu_ms, e.batch_id,
                e.batch_size, e.worker_id, e.attempts, e.tokens_used, e.output_bytes, e.mode, e.delivered,
-               e.served_from
+               e.served_from, e.cost_ms
         FROM (VALUES
             (true, excluded.status, excluded.error_code, excluded.http_status, excluded.completed_at,
              excluded.latency_ms, excluded.queue_ms, excluded.gpu_ms, excluded.batch_id, excluded.batch_size,
              excluded.worker_id, excluded.attempts, excluded.tokens_used, excluded.output_bytes, excluded.mode,
-             excluded.delivered, excluded.served_from),
+             excluded.delivered, excluded.served_from, excluded.cost_ms),
             (false, r.status, r.error_code, r.http_status, r.completed_at, r.latency_ms, r.queue_ms, r.gpu_ms,
              r.batch_id, r.batch_size, r.worker_id, r.attempts, r.tokens_used, r.output_bytes, r.mode, r.delivered,
-             r.served_from)
+             r.served_from, r.cost_ms)
         ) AS e (
             is_new, status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size,
-            worker_id, attempts, tokens_used, output_bytes, mode, delivered, served_from
+            worker_id, attempts, tokens_used, output_bytes, mode, delivered, served_from, cost_ms
         )
         WHERE e.is_new = (excluded.status IN ('completed', 'failed') AND (
             r.status IN ('queued', 'processing')
@@ -67,7 +67,7 @@ WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
 -- name: find_request
 SELECT id, created_at, customer_id::text, api_key_id, tier, model, status, error_code, http_status, completed_at,
        latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used, input_bytes,
-       output_bytes, trace_id, mode, delivered, served_from, endpoint
+       output_bytes, trace_id, mode, delivered, served_from, endpoint, cost_ms
 FROM requests WHERE id = $1 AND created_at = $2
 
 -- name: count_requests

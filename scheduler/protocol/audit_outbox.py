@@ -57,6 +57,7 @@ class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     delivered: bool = False  # Written by a gateway for the response that it sent; it overrides a later failure.
     served_from: str = ""
     """`cache`, `collapsed` (the run of an equal request), or "" for its own run or none."""
+    cost_ms: float = -1.0  # The GPU time that it pays; -1: it is not charged, or an older version recorded it.
 
 
 class DeadLetterRecord(msgspec.Struct, array_like=True, frozen=True, tag="d"):
@@ -102,16 +103,22 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
     attempts: int
     each: list[Any]  # Flat: id, latency ms, queue ms, gpu ms, tokens used, output bytes.
     served_from: str = ""
+    costs: list[
+        float
+    ] = []  # Of each request, as in EndedRecord; not in `each`, because older versions would misread it.
 
     def records(self) -> list["Record"]:
         """A record for each request. Raises ValueError."""
         state, code, at_ms, attempts = self.state, self.error_code, self.ended_at_ms, self.attempts
         batch = self.batch_id, self.batch_size, self.worker_id
-        each = iter(self.each)
-        more = ("queue", False, self.served_from) if self.served_from else ()
+        each, more = iter(self.each), ("queue", False, self.served_from)
+        requests = zip(each, each, each, each, each, each, strict=True)
+        costs = self.costs or [-1.0] * (len(self.each) // 6)
         return [
-            EndedRecord(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size, *more)
-            for request_id, latency, queue, gpu, tokens, size in zip(each, each, each, each, each, each, strict=True)
+            EndedRecord(
+                request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size, *more, cost
+            )
+            for (request_id, latency, queue, gpu, tokens, size), cost in zip(requests, costs, strict=True)
         ]
 
 

@@ -38,6 +38,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     output_tokens: int = 0
     finish_reason: str = "stop"  # or length
     served_from: str = ""  # `cache`: a stored result; `collapsed`: the run of an equal request; "": its own run.
+    cost_ms: float = -1.0  # The GPU time that it pays; -1: it is not charged.
 
 
 class StoredReply(NamedTuple):

@@ -67,7 +67,7 @@ async def test_a_finish_stores_records_publishes_and_deletes_the_batch(pool: Poo
     assert replies == await pool.results.fetch(ids)
     first, queue_ms = replies[0], replies[0].queue_ms
     run = ("b1", 3, "w1", 50.0, 5, "v1", "out-0")
-    assert first == Reply(ids[0], "customer", "0123456789abcdef", "completed", "", 1, queue_ms, *run)
+    assert first == Reply(ids[0], "customer", "0123456789abcdef", "completed", "", 1, queue_ms, *run, cost_ms=0.0)
     assert await pool.inflight() == {}
     assert await pool.client.exists(pool.keys.batch("b1"), pool.keys.leases) == 0
     _, ended = await pool.audit()

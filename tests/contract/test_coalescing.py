@@ -20,7 +20,7 @@ from contract.coalescing import (
     submit,
 )
 from customer_limits import in_force
-from pool import TIERS, WIDE, Pool
+from pool import TIERS, WIDE, Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.protocol.audit_outbox import EndedRecord
@@ -59,6 +59,26 @@ async def test_one_request_runs_and_all_get_the_result(pool: Pool) -> None:
     assert sorted(a.id for a in accepted) == sorted(e.id for e in ended) == sorted(ids(requests))
     assert await served_from(pool) == dict(zip(ids(requests), ("", "collapsed", "collapsed"), strict=True))
     assert await pool.client.zcard("rl:leases:customer") == 0
+
+
+async def test_a_shared_run_is_paid_in_equal_parts(pool: Pool) -> None:
+    """By the primary and each follower: in replies and audit, and by customers with a backlog also in the fair order."""
+    wide = [msgspec.structs.replace(WIDE[2], places=2)]
+    shared = [pool.submission(**KEEP | {"customer_id": f"c{n}"}) for n in range(4)]
+    await pool.admit(shared, wide)
+    for customer in ("c0", "c3"):
+        await pool.admit([pool.submission(customer_id=customer) for _ in range(4)], wide)
+    await pool.form([("free", 1)])
+    batch = await pool.claim_next()
+    before = dict(await pool.client.zrange("backlogs:free", 0, -1, withscores=True))
+
+    await pool.batches.finish(batch.batch_id, batch.token, [done(batch.requests[0].id)._replace(cost_ms=40.0)])
+
+    assert [reply.cost_ms for reply in await replies(pool, shared) if reply] == [10.0] * 4
+    _, ended = await pool.audit()
+    assert [record.cost_ms for record in ended] == [10.0] * 4
+    after = dict(await pool.client.zrange("backlogs:free", 0, -1, withscores=True))
+    assert after[b"c3"] - before[b"c3"] == 10.0
 
 
 async def test_each_gateway_gets_the_replies_of_its_requests(pool: Pool) -> None:

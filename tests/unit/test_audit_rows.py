@@ -24,7 +24,7 @@ OTHER = "req_0199c0de00017000800000000000abcd"
 THIRD = "req_0199c0de00027000800000000000abcd"
 CUSTOMER = "0199c0de-0000-7000-8000-00000000c001"
 ACCEPTED = AcceptedRecord(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace", "/v1/messages")
-COMPLETED = EndedRecord(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
+COMPLETED = EndedRecord(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40, cost_ms=1.5)
 EXPIRED = EndedRecord(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
 EXPIRED_AT = datetime(2025, 6, 15, 15, 6, 42, tzinfo=UTC)
 TYPES = {column.name: type(column.type).__name__ for column in requests.columns}
@@ -69,6 +69,7 @@ def test_accepted_and_ended_make_one_row_with_every_column() -> None:
         "attempts": 1,
         "tokens_used": 7,
         "output_bytes": 40,
+        "cost_ms": 1.5,
         "mode": "queue",
         "delivered": False,
         "served_from": None,

@@ -192,13 +192,40 @@ async def test_a_request_that_ends_during_the_write_is_not_sent(setup: Setup) ->
     assert [end and end.error_code for _, end in await setup.entries()] == [None, "deadline_exceeded"]
 
 
+@pytest.mark.parametrize(
+    ("code", "share_ms", "cost_ms"),
+    [("", 2.5, 2.5), ("", 0.0, 10.0), ("invalid_request", 2.5, 2.5), ("invalid_output", 2.5, -1.0)],
+)
+async def test_a_request_pays_its_share_of_the_batch(setup: Setup, code: str, share_ms: float, cost_ms: float) -> None:
+    """An equal one if an older worker reports none; nothing if the service failed it."""
+    entry = await setup.accepted()
+
+    setup.completion.ran(entry, Outcome(entry.id, code, 20.0, 1, "v1", "output", cost_ms=share_ms), "w1", 2)
+
+    assert [end.cost_ms for _, end in await setup.entries() if end] == [cost_ms]
+
+
 def test_the_largest_record_fits_into_its_reserved_space() -> None:
     """With names of the maximum length."""
     largest = waiting(
         new_request_id(), tier="t" * 64, customer_id="c" * 36, api_key_id="k" * 36, model="m" * 200, trace_id="a" * 32
     )
     reply = Reply(
-        largest.id, "c", "n", "failed", "deadline_exceeded", 3, 1 / 3, "b" * 36, 8, "w" * 200, 1 / 3, 9999, "", ""
+        largest.id,
+        "c",
+        "n",
+        "failed",
+        "deadline_exceeded",
+        3,
+        1 / 3,
+        "b" * 36,
+        8,
+        "w" * 200,
+        1 / 3,
+        9999,
+        "",
+        "",
+        cost_ms=1 / 3,
     )
 
     assert len(to_line(audit_pair("g" * 200, largest, reply, 1 / 3, "direct"))) <= PAIR_BYTES

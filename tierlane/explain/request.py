@@ -246,6 +246,7 @@ def _of_row(row: RequestRow) -> dict[str, Any]:
         "http_status",
         "queue_ms",
         "gpu_ms",
+        "cost_ms",
         "batch_id",
         "batch_size",
     )

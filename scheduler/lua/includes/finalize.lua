@@ -3,6 +3,16 @@
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
 local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- fields of a run (and COST); TAIL: the last six fields of a reply, packed
+-- charged_cost(...) -> the GPU time in ms that a request pays, nil if it is not charged: its share of the batch; of a coalesced run
+-- an equal part for the primary and each follower. Parts of followers that were cancelled are not charged.
+local function charged_cost(id, row, account, state, code, run)
+  local cost = run[COST]
+  if not cost or state ~= 'completed' and not CHARGED_FAILURES[code] then return nil end
+  if not account.coalesced or row[STATE] == 'riding' then return cost end
+  local followers = redis.pcall('LLEN', P .. 'riders:' .. id)
+  return type(followers) == 'number' and cost / (1 + followers) or cost
+end
+
 local groups_ended, dead_letters, messages, ended_primaries, now_text = {}, {}, {}, {}, string.format('%.0f', now)
 
 -- attempts(batch): how often its members ran, including this run. They were lost together each time before.
@@ -28,10 +38,9 @@ local function group_of(batch, state, code)
   if group and group.tries == tries then return group end
   local from = batch.served_from and packed[batch.served_from] or '' -- one field more, in reply and record
   group = {
-    tries = tries, each = {}, from = from, header = from == '' and '\220\0\16' or '\220\0\17',
+    tries = tries, each = {}, costs = {}, from = from, header = from == '' and '\220\0\16' or '\220\0\17',
     before = cmsgpack.pack(state, code, tries), after = cmsgpack.pack(batch.id, batch.size, batch.worker),
-    record = (from == '' and '\153' or '\154') .. '\161f' ..
-      cmsgpack.pack(state, code, now, batch.id, batch.size, batch.worker, tries)}
+    record = '\161f' .. cmsgpack.pack(state, code, now, batch.id, batch.size, batch.worker, tries)}
   batch.groups, groups[code], groups_ended[#groups_ended + 1] = groups, group, group
   return group
 end
@@ -42,16 +51,23 @@ local function finalize(id, row, state, code, batch, run)
   local account, group, nonce, accepted_at = account_of(row), group_of(batch, state, code), sub(row[ENV], 54), row[AT]
   local queue_ms, each, message, n =
     batch.formed and batch.formed - accepted_at or -1, group.each, messages[account.gateway], #group.each
-  local reply = group.header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
-    packed[queue_ms] .. group.after .. run[TAIL] .. group.from
+  local cost = charged_cost(id, row, account, state, code, run)
+  local header, from = group.header, group.from
+  if cost then
+    run[COST], header, from = cost, '\220\0\18', (from == '' and packed[''] or from) .. packed[cost]
+    group.is_charged = true
+  end
+  local reply = header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
+    packed[queue_ms] .. group.after .. run[TAIL] .. from
   set_terminal(id, state, code, 'reply', reply)
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end
   refund(id, row, account, state, code, run[USED])
-  settle(batch, account, state, code, run)
+  settle(batch, account, state, cost)
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
     id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
+  group.costs[#group.costs + 1] = cost or -1
   if message then message[#message + 1] = reply else messages[account.gateway] = {reply} end
   if account.coalesced and row[STATE] ~= 'riding' then
     ended_primaries[#ended_primaries + 1] = {id, row, state, code, batch, run}
@@ -64,10 +80,12 @@ end
 local function finalize_damaged()
   for i, entry in ipairs(damaged) do
     local row = {false, false, entry.env, entry.who}
-    local id, account, each = entry.id, account_of(row), group_of(NO_BATCH, 'failed', 'internal_error').each
+    local id, account, group = entry.id, account_of(row), group_of(NO_BATCH, 'failed', 'internal_error')
+    local each = group.each
     local accepted_at, nonce = number[sub(entry.env or '', 1, 13)] or now, sub(entry.env or '', 54)
     local n = #each
     each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - accepted_at, -1, -1, 0, 0
+    group.costs[#group.costs + 1] = -1
     if account then
       row[ENV] = entry.env or ''
       refund(id, row, account, 'failed', 'internal_error', -1)
@@ -86,7 +104,11 @@ local function flush()
   if #groups_ended == 0 then return end
   apply_refunds()
   apply_settlements()
-  for i, group in ipairs(groups_ended) do groups_ended[i] = group.record .. cmsgpack.pack(group.each) .. group.from end
+  for i, group in ipairs(groups_ended) do
+    local header, tail = group.from == '' and '\153' or '\154', group.from
+    if group.is_charged then header, tail = '\155', (tail == '' and packed[''] or tail) .. cmsgpack.pack(group.costs) end
+    groups_ended[i] = header .. group.record .. cmsgpack.pack(group.each) .. tail
+  end
   call('LPUSH', P .. 'outbox', pack_array(groups_ended))
   for _, record in ipairs(dead_letters) do call('LPUSH', P .. 'outbox', cmsgpack.pack({record})) end -- one each: they are large
   for gateway, replies in pairs(messages) do call('PUBLISH', P .. 'responses:' .. gateway, pack_array(replies)) end

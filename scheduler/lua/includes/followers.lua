@@ -19,8 +19,9 @@ end
 
 -- finalize_followers(primary, result) -> whether any are left: they end with the packed result, without a run of their own.
 local function finalize_followers(primary, result)
-  local state, code, id, size, worker, used, bytes, tail = cmsgpack.unpack(result)
-  local batch, run = {id = id, size = size, worker = worker, losses = 0, served_from = 'collapsed'}, {-1, used, bytes, tail}
+  local state, code, id, size, worker, used, bytes, tail, cost = cmsgpack.unpack(result)
+  local batch, run = {id = id, size = size, worker = worker, losses = 0, served_from = 'collapsed'},
+    {-1, used, bytes, tail, cost}
   return each_follower(primary, function(follower, row) return not finalize(follower, row, state, code, batch, run) end)
 end
 
@@ -62,7 +63,8 @@ local REPEATABLE_FAILURES = {poison_request = true, invalid_request = true, inva
 -- shared_result(...) -> the packed result of all followers, or nil if one of them runs.
 local function shared_result(row, state, code, batch, run, losses)
   if run and (state == 'completed' or REPEATABLE_FAILURES[code] or row.is_dead_letter) then
-    return cmsgpack.pack(state, code, batch.id, batch.size, batch.worker, run[USED], run[BYTES], without_gpu_ms(run[TAIL]))
+    return cmsgpack.pack(state, code, batch.id, batch.size, batch.worker, run[USED], run[BYTES], without_gpu_ms(run[TAIL]),
+      run[COST])
   end
   if losses > 0 and withdraw(1) == 0 then -- it would be a retry, and the pool has no retry budget left
     return cmsgpack.pack('failed', 'worker_lost', '', 0, '', 0, 0, NO_RUN[TAIL])

@@ -23,6 +23,7 @@ local function revoke(id, row, code, used)
     end
   end
   reply[4], reply[5], reply[12], reply[14], reply[15] = 'failed', code, used, '', 0
+  reply[18] = nil -- it is not charged
   call('HSET', key, 'state', 'failed', 'code', code, 'reply', cmsgpack.pack(reply))
   return {'e', id, 'failed', code, now, now - row[AT], reply[7], reply[11], reply[8], reply[9], reply[10], reply[6], used, 0,
     'queue', true, reply[17] or ''}

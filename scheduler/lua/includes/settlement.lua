@@ -5,8 +5,20 @@ local settlements, CHARGED_FAILURES, COST = {}, {poison_request = true, invalid_
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
 local SAME = 0.01 -- a smaller relative change of a mean is not stored
 
--- settle(batch, account, state, code, run): a request of the batch has ended. `run[COST]`: its GPU time in ms, if measured.
-local function settle(batch, account, state, code, run)
+-- settle_part(account, cost): a follower pays a part of a run. Its customer is charged if it has a backlog.
+local parts = {}
+local function settle_part(account, cost)
+  local index = P .. 'backlogs:' .. account.tier
+  if parts[index] == nil then parts[index] = call('EXISTS', index) == 1 and {} or false end
+  local of_tier = parts[index]
+  if not of_tier then return end
+  local part = of_tier[account.customer] or {tier = account.tier, customer = account.customer, cost = 0}
+  of_tier[account.customer], part.cost = part, part.cost + cost
+end
+
+-- settle(batch, account, state, cost): a request of the batch has ended. `cost`: the GPU time in ms that it pays, or nil.
+local function settle(batch, account, state, cost)
+  if batch.served_from and cost then return settle_part(account, cost) end
   if not batch.costs then return end
   if type(batch.costs) == 'string' then batch.costs = cmsgpack.unpack(batch.costs) end
   local of_tier = batch.costs[account.tier]
@@ -16,9 +28,8 @@ local function settle(batch, account, state, code, run)
     settlements[#settlements + 1] = sum
     sum.tier, sum.customer, sum.change, sum.measured, sum.count = account.tier, account.customer, 0, 0, 0
   end
-  local measured = (state == 'completed' or CHARGED_FAILURES[code]) and run[COST] or nil
-  sum.change = sum.change + (measured or 0) - sum[1]
-  if measured and state == 'completed' then sum.measured, sum.count = sum.measured + measured, sum.count + 1 end
+  sum.change = sum.change + (cost or 0) - sum[1]
+  if cost and state == 'completed' then sum.measured, sum.count = sum.measured + cost, sum.count + 1 end
 end
 
 -- moving_mean(mean, sum, count): with `count` new values.
@@ -38,6 +49,10 @@ local function apply_settlement(sum)
   call('PEXPIRE', key, backlogs.FLOW_MS)
 end
 
+local function apply_part(part)
+  call('ZADD', P .. 'backlogs:' .. part.tier, 'XX', 'INCR', part.cost / backlogs.flow(part.tier, part.customer).weight, part.customer)
+end
+
 -- apply_settlements(): errors are ignored, because the requests have ended, and a settlement must not block replies.
 local function apply_settlements()
   local means = {}
@@ -53,5 +68,8 @@ local function apply_settlements()
       redis.pcall('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
     end
   end
-  settlements = {}
+  for _, of_tier in pairs(parts) do
+    for _, part in pairs(of_tier or {}) do pcall(apply_part, part) end
+  end
+  settlements, parts = {}, {}
 end

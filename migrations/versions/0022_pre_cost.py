@@ -1,0 +1,10 @@
+"""The GPU time that each request pays, and prices of models."""
+
+from ledger.migration import run_sql_beside
+
+revision = "0022_pre_cost"
+down_revision = "0020_pre_customer_weight"
+
+
+def upgrade() -> None:
+    run_sql_beside(__file__)
