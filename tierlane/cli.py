@@ -106,6 +106,7 @@ TOOLS = (
     ("explain", "tierlane.explain.command:main", "Show limits and their sources, or why a request was rejected."),
     ("dlq", "tierlane.operate.commands:dlq_app", "List, show, requeue or purge dead letters."),
     ("batch", "tierlane.operate.commands:batch_app", "List, show or cancel batches of /v1/batches."),
+    ("usage", "tierlane.operate.commands:usage_app", "Export requests, tokens, GPU time and cost by customer."),
     ("bench", "tierlane.bench.command:main", "Load test a gateway with requests of all tiers."),
     ("chaos", "tierlane.chaos.command:main", "Cause faults under load, and check all guarantees."),
 )

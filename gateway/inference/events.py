@@ -131,6 +131,7 @@ class RequestEvents:
         self._counters.completed(tier, endpoint, seconds)
         for reply in replies:
             self._counters.ran(tier, self._pool, model, reply)
+            self._demand_meter.gpu_time.ran(identity, reply)
         if self._log is not None:
             self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)
 
@@ -147,6 +148,7 @@ class RequestEvents:
         if error.code in SLO_FAILURES:
             self._demand_meter.failed(identity.tier)
             self._demand_meter.outcomes.failed(identity.tier, error.code)
+            self._demand_meter.gpu_time.unmet(identity)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
+from gateway.limits.gpu_time import GpuTimeMeter
 from gateway.limits.outcomes import OutcomeMeter
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
 
@@ -196,6 +197,7 @@ class DemandMeter:
         self._batches_were: deque[tuple[float, float]] = deque([(0.0, 0.0)] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._busiest = TopCustomers()
         self.outcomes = OutcomeMeter()
+        self.gpu_time = GpuTimeMeter()
         self._tiers: dict[str, TierMeter] = {}
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
@@ -258,6 +260,7 @@ class DemandMeter:
         stats = {name: _rates(demand_meter, span_s, now) for name, demand_meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
         batches, filled = self._batch_rates(span_s)
+        gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
         return GatewayStats(
             self._gateway_id,
             round(total, 3),
@@ -266,6 +269,8 @@ class DemandMeter:
             filled_per_second=filled,
             busiest=self._busiest.heartbeat(elapsed_s),
             outcomes=self.outcomes.heartbeat(tiers, now),
+            gpu_ms=gpu_ms,
+            gpu_times=gpu_times,
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:

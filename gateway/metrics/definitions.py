@@ -109,6 +109,13 @@ COUNTED = (
 OBSERVED = (
     Metric("tierlane_queue_depth", "gauge", POOL_TIER, "Requests in the tier queue."),
     Metric("tierlane_queue_oldest_age_seconds", "gauge", POOL_TIER, "Age of the oldest request in the tier queue."),
+    Metric("tierlane_background_depth", "gauge", POOL_TIER, "Jobs in the background queue of the tier."),
+    Metric(
+        "tierlane_fairness_ratio",
+        "gauge",
+        POOL_TIER,
+        "Jain's index of GPU time per weight in the last minute, of the customers that could have used more: 1 if equal.",
+    ),
     Metric("tierlane_inflight_requests", "gauge", POOL_GPU, "Requests claimed by the worker."),
     Metric(
         "tierlane_effective_limit_ratio", "gauge", POOL_TIER, "Effective limits divided by the customer's base limits."

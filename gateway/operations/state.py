@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.catalog import SnapshotView, TierRow
+from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
 from gateway.operations.health.model import Health, Status, process_name
@@ -23,21 +24,30 @@ def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
     return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
 
 
-def top_customers(gateways: Sequence[GatewayStats]) -> list[tuple[str, str, float]]:
-    """(name, tier, requests/s) of the customers with the highest rates, the highest first."""
+def top_customers(gateways: Sequence[GatewayStats]) -> list["CustomerState"]:
+    """The customers with the most GPU time in the last minute, then those with the highest rates."""
     rates: dict[tuple[str, str], float] = {}
     for each in gateways:
         for customer in each.busiest:
             key = (customer.name, customer.tier)
             rates[key] = rates.get(key, 0.0) + customer.rps
-    ordered = sorted(rates.items(), key=lambda rate: (-rate[1], rate[0]))
-    return [(name, tier, round(rps, 1)) for (name, tier), rps in ordered[:MAX_CUSTOMERS]]
+    used: dict[tuple[str, str], tuple[float, float]] = {}
+    for tier in dict.fromkeys(timed.tier for each in gateways for timed in each.gpu_times):
+        gpu_time = tier_gpu_time(tier, gateways)
+        used |= {(each.name, tier): (each.gpu_ms, gpu_time.share(each.gpu_ms)) for each in gpu_time.customers}
+    found = [(used.get(key, (0.0, 0.0)), rates.get(key, 0.0), key) for key in {**used, **rates}]
+    found.sort(key=lambda each: (-each[0][0], -each[1], each[2]))
+    return [
+        CustomerState(*key, round(rps, 1), round(gpu_ms, 1), round(share, 4))
+        for (gpu_ms, share), rps, key in found[:MAX_CUSTOMERS]
+    ]
 
 
 class TierState(msgspec.Struct, frozen=True):
     """One tier over all pools and gateways.
 
-    `share`: of all responses; `limit_ratio`: the share of its limits in force; `failed_rps`: SLO failures.
+    `share`: of all responses; `limit_ratio`: the share of its limits in force; `failed_rps`: SLO failures. `fairness`: as in
+    TierHealth; `background_depth`: queued jobs.
     """
 
     name: str
@@ -58,6 +68,8 @@ class TierState(msgspec.Struct, frozen=True):
     shed_depth: int | None = None
     max_queue_depth: int = 0
     slo_ms: float | None = None
+    fairness: float = 1.0
+    background_depth: int = 0
 
 
 class GpuState(msgspec.Struct, frozen=True):
@@ -72,11 +84,13 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class CustomerState(msgspec.Struct, frozen=True):
-    """One of the customers with the highest rates, over all pools and gateways."""
+    """One of the top customers, over all pools and gateways. `gpu_share`: of the GPU time of its tier in the last minute."""
 
     name: str
     tier: str
     rps: float
+    gpu_ms: float = 0.0
+    gpu_share: float = 0.0
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -192,7 +206,7 @@ def state(
         look_age_s=_oldest_s([each.inputs.look_age_s for each in pools.values()]),
         audit_lag_ms=whole["audit_lag_ms"],
         workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
-        customers=[CustomerState(*each) for each in top_customers(gateways)],
+        customers=top_customers(gateways),
         gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
         batches=batches,
@@ -283,6 +297,8 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
         shed_depth=row.shed_depth,
         max_queue_depth=row.max_queue_depth,
         slo_ms=health["slo_ms"],
+        fairness=health["fairness"],
+        background_depth=health["background_depth"],
     )
 
 

@@ -1,11 +1,13 @@
-"""Queries on the audit: one request by its id, and the usage of a customer.
+"""Queries on the audit: one request by its id, and the usage of customers.
 
 The audit lags by up to two seconds, so admission does not use it.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -101,14 +103,43 @@ async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: in
     return Usage(*row) if row is not None else Usage(0, 0, 0, 0)
 
 
+class UsageLine(NamedTuple):
+    """The accepted requests of one customer, key and model; `day` is None for the whole time, `cost_usd` without a price."""
+
+    day: date | None
+    customer_id: str | None
+    customer: str | None  # None: it was deleted.
+    key_id: str | None
+    model: str | None
+    requests: int
+    tokens: int
+    gpu_s: Decimal
+    cost_usd: Decimal | None
+
+
+async def usage_lines(connection: Connection, first: date, last: date, *, daily: bool) -> AsyncIterator[UsageLine]:
+    """The usage of the days `first..last` of UTC, read in parts. Needs a transaction; raises what asyncpg raises."""
+    days = (last - first).days + 1
+    for begin, count in ((first + timedelta(n), 1) for n in range(days)) if daily else ((first, days),):
+        start = datetime.combine(begin, time(), UTC)
+        query = connection.cursor(statement("usage_export"), start, start + timedelta(count), prefetch=500)
+        async for row in query:
+            yield UsageLine._make((begin if daily else None, *row))
+
+
 async def find_gpu_share(
-    connection: Connection, customer_id: str, window_s: int, *, timeout_ms: int = USAGE_TIMEOUT_MS
+    connection: Connection,
+    customer_id: str,
+    window_s: int,
+    *,
+    tier: str | None = None,
+    timeout_ms: int = USAGE_TIMEOUT_MS,
 ) -> GpuShare:
-    """The share of a customer in the GPU time of the last `window_s` seconds. Raises as `find_usage`."""
+    """The share of a customer in the GPU time of the last `window_s` seconds, of one tier or all. Raises as `find_usage`."""
     async with with_statement_timeout(connection, timeout_ms):
         now: datetime = await connection.fetchval(statement("clock_timestamp"))
         first_id = f"req_{max(0, int((now.timestamp() - window_s) * 1000)):012x}"
-        row = await connection.fetchrow(statement("customer_gpu_share"), customer_id, first_id)
+        row = await connection.fetchrow(statement("customer_gpu_share"), customer_id, first_id, tier)
     return GpuShare(*row) if row is not None else GpuShare(0.0, 0.0, 0, 0, 0)
 
 

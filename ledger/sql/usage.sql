@@ -11,14 +11,15 @@ SELECT count(*), count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (
 FROM requests WHERE customer_id = $1 AND created_at > now() - interval '24 hours'
 
 -- name: customer_gpu_share
--- $1: customer. $2: the lowest request id of the window. GPU milliseconds of the customer and of all (a batch's time is shared
--- equally), and the accepted, completed and failed requests of the customer. Ids begin with the time, so the primary key is used.
-SELECT coalesce(sum(r.gpu_ms / greatest(r.batch_size, 1)) FILTER (WHERE r.customer_id = $1), 0),
-       coalesce(sum(r.gpu_ms / greatest(r.batch_size, 1)), 0),
+-- $1: customer. $2: the lowest request id of the window. $3: only this tier; null: all. GPU milliseconds of the customer and of
+-- all, and the accepted, completed and failed requests of the customer. Ids begin with the time, so the primary key is used.
+SELECT coalesce(sum(r.cost_ms) FILTER (WHERE r.customer_id = $1), 0),
+       coalesce(sum(r.cost_ms), 0),
        count(*) FILTER (WHERE r.customer_id = $1),
        count(*) FILTER (WHERE r.customer_id = $1 AND r.status = 'completed'),
        count(*) FILTER (WHERE r.customer_id = $1 AND r.status = 'failed')
-FROM requests AS r WHERE r.id >= $2 AND r.created_at > now() - interval '1 hour'
+FROM requests AS r
+WHERE r.id >= $2 AND r.created_at > now() - interval '1 hour' AND ($3::text IS NULL OR r.tier = $3)
 
 -- name: customer_errors
 -- $1: customer. $2: row limit. The newest failed requests of the last hour.
@@ -26,6 +27,24 @@ SELECT id, created_at, model, error_code, http_status
 FROM requests
 WHERE customer_id = $1 AND created_at > now() - interval '1 hour' AND status = 'failed'
 ORDER BY created_at DESC LIMIT $2
+
+-- name: usage_export
+-- $1: start. $2: end. Accepted requests by customer, key and model. The price of a request is that of its creation time. A
+-- request that was cancelled, or that the service failed, costs nothing; one from the cache costs its tokens.
+WITH priced AS (
+    SELECT *, lead(valid_from, 1, 'infinity') OVER (PARTITION BY model ORDER BY valid_from) AS valid_until FROM prices
+)
+SELECT r.customer_id::text, c.name, r.api_key_id, r.model, count(*), coalesce(sum(r.tokens_used), 0)::bigint,
+       coalesce(sum(r.cost_ms::numeric * 0.001), 0),
+       CASE WHEN count(p.model) > 0 THEN coalesce(sum(
+           coalesce(r.cost_ms::numeric * 0.001, 0) * p.usd_per_gpu_s + coalesce(r.tokens_used, 0) * 0.001 * p.usd_per_1000_tokens
+       ) FILTER (WHERE r.status = 'completed' OR r.cost_ms IS NOT NULL), 0) END
+FROM requests AS r
+LEFT JOIN customers AS c ON c.id = r.customer_id
+LEFT JOIN priced AS p ON p.model = r.model AND r.created_at >= p.valid_from AND r.created_at < p.valid_until
+WHERE r.created_at >= $1 AND r.created_at < $2
+GROUP BY r.customer_id, c.name, r.api_key_id, r.model
+ORDER BY c.name, r.customer_id, r.api_key_id, r.model
 
 -- name: clock_timestamp
 SELECT clock_timestamp()

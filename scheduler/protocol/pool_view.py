@@ -180,6 +180,19 @@ class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
     rps: float
 
 
+class CustomerGpuTime(msgspec.Struct, array_like=True, frozen=True):
+    """The GPU time of a customer at a gateway in the last minute, of interactive requests. `waiting`: the mean number of its
+    requests in the queue. `unmet`: those that failed for lack of capacity or other faults of the service.
+    """
+
+    name: str
+    tier: str
+    weight: float
+    gpu_ms: float
+    waiting: float
+    unmet: int
+
+
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     """The heartbeat of a gateway. Batches are those of which it received replies. `filled_per_second`: their sum in units of full
     batches; a half full one counts as 0.5.
@@ -198,6 +211,8 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     capacity_correction: float = 1.0  # Factor of the rates that workers report.
     ended_tasks: list[str] = []  # Background tasks of its process that ended, in sentences.
     outcomes: dict[str, TierOutcomes] = {}  # By tier.
+    gpu_ms: dict[str, float] = {}  # GPU time of each tier in the last minute.
+    gpu_times: list[CustomerGpuTime] = []  # Customers that used or wait the most.
 
 
 class Observation(msgspec.Struct, frozen=True):

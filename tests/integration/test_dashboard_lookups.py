@@ -31,8 +31,8 @@ async def test_a_customer_and_its_requests_are_explained(
         (ran, other, "completed", None),
     ):
         await db.execute(
-            "INSERT INTO requests (id, created_at, customer_id, model, status, error_code, completed_at, gpu_ms, batch_size) "
-            "VALUES ($1, now(), $2, 'tiny', $3, $4, now(), 100, 2)",
+            "INSERT INTO requests (id, created_at, customer_id, model, status, error_code, completed_at, cost_ms) "
+            "VALUES ($1, now(), $2, 'tiny', $3, $4, now(), 50)",
             request_id, owner, status, error_code,
         )  # fmt: skip
     catalog: Any = Catalog(database_url)

@@ -27,6 +27,7 @@ TOOLS = {
     "explain": [],
     "dlq": ["list", "show", "requeue", "purge"],
     "batch": ["list", "show", "cancel"],
+    "usage": ["export"],
     "bench": [],
     "chaos": [],
 }

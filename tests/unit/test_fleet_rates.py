@@ -4,8 +4,8 @@ import pytest
 
 from gateway.limits.demand import MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, TopCustomers
 from gateway.metrics.counters import Counters
-from gateway.operations.state import MAX_CUSTOMERS, batch_fill, top_customers
-from scheduler.protocol.pool_view import CustomerRate, GatewayStats
+from gateway.operations.state import MAX_CUSTOMERS, CustomerState, batch_fill, top_customers
+from scheduler.protocol.pool_view import CustomerGpuTime, CustomerRate, GatewayStats
 from scheduler.protocol.replies import Reply
 
 
@@ -33,10 +33,14 @@ def test_top_customers_of_all_gateways() -> None:
     second = [CustomerRate("acme", "paid", 7.0), CustomerRate("acme", "free", 1.0)]
 
     assert top_customers([stats(*first), stats(*second)]) == [
-        ("acme", "paid", 11.0),
-        ("zeta", "free", 9.0),
-        ("acme", "free", 1.0),
+        CustomerState("acme", "paid", 11.0),
+        CustomerState("zeta", "free", 9.0),
+        CustomerState("acme", "free", 1.0),
     ]
+    timed = GatewayStats(
+        "g", 0.0, {}, gpu_ms={"free": 40.0}, gpu_times=[CustomerGpuTime("zeta", "free", 1, 30.0, 0, 0)]
+    )
+    assert top_customers([stats(*first), timed])[0] == CustomerState("zeta", "free", 9.0, 30.0, 0.75)
     many = [CustomerRate(f"c{n}", "free", float(n)) for n in range(9)]
     assert len(top_customers([stats(*many)])) == MAX_CUSTOMERS
 

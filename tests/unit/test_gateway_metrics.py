@@ -112,7 +112,17 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
         WorkerView("w1", "busy", 0.5, 3, 10.0, True, 100.0, 50.0, "simulated", "v1", gpu=gpu),
         WorkerView("w2", "thinking", 0.5, 3, 10.0, False, 100.0, 50.0, "simulated", "v1"),
     ]
-    observation = Observation(1, {"free": TierDepth("free", 7, 1500.0)}, workers, [], 0, 0, 12, 3)
+    observation = Observation(
+        1,
+        {"free": TierDepth("free", 7, 1500.0)},
+        workers,
+        [],
+        0,
+        0,
+        12,
+        3,
+        background={"free": TierDepth("free.background", 4, 9.0)},
+    )
     return PoolFigures(
         pool="default",
         observation=observation if observed else None,

@@ -59,6 +59,9 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
         "burn_rate_1h": None,
         "slo_ms": None,
         "slo_success": None,
+        "fairness": 1.0,
+        "top_customers": [],
+        "background_depth": 0,
     }
 
 

@@ -25,6 +25,9 @@ def tier(**changes: Any) -> TierHealth:
         "burn_rate_1h": None,
         "slo_ms": None,
         "slo_success": None,
+        "fairness": 0.9,
+        "top_customers": [{"name": "acme", "gpu_ms": 2.5}],
+        "background_depth": 3,
     }
     return row | changes
 
@@ -88,7 +91,13 @@ def test_figures_are_sums_or_the_worst_value() -> None:
     assert (merged["gpu_utilization"], merged["capacity_rps"], merged["audit_lag_ms"]) == (0.8, 200.0, None)
     assert (merged["padding_waste"], merged["pools"]["slow"]["padding_waste"]) == (0.3, 0.4)
     assert merged["tiers"]["free"] == tier(
-        depth=5, oldest_ms=90.0, effective_limit_ratio=0.5, allocated_rps=10.0, shed_per_second=1.0
+        depth=5,
+        oldest_ms=90.0,
+        effective_limit_ratio=0.5,
+        allocated_rps=10.0,
+        shed_per_second=1.0,
+        top_customers=[{"name": "acme", "gpu_ms": 5.0}],
+        background_depth=6,
     )
     assert merged["tiers"]["new"]["depth"] == 7  # A tier that only one pool's document has yet.
 

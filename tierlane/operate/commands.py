@@ -1,7 +1,7 @@
-"""`tierlane gpu`, `queue`, `dlq`, `batch` and `top`: their verbs and options."""
+"""`tierlane gpu`, `queue`, `dlq`, `batch`, `usage` and `top`: their verbs and options."""
 # ruff: noqa: PLC0415 - help must be fast, so the code of `top` is imported when it runs
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -22,12 +22,13 @@ from tierlane.command import (
 )
 
 if TYPE_CHECKING:
-    from tierlane.operate import batches, dead_letters, pools, requeue
+    from tierlane.operate import batches, dead_letters, pools, requeue, usage
 else:
     batches = LazyModule("tierlane.operate.batches")
     dead_letters = LazyModule("tierlane.operate.dead_letters")
     pools = LazyModule("tierlane.operate.pools")
     requeue = LazyModule("tierlane.operate.requeue")
+    usage = LazyModule("tierlane.operate.usage")
 
 Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of the worker, as `list` shows it.")]
 TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
@@ -159,6 +160,29 @@ def batch_cancel(batch_id: BatchId) -> Work:
     """Cancel a batch. Its customer can read the results of lines that have ended."""
     return batches.cancel(batch_id)
 
+usage_app = verb_group("Usage of customers: export.", "usage export --from 2026-11-01 --to 2026-11-30")
+
+
+def usage_export(
+    *,
+    first: Annotated[str, no_variable("--from", "First day, in UTC.", "required", metavar="YYYY-MM-DD")],
+    last: Annotated[str, no_variable("--to", "Last day, in UTC; it is included.", "required", metavar="YYYY-MM-DD")],
+    by: Annotated[
+        Literal["day", "total"], no_variable("--by", "Lines for each day, or for the whole time.", "day")
+    ] = "day",
+) -> Work:
+    """Export requests, tokens, GPU seconds and cost by customer, key and model, from the audit and the table prices."""
+    return usage.export(first, last, daily=by == "day")
+
+
+_USAGE_OUTPUT = from_variable("--output", "-o", variable="TIERLANE_USAGE_OUTPUT", says="Output format.", default="csv")
+add_verb(
+    usage_app,
+    "export",
+    usage_export,
+    {"output": (Annotated[Literal["csv", "json"], _USAGE_OUTPUT], "csv"), **PLACE},
+    "usage export --from 2026-11-01 --to 2026-11-30 --by total",
+)
 
 top_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE

@@ -23,8 +23,10 @@ from gateway.operations.health.model import (
     PoolHealth,
     Status,
     TierHealth,
+    TopCustomer,
 )
 from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
+from gateway.operations.health.tiers import TOP_CUSTOMERS
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ratelimit.capacity import CapacityEvidence
@@ -269,7 +271,18 @@ def _tier(rows: Sequence[TierHealth]) -> TierHealth:
         "burn_rate_1h": max((row["burn_rate_1h"] for row in rows if row["burn_rate_1h"] is not None), default=None),
         "slo_ms": rows[0]["slo_ms"],
         "slo_success": rows[0]["slo_success"],
+        "fairness": min(row["fairness"] for row in rows),
+        "top_customers": _top_customers([each for row in rows for each in row["top_customers"]]),
+        "background_depth": sum(row["background_depth"] for row in rows),
     }
+
+
+def _top_customers(several: Sequence[TopCustomer]) -> list[TopCustomer]:
+    total: dict[str, float] = {}
+    for each in several:
+        total[each["name"]] = total.get(each["name"], 0.0) + each["gpu_ms"]
+    ordered = sorted(total.items(), key=lambda each: (-each[1], each[0]))
+    return [{"name": name, "gpu_ms": round(gpu_ms, 1)} for name, gpu_ms in ordered[:TOP_CUSTOMERS]]
 
 
 def _pool(document: Health) -> PoolHealth:

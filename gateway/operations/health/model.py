@@ -85,12 +85,20 @@ def time_of_day(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000, tz=UTC):%H:%M:%S} UTC"
 
 
+class TopCustomer(TypedDict):
+    """GPU time of a customer in the last minute."""
+
+    name: str
+    gpu_ms: float
+
+
 class TierHealth(TypedDict):
     """One tier over all gateways. Times in milliseconds, rates per second.
 
     `error_ratio_*`: the share (0..1) of ended requests that ended in an error of the service or in a timeout; rejections for
     lack of capacity do not count. `burn_rate_*`: how many times faster than `slo_success` allows requests fail, rejections
-    for lack of capacity included; null without this objective.
+    for lack of capacity included; null without this objective. `fairness`: Jain's index (0..1) of GPU time per weight, of the
+    customers that could have used more in the last minute. `background_depth`: queued jobs.
     """
 
     depth: int
@@ -107,6 +115,9 @@ class TierHealth(TypedDict):
     burn_rate_1h: float | None
     slo_ms: int | None
     slo_success: float | None
+    fairness: float
+    top_customers: list[TopCustomer]
+    background_depth: int
 
 
 class HealthFigures(TypedDict):

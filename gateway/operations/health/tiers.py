@@ -7,22 +7,30 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.advice import problem
 from gateway.operations.health.losses import Loss
-from gateway.operations.health.model import HealthFinding, TierHealth
+from gateway.operations.health.model import HealthFinding, TierHealth, TopCustomer
 from gateway.operations.health.outcomes import TierResult
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
 AMPLIFIED = 1.5  # Retries are reported from this amplification on,
 MIN_RETRIES_RPS = 10.0  # and from this rate on: at low rates, few retries are a high amplification.
+TOP_CUSTOMERS = 5
 MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of first attempts is not known.
 
 
 def tier_figures(name: str, part: float, seen: Observation | None, result: TierResult) -> TierHealth:
     """The figures of one tier. `part`: the share of its base limits that is in force."""
     depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
-    stats = _stats(name, seen)
+    background = seen.background.get(name) if seen else None
+    stats, gpu_time = _stats(name, seen), tier_gpu_time(name, seen.gateways if seen else ())
+    top: list[TopCustomer] = [
+        {"name": each.name, "gpu_ms": round(each.gpu_ms, 1)}
+        for each in gpu_time.customers[:TOP_CUSTOMERS]
+        if each.gpu_ms
+    ]
     return {
         "depth": depth.depth,
         "oldest_ms": round(depth.oldest_ms, 1),
@@ -39,6 +47,9 @@ def tier_figures(name: str, part: float, seen: Observation | None, result: TierR
         "burn_rate_1h": None if result.burn_rate_1h is None else round(result.burn_rate_1h, 2),
         "slo_ms": result.objective.ms,
         "slo_success": result.objective.success,
+        "fairness": round(gpu_time.fairness, 4),
+        "top_customers": top,
+        "background_depth": background.depth if background else 0,
     }
 
 

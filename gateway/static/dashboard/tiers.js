@@ -41,7 +41,7 @@ const Tiers = (() => {
     const name = element("th", tier.name, `tier-${Math.min(at, 4)}`);
     name.scope = "row";
     const cells = [
-      [count(tier.depth), ""],
+      [tier.background_depth ? `${count(tier.depth)} + ${count(tier.background_depth)} jobs` : count(tier.depth), ""],
       [time(tier.oldest_ms), tier.oldest_ms > 1000 ? "warn" : ""],
       [count(tier.in_rps), ""],
       [count(tier.out_rps), ""],
@@ -49,6 +49,7 @@ const Tiers = (() => {
       successCell(points, tier.name),
       [percent(tier.limit_ratio), tier.limit_ratio < 0.995 ? "warn" : ""],
       percentile(tier, tier.p50_ms), percentile(tier, tier.p95_ms), percentile(tier, tier.p99_ms),
+      [tier.fairness.toFixed(2), tier.fairness < 0.9 ? "warn" : "soft"],
       [`${percent(tier.share)} / ${percent(tier.guaranteed_share)}`, ""],
     ];
     line.append(name, ...cells.map(([text, className]) => element("td", text, className)));
