@@ -12,7 +12,7 @@ from functools import partial
 
 from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import ScaleAdvice
-from gateway.catalog import CatalogView, SnapshotView
+from gateway.catalog import CatalogView, IdentityView, SnapshotView
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
 from gateway.dead_letter_rerun import DeadLetterReruns
@@ -33,6 +33,7 @@ from gateway.inference.traces import RequestTraces
 from gateway.jobs.service import JobParts, Jobs
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
+from gateway.limits.gpu_time import tier_gpu_time
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
@@ -130,6 +131,15 @@ class PoolParts:
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving(ends)
+
+    def gpu_share(self, identity: IdentityView) -> float | None:
+        """A customer's share of the GPU time of its tier in the last minute: exact at this gateway, and as others publish it."""
+        seen, name, tier = self.heartbeat.observation, identity.customer_name, identity.tier
+        own_ms = self._demand_meter.gpu_time.customer_ms(name, tier)
+        others = [each for each in (seen.gateways if seen else ()) if each.gateway_id != self.config.gateway_id]
+        found = tier_gpu_time(tier, others)
+        total_ms = found.total_ms + self._demand_meter.gpu_time.tier_ms(tier)
+        return round(min(1.0, (own_ms + found.used_ms(name)) / total_ms), 4) if total_ms else None
 
     @property
     def ended_tasks(self) -> tuple[EndedTask, ...]:

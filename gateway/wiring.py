@@ -152,6 +152,7 @@ class GatewayParts(PoolParts):
                 authenticator=self.authenticator,
                 customer_limits=self.inference.customer_limits,
                 read_limits=LimitState(self._client, self._keys).read,
+                gpu_share=self.gpu_share,
                 find_usage=find_usage,
             )
         )

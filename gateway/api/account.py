@@ -80,11 +80,15 @@ class AccountUsage(TypedDict):
 
 
 class Account(AccountUsage):
-    """Whom the key belongs to, and where it stands."""
+    """Whom the key belongs to, and where it stands. `gpu_share`: of the GPU time of its tier in the last minute, 0..1; null if
+    none was used. `weight`: its part of that time while others of the tier wait.
+    """
 
     customer: str
     customer_id: str
     tier: str
+    weight: float
+    gpu_share: float | None
     key_id: str
     limits: LimitsNow
     remaining: Remaining
@@ -187,6 +191,10 @@ ReadLimits = Callable[[str, EffectiveLimits, str], Awaitable[RemainingLimits]]
 """`LimitState.read`: what is left, without a charge. Raises RedisUnavailable."""
 
 
+GpuShareOf = Callable[[IdentityView], float | None]
+"""A customer's share of the GPU time of its tier in the last minute, as known here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
@@ -194,6 +202,7 @@ class AccountParts:
     authenticator: Authenticator
     customer_limits: CustomerLimits
     read_limits: ReadLimits
+    gpu_share: GpuShareOf = lambda _: None
     find_usage: FindUsage | None = None
 
 
@@ -222,6 +231,8 @@ class AccountEndpoint:
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
+            "weight": identity.weight,
+            "gpu_share": self._parts.gpu_share(identity),
             "key_id": identity.key_id,
             "limits": limits_document(identity, limits, self._parts.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),

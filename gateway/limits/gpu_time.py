@@ -99,6 +99,10 @@ class GpuTimeMeter:
         counts = self._totals.get((name, tier))
         return counts.gpu_us / 1000 if counts else 0.0
 
+    def tier_ms(self, tier: str) -> float:
+        """The GPU time of a tier at this gateway."""
+        return self._of_tiers.get(tier, 0.0)
+
     def _close_slot(self) -> None:
         """Add the current slot to the totals, and subtract those that have left the window."""
         self._slots.append((self._number, self._slot))

@@ -1,4 +1,4 @@
-"""Values of the observation of a pool, and the set of pools with unfinished requests.
+"""Values of the observation of a pool, the wait of one customer or request, and the set of pools with unfinished requests.
 
 `presence` and `batches` read observations. The set names pools in which requests may still be queued or running, for
 processes that start when no model names the pool any more. Schedulers write it, gateways read it. It is in the same Redis
@@ -244,6 +244,69 @@ class Observation(msgspec.Struct, frozen=True):
     @property
     def total_gpus(self) -> int:
         return len(self.workers)
+
+
+class CustomerQueue(msgspec.Struct, frozen=True):
+    """Requests of a customer that wait for places in a tier queue or background queue. `debt_ms`: GPU time that others of the
+    queue receive first, multiplied by their weight divided by its own; 0: it is next.
+    """
+
+    queue: str
+    backlog: int
+    debt_ms: float
+
+
+class QueuePlace(msgspec.Struct, frozen=True):
+    """The place of a waiting request, 1 first, among `of` in the tier queue or, if `in_backlog`, in its customer's backlog.
+    Requests that have ended count until they are skipped.
+    """
+
+    place: int
+    of: int
+    in_backlog: bool
+
+
+MAX_PLACES = 100_000
+"""The length up to which a place is searched."""
+
+
+class WaitingView:
+    """What waits where: for explanations only, because a place is found in O(length). All methods raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def customer(self, tier: str, customer_id: str, weight: float) -> list[CustomerQueue]:
+        """The customer's backlogs, interactive and background."""
+        keys, names = self._keys, (tier, background_of(tier))
+        async with bounded():
+            pipeline = self._client.pipeline(transaction=True)
+            for name in names:
+                pipeline.llen(keys.backlog(name, customer_id))
+                pipeline.zscore(keys.backlogs(name), customer_id)
+                pipeline.hget(keys.flow(name, customer_id), "tag")
+                pipeline.hget(keys.fair(name), "v")
+            found = await pipeline.execute()
+        queues: list[CustomerQueue] = []
+        for name, (backlog, score, tag, virtual) in zip(names, (found[:4], found[4:]), strict=True):
+            debt = float(tag or 0 if score is None else score) - float(virtual or 0)
+            queues.append(CustomerQueue(name, backlog, round(max(0.0, debt) * weight, 3)))
+        return queues
+
+    async def request(self, queue: str, customer_id: str, request_id: str) -> QueuePlace | None:
+        """The place of a request; None if it does not wait, or follows the run of an equal one."""
+        lists = (self._keys.queue(queue), self._keys.backlog(queue, customer_id))
+        async with bounded():
+            pipeline = self._client.pipeline(transaction=True)
+            for name in lists:
+                pipeline.llen(name)
+                pipeline.lpos(name, request_id, rank=-1, maxlen=MAX_PLACES)
+            found = await pipeline.execute()
+        for in_backlog, (length, index) in ((False, found[:2]), (True, found[2:])):
+            if index is not None:
+                return QueuePlace(length - index, length, in_backlog)
+        return None
 
 
 class Unfinished:

@@ -59,6 +59,7 @@ class RequestDetail(msgspec.Struct, frozen=True):
     accepted_ms: int
     formed_ms: int | None
     ended_ms: int | None
+    queue: str = ""  # Of the tier, or its background queue.
 
 
 RIDING = b"riding"
@@ -149,6 +150,7 @@ class Results:
             accepted_ms=accepted_ms,
             formed_ms=formed_ms,
             ended_ms=int(ended) if ended else None,
+            queue=queue,
         )
 
 

@@ -234,6 +234,18 @@ class Keys:
         """The requests of a customer that wait for places in the tier queue, oldest on the right."""
         return f"{self.prefix}backlog:{tier}:{customer_id}"
 
+    def backlogs(self, tier: str) -> str:
+        """The customers with a backlog, by tag."""
+        return f"{self.prefix}backlogs:{tier}"
+
+    def flow(self, tier: str, customer_id: str) -> str:
+        """A customer's tag, weight and mean cost."""
+        return f"{self.prefix}flow:{tier}:{customer_id}"
+
+    def fair(self, tier: str) -> str:
+        """A tier's virtual time, sum of weights, mean cost."""
+        return f"{self.prefix}fair:{tier}"
+
     def waiting(self, tier: str) -> str:
         """The number of requests in all backlogs of a tier."""
         return f"{self.prefix}waiting:{tier}"

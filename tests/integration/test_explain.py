@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -14,7 +15,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity
 from pool import Pool, done
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.protocol.admission import Submission
+from scheduler.protocol.admission import Submission, TierLimit
 from scheduler.protocol.pool_view import GatewayStats, TierStats
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
@@ -108,6 +109,26 @@ async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> Non
     assert limits["key"] == (5.0, "key", 2.0, None)
     assert (document["customer"], document["customer_id"], document["not_read"]) == ("acme", acme, [])
     assert document["capacity"]["rates"] == [100.0] * 4
+
+
+async def test_a_customer_and_a_request_that_wait(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:
+    """The weight, share of GPU time, backlog and debt of the customer; the position of requests in queue and backlog."""
+    found = [submission(pool, acme, burst=50.0) for _ in range(5)]
+    await pool.admit(found, [TierLimit("free", 1e6, 1e6, 1000, ["free"], places=2)])
+    await pool.client.zincrby(pool.keys.backlogs("free"), 7.5, acme)
+    await db.execute("UPDATE customers SET weight = 2")
+    for owner, cost_ms in ((acme, 10.0), (str(uuid4()), 30.0)):
+        await db.execute(
+            "INSERT INTO requests (id, created_at, customer_id, tier, status, cost_ms) VALUES ($1, now(), $2, 'free', 'completed', $3)",
+            new_request_id(), owner, cost_ms,
+        )  # fmt: skip
+
+    shown = (await explain("acme", **servers)).stdout
+    assert "Weight 2; share of the tier's GPU time in the last minute: 25 %." in shown
+    assert "Queue free: 3 requests wait in its backlog; debt 15 ms of GPU time." in shown
+    assert "Position 2 of 2 in the tier queue." in (await explain(found[1].id, **servers)).stdout
+    document = json.loads((await explain(found[4].id, "-o", "json", **servers)).stdout)
+    assert [document["facts"][name] for name in ("queue", "place", "of", "in_backlog")] == ["free", 3, 3, True]
 
 
 async def test_an_accepted_request(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:

@@ -159,10 +159,11 @@ def test_without_postgresql_the_pool_is_explained() -> None:
 
 
 def test_the_text_of_a_customer() -> None:
-    """One block each for customer, reasons, limits, tiers and rejections."""
+    """One block each for customer, GPU time, reasons, limits, tiers and rejections."""
     blocks = "\n".join(customer_lines(explained())).split("\n\n")
 
     assert blocks[0] == f"acme ({CUSTOMER_ID}), tier free"
+    assert blocks.pop(1) == "Weight 1; share of the tier's GPU time in the last minute: not known."
     assert blocks[1].startswith("free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; ")
     assert blocks[2].splitlines()[:3] == [
         "LIMIT                       BASE       OF         NOW      LEFT",

@@ -10,11 +10,12 @@ from time import time
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+import asyncpg
 import typer
 
-from ledger.audit.queries import RequestRow, find_request
+from ledger.audit.queries import RequestRow, find_gpu_share, find_request
 from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, in_snapshot, models_from, readable, tiers_from
-from ledger.catalog.snapshot import Key, Model, Tier
+from ledger.catalog.snapshot import Customer, Key, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
 from scheduler.errors import RedisUnavailable, TierlaneError
@@ -24,12 +25,13 @@ from scheduler.protocol.limits import (
     find_rejection,
     recent_rejections,
 )
-from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.pool_view import CustomerQueue, Observation, QueuePlace, WaitingView
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms
+from scheduler.states import State
 from tierlane.connect import VerbError, database, run
 from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
@@ -52,6 +54,7 @@ class Rows(NamedTuple):
     tiers: tuple[Tier, ...] = ()
     models: tuple[Model, ...] = ()
     row: CustomerRecord | None = None
+    gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
 
 
 async def read_rows(connection: Connection, name: str) -> Rows:
@@ -62,7 +65,16 @@ async def read_rows(connection: Connection, name: str) -> Rows:
             tiers = tiers_from(found)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
-    return Rows(tiers, known_models, row)
+    share = await _gpu_share(connection, row.customer) if row else None
+    return Rows(tiers, known_models, row, share)
+
+
+async def _gpu_share(connection: Connection, customer: Customer) -> float | None:
+    try:
+        found = await find_gpu_share(connection, customer.id, SHARE_S, tier=customer.tier)
+    except asyncpg.QueryCanceledError:
+        return None
+    return found.gpu_ms / found.total_gpu_ms if found.total_gpu_ms else None
 
 
 async def _models(connection: Connection) -> tuple[Model, ...]:
@@ -89,6 +101,8 @@ def _has_own_limit(key: Key) -> bool:
 
 
 NAME = "tierlane-explain"
+SHARE_S = 60
+"""Seconds of the audit from which the share of GPU time is read."""
 
 
 class RedisState(NamedTuple):
@@ -97,6 +111,7 @@ class RedisState(NamedTuple):
     observation: Observation | None = None
     left: RemainingLimits | None = None
     refusals: list[RejectionRecord] | None = None
+    queues: list[CustomerQueue] | None = None
 
 
 def explain_name(settings: "Settings", name: str, refusals: int, form: str) -> int:
@@ -145,7 +160,16 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
     pool = Pool(settings.pool, rows.tiers, rows.models, state.observation)
-    return explain_customer(name, rows.row, pool, left=state.left, refusals=state.refusals, not_read=not_read)
+    return explain_customer(
+        name,
+        rows.row,
+        pool,
+        left=state.left,
+        refusals=state.refusals,
+        queues=state.queues,
+        gpu_share=rows.gpu_share,
+        not_read=not_read,
+    )
 
 
 def _no_such(name: str) -> str:
@@ -170,7 +194,10 @@ async def _read_redis(client: "Redis", pool: str, name: str, rows: Rows, refusal
     left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
     customer_id = rows.row.customer.id if rows.row else _as_customer_id(name)
     known = await recent_rejections(client, keys, customer_id, refusals) if customer_id else None
-    return RedisState(observation, left, known)
+    customer = rows.row.customer if rows.row else None
+    waiting = WaitingView(client, keys)
+    queues = await waiting.customer(customer.tier, customer.id, customer.weight) if customer else None
+    return RedisState(observation, left, known, queues)
 
 
 async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> RemainingLimits:
@@ -191,6 +218,7 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
     row: RequestRow | None = None
     detail: RequestDetail | None = None
     refusal: RejectionRecord | None = None
+    place: QueuePlace | None = None
     not_read: list[str] = []
     try:
         async with database(settings, NAME) as connection:
@@ -201,13 +229,15 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
         async with _redis(settings) as client:
             keys = Keys(settings.pool)
             detail = await Results(client, keys).request_detail(request_id)
+            if detail is not None and detail.state == State.QUEUED:
+                place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
             if row is None and detail is None:
                 refusal = await find_rejection(client, keys, request_id)
     except RedisUnavailable as error:
         not_read.append(_without(error, "running requests and rejections"))
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
-    return explain_request(request_id, row, detail, refusal, not_read)
+    return explain_request(request_id, row, detail, refusal, not_read, place=place)
 
 
 @asynccontextmanager

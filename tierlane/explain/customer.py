@@ -8,7 +8,7 @@ from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.headers import quota_name
 from ratelimit.limits import BUCKETS, MAX_CONCURRENCY, NO_BUCKET, LimitColumn, RemainingLimits, effective
 from scheduler.protocol.limits import RejectionRecord
-from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.pool_view import CustomerQueue, Observation
 from tierlane.explain.factor import (
     GatewayPart,
     PoolCapacity,
@@ -65,6 +65,9 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     customer_id: str | None = None
     tier: str | None = None
     suspended: bool = False
+    weight: float | None = None
+    gpu_share: float | None = None  # Of the GPU time of its tier in the last minute, 0..1.
+    queues: list[CustomerQueue] | None = None  # None: not read.
     factor: float | None = None
     why: list[str] = []
     limits: list[LimitLine] = []
@@ -91,6 +94,8 @@ def explain_customer(
     *,
     left: RemainingLimits | None = None,
     refusals: Sequence[RejectionRecord] | None = None,
+    queues: list[CustomerQueue] | None = None,
+    gpu_share: float | None = None,
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
     """Combine what is known; `name` is the argument, `not_read` what is missing and why."""
@@ -105,6 +110,9 @@ def explain_customer(
         customer_id=customer.id if customer else None,
         tier=customer.tier if customer else None,
         suspended=customer.suspended if customer else False,
+        weight=customer.weight if customer else None,
+        gpu_share=gpu_share,
+        queues=queues,
         factor=factor,
         why=_reasons(customer, pool, parts, capacity),
         limits=_lines(row, None if seen is None else 1.0 if factor is None else factor, left) if row else [],

@@ -11,6 +11,7 @@ from ratelimit.headers import quota_name
 from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, RejectionRecord
+from scheduler.protocol.pool_view import QueuePlace
 from scheduler.protocol.replies import RequestDetail
 from scheduler.redis_client.keys import JOBS_GATEWAY
 from scheduler.states import TERMINAL, Admission, State
@@ -151,13 +152,17 @@ def explain_request(
     detail: RequestDetail | None,
     refusal: RejectionRecord | None,
     not_read: list[str],
+    *,
+    place: QueuePlace | None = None,
 ) -> RequestExplanation:
     """The audit row has the most, but is written up to seconds late; Redis has what is running now."""
     if row is not None and (detail is None or row.completed_at is not None):
         return _accepted(request_id, from_audit(row), _of_row(row), not_read)
     if detail is not None:
         known = {"customer_id": detail.customer_id, "tier": detail.tier} | (_of_row(row) if row else {})
-        return _accepted(request_id, from_redis(detail), known, not_read)
+        if place is not None:
+            known |= {"queue": detail.queue} | msgspec.structs.asdict(place)
+        return _accepted(request_id, from_redis(detail), known, not_read, place)
     if refusal is not None:
         return _refused(refusal, not_read)
     said = ["This request is not known.", *_LOOKED] if not not_read else ["It was not found in what could be read."]
@@ -189,9 +194,16 @@ def _figures(refusal: RejectionRecord) -> dict[str, Any]:
 
 
 def _accepted(
-    request_id: str, document: RequestTimeline, known: dict[str, Any], not_read: list[str]
+    request_id: str,
+    document: RequestTimeline,
+    known: dict[str, Any],
+    not_read: list[str],
+    place: QueuePlace | None = None,
 ) -> RequestExplanation:
     said = [_state_words(document)]
+    if place is not None:
+        where = "the backlog of its customer, behind the tier queue" if place.in_backlog else "the tier queue"
+        said.append(f"Position {place.place:,} of {place.of:,} in {where}.")
     if document["status"] in TERMINAL:
         said.append(_delivery_words(document, known))
     return RequestExplanation(

@@ -7,7 +7,7 @@ import msgspec
 
 from tierlane.explain.customer import CustomerExplanation, LimitLine, PastRefusal
 from tierlane.explain.factor import GatewayPart, TierPart
-from tierlane.explain.figures import columns, moment, number, percent, rate, span
+from tierlane.explain.figures import columns, count, moment, number, percent, rate, span
 from tierlane.explain.request import RequestExplanation
 
 NONE = "-"
@@ -25,6 +25,7 @@ def customer_lines(explanation: CustomerExplanation) -> list[str]:
     """A customer as text."""
     name = f"{explanation.customer} ({explanation.customer_id})" if explanation.customer_id else explanation.customer
     lines = [f"{name}, tier {explanation.tier}" if explanation.tier else name]
+    lines += _block(_gpu_time(explanation))
     lines += _block(explanation.why)
     lines += _block(columns([_LIMITS, *map(_limit, explanation.limits)]) if explanation.limits else [])
     lines += _block(columns([_TIERS, *map(_tier, explanation.tiers)]) if explanation.tiers else [])
@@ -33,6 +34,17 @@ def customer_lines(explanation: CustomerExplanation) -> list[str]:
     if explanation.refusals is not None:
         lines += _block(_refusals(explanation.refusals))
     return [*lines, *_block(explanation.not_read)]
+
+
+def _gpu_time(explanation: CustomerExplanation) -> Iterable[str]:
+    """The customer's part of the GPU time of its tier, and what of it waits."""
+    if explanation.weight is not None:
+        share = "not known" if explanation.gpu_share is None else percent(explanation.gpu_share)
+        yield f"Weight {number(explanation.weight)}; share of the tier's GPU time in the last minute: {share}."
+    for queue in explanation.queues or ():
+        if queue.backlog or queue.debt_ms:
+            waiting = count(queue.backlog, "request waits", "requests wait")
+            yield f"Queue {queue.queue}: {waiting} in its backlog; debt {number(queue.debt_ms)} ms of GPU time."
 
 
 def request_lines(explanation: RequestExplanation) -> list[str]:
