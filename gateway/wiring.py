@@ -25,6 +25,7 @@ from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath
 from gateway.inference.handler import InferenceHandler
 from gateway.inference.traces import RequestTraces
+from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures, installed_version
 from gateway.openapi.html import Pages
@@ -203,13 +204,15 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
     """The values of one pool for the metrics."""
     snapshot, limits = parts.snapshot, parts.limits
     tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
+    seen = parts.heartbeat.observation
     return PoolFigures(
         pool=parts.config.pool,
-        observation=parts.heartbeat.observation,
+        observation=seen,
         age_s=parts.heartbeat.age_s(),
         capacity_rps=limits.capacity_rps,
         factors={name: limits.factor(name) for name in tiers},
         demand={name: limits.demand(name) for name in tiers},
+        fairness={name: tier_gpu_time(name, seen.gateways if seen else ()).fairness for name in tiers},
         memory_share=limits.memory_share,
         audit_lag_ms=await audit_lag_ms(parts),
         recommended_workers=parts.scale.recommended,

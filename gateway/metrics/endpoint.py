@@ -21,7 +21,6 @@ from prometheus_client.registry import Collector
 from gateway.circuit_breaker import BreakerState
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Counters, Series
 from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
 from gateway.metrics.shared_counters import SharedCounters, Sum
@@ -43,7 +42,9 @@ Gauge = tuple[str, tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """The observed values of one pool. `factors`: tier -> effective part of its limits; `demand`: requests/s."""
+    """The observed values of one pool. `factors`: tier -> effective part of its limits; `demand`: requests/s.
+    `fairness`: tier -> Jain's index.
+    """
 
     pool: str
     observation: Observation | None
@@ -51,6 +52,7 @@ class PoolFigures:
     capacity_rps: float
     factors: Mapping[str, float]
     demand: Mapping[str, float]
+    fairness: Mapping[str, float]
     memory_share: float
     audit_lag_ms: int | None
     recommended_workers: int
@@ -77,9 +79,10 @@ def gauges(figures: PoolFigures) -> Iterator[Gauge]:
     for name, queue in observation.tiers.items():
         yield "tierlane_queue_depth", (pool, name), queue.depth
         yield "tierlane_queue_oldest_age_seconds", (pool, name), queue.oldest_ms / 1000
-        yield "tierlane_fairness_ratio", (pool, name), tier_gpu_time(name, observation.gateways).fairness
     for name, queue in observation.background.items():
         yield "tierlane_background_depth", (pool, name), queue.depth
+    for name, fairness in figures.fairness.items():
+        yield "tierlane_fairness_ratio", (pool, name), fairness
     for name, demand_rps in figures.demand.items():
         yield "tierlane_demand_requests_per_second", (pool, name), demand_rps
     yield "tierlane_gateways", (pool,), len(observation.gateways)

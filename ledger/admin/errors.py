@@ -30,6 +30,7 @@ THINGS = {
     "quotas": "quota",
     "models": "model",
     "cordons": "cordon",
+    "prices": "price",
 }
 """The name of a row of each table."""
 

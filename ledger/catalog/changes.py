@@ -29,7 +29,7 @@ from ledger.postgres import Connection, statement
 MAX_CHANGES = 5000
 """With more changed rows, reading everything is about as fast."""
 
-_TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons"}
+_TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons", "prices"}
 
 
 class ChangedIds(NamedTuple):

@@ -16,6 +16,10 @@ COMMENT ON COLUMN prices.model IS 'Model, by name.';
 COMMENT ON COLUMN prices.valid_from IS 'Creation time of the first request that it applies to.';
 COMMENT ON COLUMN prices.usd_per_gpu_s IS 'USD for a second of GPU time.';
 COMMENT ON COLUMN prices.usd_per_1000_tokens IS 'USD for 1,000 tokens of input and output.';
+CREATE TRIGGER prices_added_or_deleted AFTER INSERT OR DELETE ON prices
+    FOR EACH ROW EXECUTE FUNCTION record_config_change('model');
+CREATE TRIGGER prices_updated AFTER UPDATE ON prices
+    FOR EACH ROW WHEN (OLD.* IS DISTINCT FROM NEW.*) EXECUTE FUNCTION record_config_change('model');
 
 CREATE OR REPLACE VIEW usage_hourly AS
 SELECT date_trunc('hour', r.created_at) AS hour,

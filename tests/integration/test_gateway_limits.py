@@ -13,6 +13,7 @@ from integration.gateway_fixtures import Stack, accepted, lower, stack, tier
 from ledger.audit.queries import Usage
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.batches import Outcome
+from scheduler.protocol.pool_view import CustomerGpuTime, GatewayStats
 from scheduler.states import Admission
 
 __all__ = ["stack"]
@@ -205,6 +206,22 @@ async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
     assert (headers["cache-control"], "x-request-id" in headers) == ("no-store", True)
     assert (status, head["x-ratelimit-remaining-requests"]) == (200, "7")
     assert reads == ["customer-free"]
+
+
+async def test_it_shows_the_share_of_gpu_time(stack: Stack) -> None:
+    """Of all gateways, in the last minute; null while the tier has used none. And the weight of the customer."""
+    _, before, _ = await get(stack)
+    used = CustomerGpuTime("free", "free", 1.0, 10.0, 0.0, 0)
+    stats = GatewayStats("g2", 0.0, {}, gpu_ms={"free": 40.0}, gpu_times=[used])
+
+    async def share() -> float | None:
+        await stack.worker.presence.gateway_beat(stats)
+        _, document, _ = await get(stack)
+        found: float | None = document["gpu_share"]
+        return found
+
+    assert (before["weight"], before["gpu_share"]) == (1.0, None)
+    assert await eventually(share, "the share is known") == 0.25
 
 
 async def test_a_cached_read_includes_later_admissions(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,7 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
         capacity_rps=310.0,
         factors={"free": 0.38},
         demand={"free": 480.0},
+        fairness={"free": 0.98},
         memory_share=0.25,
         audit_lag_ms=400,
         recommended_workers=5,
