@@ -2,8 +2,8 @@
 -- finish: the owner of a running batch ends its requests, each once, and closes the batch.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
 --   bytes, length, cost_ms: its share of gpu_ms}, where an empty code means completed, 5 the last fields of their replies,
---   concatenated, each of its length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' if more outcomes follow in
---   another call: then the batch is not closed yet.
+--   concatenated, each of its length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, '',
+--   cost_ms as a float, 6 '1' if more outcomes follow in another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.
 -- include: prelude, wake, row, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
@@ -24,7 +24,7 @@ each_member(batch, function(id, row)
     return
   end
   local code = outcomes[o + 2]
-  local run = {outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], outcomes[o + 7]}
+  local run = {outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], outcomes[o + 7], true}
   if code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
   else finalize(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1

@@ -251,7 +251,7 @@ _HEAD = 7  # Fields of an outcome that the script reads.
 
 
 def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
-    """The fields that the script reads, and the last six fields of each reply.
+    """The fields that the script reads, and the last eight fields of each reply.
 
     The latter are packed here, so that Lua only copies bytes; [1:] removes the array header.
     """
@@ -259,10 +259,11 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
     tails: list[bytes] = []
     for request_id, code, gpu_ms, tokens, version, output, output_tokens, finish_reason, cost_ms in outcomes:
         gpu_ms = round(gpu_ms, 3)
-        tail = _encode((gpu_ms, tokens, version, output, output_tokens, finish_reason))[1:]
+        cost_ms = round(float(cost_ms), 3)
+        tail = _encode((gpu_ms, tokens, version, output, output_tokens, finish_reason, "", cost_ms))[1:]
         size = 0 if code else len(output) if output.isascii() else len(output.encode())
         tails.append(tail)
-        heads += (request_id, code, gpu_ms, tokens, size, len(tail), round(cost_ms, 3))
+        heads += (request_id, code, gpu_ms, tokens, size, len(tail), cost_ms)
     return heads, tails
 
 

@@ -2,7 +2,8 @@
 -- finalize(id, row, ...) ends a row that was read, once; flush() writes the audit records and publishes one message per gateway.
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
-local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- fields of a run (and COST); TAIL: the last six fields of a reply, packed
+-- Fields of a run (and COST). TAIL: the last six fields of a reply, packed; if PACKED, followed by '' and the cost, 10 bytes.
+local GPU_MS, USED, BYTES, TAIL, PACKED = 1, 2, 3, 4, 6
 -- charged_cost(...) -> the GPU time in ms that a request pays, nil if it is not charged: its share of the batch; of a coalesced run
 -- an equal part for the primary and each follower. Parts of followers that were cancelled are not charged.
 local function charged_cost(id, row, account, state, code, run)
@@ -45,6 +46,18 @@ local function group_of(batch, state, code)
   return group
 end
 
+-- reply_tail(group, account, run, cost) -> header and tail of a reply. The usual one is as its worker packed it; TAIL and COST
+-- become those of the reply without it.
+local WITH_COST = '\220\0\18'
+local function reply_tail(group, account, run, cost)
+  group.is_charged = group.is_charged or cost
+  if run[PACKED] and cost == run[COST] and not account.coalesced then return WITH_COST, run[TAIL] end
+  if run[PACKED] then run[TAIL], run[PACKED] = sub(run[TAIL], 1, -11), false end
+  if not cost then return group.header, run[TAIL] .. group.from end
+  run[COST] = cost
+  return WITH_COST, run[TAIL] .. (group.from == '' and packed[''] or group.from) .. packed[cost]
+end
+
 -- finalize(...) -> true once; false if the request has ended before or is unknown.
 local function finalize(id, row, state, code, batch, run)
   if not is_open(row) then return false end
@@ -52,13 +65,9 @@ local function finalize(id, row, state, code, batch, run)
   local queue_ms, each, message, n =
     batch.formed and batch.formed - accepted_at or -1, group.each, messages[account.gateway], #group.each
   local cost = charged_cost(id, row, account, state, code, run)
-  local header, from = group.header, group.from
-  if cost then
-    run[COST], header, from = cost, '\220\0\18', (from == '' and packed[''] or from) .. packed[cost]
-    group.is_charged = true
-  end
+  local header, tail = reply_tail(group, account, run, cost)
   local reply = header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
-    packed[queue_ms] .. group.after .. run[TAIL] .. from
+    packed[queue_ms] .. group.after .. tail
   set_terminal(id, state, code, 'reply', reply)
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
@@ -67,7 +76,7 @@ local function finalize(id, row, state, code, batch, run)
   settle(batch, account, state, cost)
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
     id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
-  group.costs[#group.costs + 1] = cost or -1
+  group.costs[n / 6 + 1] = cost or -1
   if message then message[#message + 1] = reply else messages[account.gateway] = {reply} end
   if account.coalesced and row[STATE] ~= 'riding' then
     ended_primaries[#ended_primaries + 1] = {id, row, state, code, batch, run}
@@ -85,7 +94,7 @@ local function finalize_damaged()
     local accepted_at, nonce = number[sub(entry.env or '', 1, 13)] or now, sub(entry.env or '', 54)
     local n = #each
     each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - accepted_at, -1, -1, 0, 0
-    group.costs[#group.costs + 1] = -1
+    group.costs[n / 6 + 1] = -1
     if account then
       row[ENV] = entry.env or ''
       refund(id, row, account, 'failed', 'internal_error', -1)
