@@ -253,17 +253,17 @@ async def test_the_views_of_usage_and_slo(db: Connection, acme: str) -> None:
         assert bool(await db.fetch(f"SELECT * FROM {view}")) is (view == "customer_limits")
     insert = (
         "INSERT INTO requests (id, created_at, customer_id, tier, model, status, error_code, http_status, "
-        "latency_ms, tokens_used) VALUES ($1, now(), $2, 'paid', 'tiny', $3, $4, $5, $6, 10)"
+        "latency_ms, tokens_used, cost_ms) VALUES ($1, now(), $2, 'paid', 'tiny', $3, $4, $5, $6, 10, 1.5)"
     )
     rows = [("completed", None, 200), ("completed", None, 200)]
     rows += [("failed", "cancelled", 499), ("failed", "gpu_timeout", 504)]
     for n, row in enumerate(rows):
         await db.execute(insert, ID[:-1] + str(n), acme, *row, 100.0 * (n + 1))
 
-    usage = await db.fetchrow("SELECT customer, requests, completed, failed, tokens_used FROM usage_hourly")
+    usage = await db.fetchrow("SELECT customer, requests, completed, failed, tokens_used, cost_ms FROM usage_hourly")
     await db.execute("UPDATE tiers SET slo_ms = 800, slo_success = 0.99 WHERE name = 'paid'")
     slo = await db.fetchrow("SELECT tier, requests, failed, success_ratio, p50_ms, slo_ms, slo_success FROM tier_slo")
-    assert tuple(usage) == ("acme", 4, 2, 2, 40)
+    assert tuple(usage) == ("acme", 4, 2, 2, 40, 6.0)
     assert tuple(slo) == ("paid", 4, 1, 0.75, 150.0, 800, 0.99)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.errors import HTTP, ErrorCode, http_status
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, Entered, decode_entry, encode_records
+from scheduler.protocol.audit_outbox import AcceptedRecord, Closed, EndedRecord, Entered, decode_entry, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_at, created_ms, new_request_id
 
@@ -135,6 +135,31 @@ def test_an_auditor_of_the_former_version_reads_new_records() -> None:
     ]
     with pytest.raises(msgspec.ValidationError, match="length 7"):
         former.decode(encode_records([("c", "g", [(*group, "/e")], ["r", 1, 2, ""])]))
+
+
+class FormerClosed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
+    """`Closed` before costs."""
+
+    state: str
+    error_code: str
+    ended_at_ms: int
+    batch_id: str
+    batch_size: int
+    worker_id: str
+    attempts: int
+    each: list[Any]
+    served_from: str = ""
+
+
+def test_costs_are_skipped_by_and_unknown_from_the_former_version() -> None:
+    """Its auditor reads new records, and its records have no costs."""
+    former = FormerClosed("completed", "", 1, "b", 2, "w", 1, ["r", 1.0, 2.0, 3.0, 4, 5, "s", 1.0, 2.0, 3.0, 4, 5])
+    costs = [0.5, -1.0]
+    new = encode_records([Closed(*msgspec.structs.astuple(former), costs)])  # type: ignore[list-item]  # expanded by readers
+
+    assert msgspec.msgpack.decode(new, type=list[FormerClosed]) == [former]
+    for entry, known in ((new, costs), (msgspec.msgpack.encode([former]), [-1.0, -1.0])):
+        assert [record.cost_ms for record in decode_entry(entry)[0] if isinstance(record, EndedRecord)] == known
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"\x93\x01\x02\x03", msgspec.msgpack.encode({"model": "m"})])
