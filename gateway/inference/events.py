@@ -129,9 +129,10 @@ class RequestEvents:
         tier, model = identity.tier, pending_requests[0].submission.model
         self._demand_meter.outcomes.completed(tier)
         self._counters.completed(tier, endpoint, seconds)
-        for reply in replies:
+        for pending, reply in zip(pending_requests, replies, strict=True):
             self._counters.ran(tier, self._pool, model, reply)
-            self._demand_meter.gpu_time.ran(identity, reply)
+            if reply.id == pending.id:  # Else the stored reply of an Idempotency-Key.
+                self._demand_meter.gpu_time.ran(identity, reply)
         if self._log is not None:
             self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)
 

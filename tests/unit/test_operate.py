@@ -125,7 +125,26 @@ def test_dead_letters_are_selected_in_one_way() -> None:
 )
 def test_the_result_of_a_requeue_does_not_contain_the_output(fields: dict[str, object], text: str) -> None:
     """State, code, time and number of runs."""
-    whole = ("req_1", "c", "n", "completed", "", 1, 5.0, "b", 1, "w", 50.0, 5, "v", "a secret output", 3, "stop", "")
+    whole = (
+        "req_1",
+        "c",
+        "n",
+        "completed",
+        "",
+        1,
+        5.0,
+        "b",
+        1,
+        "w",
+        50.0,
+        5,
+        "v",
+        "a secret output",
+        3,
+        "stop",
+        "",
+        1.5,
+    )
     values = dict(zip(Reply.__struct_fields__, whole, strict=True)) | fields
 
     assert ending(Reply(**values), 0.0621) == text
