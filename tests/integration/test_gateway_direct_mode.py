@@ -183,7 +183,7 @@ async def begun(worker: FakeEndpoint) -> str:
 
 async def test_a_spool_that_fills_up_rejects_before_the_run(direct: Direct) -> None:
     """Each request that ran was answered and is in the audit; each that was rejected did not run."""
-    async with direct.stack("serve", spool_max_bytes=64_000) as (stack, (worker,)):
+    async with direct.stack("serve", spool_max_bytes=72_000) as (stack, (worker,)):
         direct.stop_redis()
         responses = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "enterprise") for n in range(200)))
         completed = {each["request_id"] for code, each, _ in responses if code == 200}
@@ -191,7 +191,7 @@ async def test_a_spool_that_fills_up_rejects_before_the_run(direct: Direct) -> N
         assert completed
         assert rejected == {(503, "no_capacity")}
         assert sorted(i for batch in worker.batches for i in batch) == sorted(completed)
-        assert stack.gateway.direct.view().spool_bytes <= 64_000
+        assert stack.gateway.direct.view().spool_bytes <= 72_000
         direct.resume_redis()
         await redis_used(stack)
         records, ended = await direct.pool.audit()
