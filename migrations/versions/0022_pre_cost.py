@@ -3,7 +3,7 @@
 from ledger.migration import run_sql_beside
 
 revision = "0022_pre_cost"
-down_revision = "0020_pre_customer_weight"
+down_revision = "0021_pre_batches"
 
 
 def upgrade() -> None:

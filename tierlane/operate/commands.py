@@ -160,6 +160,7 @@ def batch_cancel(batch_id: BatchId) -> Work:
     """Cancel a batch. Its customer can read the results of lines that have ended."""
     return batches.cancel(batch_id)
 
+
 usage_app = verb_group("Usage of customers: export.", "usage export --from 2026-11-01 --to 2026-11-30")
 
 
