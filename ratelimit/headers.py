@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit.limits import CONCURRENCY, Bucket, EffectiveLimits, RemainingLimits
+from ratelimit.quotas import period_of, period_parts, quota_name, unit_of
 
 MOST = (
     10**15 - 1
@@ -23,7 +24,7 @@ class _Fixed(NamedTuple):
 
     # Size, and the texts before the remaining units and the reset in headers of its own, and before the units in RateLimit.
     buckets: tuple[tuple[int, str, str, str], ...]
-    quotas: tuple[str, ...]
+    quotas: tuple[tuple[str, int], ...]  # Name, and smallest parts in one of its unit.
     lines: str
 
 
@@ -45,8 +46,8 @@ def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
     if most := limits.max_concurrency:
         fields = f'{fields}, "{CONCURRENCY}";r={_within(most - in_use, most)}'
     if quotas_left and len(quotas_left) == len(fixed.quotas):
-        for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
-            fields = f'{fields}, "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
+        for (name, parts), (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
+            fields = f'{fields}, "{name}";r={_within(spare, amount) // parts};t={_seconds(reset_ms)}'
     return f"{lines}{fields}\r\n"
 
 
@@ -64,9 +65,14 @@ def _fixed(limits: EffectiveLimits) -> _Fixed:
         lines += f"x-ratelimit-limit-{name}: {size}\r\n"
     if limits.max_concurrency:
         policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')
-    policies += [f'"{quota_name(period)}";q={amount};w={quota_window_s(period)}' for period, amount in limits.quotas]
+    quotas: list[tuple[str, int]] = []
+    for name, amount in limits.quotas:
+        counted = unit_of(name)
+        q = f"q={amount // counted.header_parts};" + (f'qu="{counted.header}";' if counted.header else "")
+        policies.append(f'"{quota_name(name)}";{q}w={quota_window_s(name)}')
+        quotas.append((quota_name(name), counted.header_parts))
     lines += f"RateLimit-Policy: {', '.join(policies)}\r\n"
-    return _Fixed(tuple(buckets), tuple(quota_name(period) for period, _ in limits.quotas), lines)
+    return _Fixed(tuple(buckets), tuple(quotas), lines)
 
 
 def _window_s(bucket: Bucket) -> int:
@@ -76,22 +82,10 @@ def _window_s(bucket: Bucket) -> int:
     return max(1, math.ceil(min(MOST, bucket.size / bucket.per_s))) if bucket.rate > 0 else 1
 
 
-def quota_name(period: str) -> str:
-    """The name of a quota's policy: `1day` is day, `2month` is 2months."""
-    every, unit = _parts(period)
-    return unit if every == 1 else f"{every}{unit}s"
-
-
-def quota_window_s(period: str) -> int:
-    """The maximum length of its window, in seconds."""
-    every, unit = _parts(period)
+def quota_window_s(name: str) -> int:
+    """The maximum length of the window of a quota, in seconds."""
+    every, unit = period_parts(period_of(name))
     return every * _UNIT_S.get(unit, 1)
-
-
-def _parts(period: str) -> tuple[int, str]:
-    unit = period.lstrip("0123456789")
-    every = period[: len(period) - len(unit)]
-    return int(every) if every else 1, unit
 
 
 def _within(value: float, limit: int) -> int:

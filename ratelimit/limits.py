@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ratelimit.quotas import Meter, is_metered
+
 REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
 """Names of limits in RateLimit headers and in `limit_policies` of an error."""
 
@@ -189,7 +191,7 @@ class EffectiveLimits(NamedTuple):
     """The current limits of one identity. Hashable, so that derived values can be cached.
 
     `buckets`: those of the customer, in the order of BUCKETS; `key`: the key's own bucket of requests, or None.
-    `max_concurrency` is 0 without a limit. `quotas`: period and amount, such as ("1day", 10000).
+    `max_concurrency` is 0 without a limit. `quotas`: name and amount, such as ("1day", 10000), as in ratelimit/quotas.py.
     `weight`: the customer's part of its tier's GPU time, in proportion to the weights of others that wait.
     """
 
@@ -198,6 +200,7 @@ class EffectiveLimits(NamedTuple):
     max_concurrency: int = 0
     quotas: tuple[tuple[str, int], ...] = ()
     weight: float = 1.0
+    metered: bool = False  # Whether a quota counts GPU time, tokens or money.
 
     @property
     def key_requests(self) -> Bucket:
@@ -227,7 +230,7 @@ class RemainingLimits(NamedTuple):
     """What is left of `EffectiveLimits`.
 
     `buckets` in the same order; for requests it is the key's own bucket if that has less. `in_use`: requests in progress.
-    `quotas`: remaining requests and ms until the window ends, in the same order; empty if unknown.
+    `quotas`: the remaining amount and ms until the window ends, in the same order; empty if unknown.
     """
 
     buckets: Sequence[Level] = ()
@@ -261,7 +264,9 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
         key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
     buckets = tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, identity.limits, factor)) is not None])
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
-    return EffectiveLimits(buckets, key, concurrency, tuple(identity.quotas), identity.weight)
+    quotas = tuple(identity.quotas)
+    metered = any(is_metered(name) for name, _ in quotas)
+    return EffectiveLimits(buckets, key, concurrency, quotas, identity.weight, metered)
 
 
 def _bucket(kind: BucketKind, limits: Values, factor: float) -> Bucket | None:
@@ -291,10 +296,11 @@ def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -
     return [(k.outcome, *k.fields, k.period_s, costs[k.cost] if k.cost else 0, k.settled) for k in kinds]
 
 
-def packed_limits(limits: EffectiveLimits) -> _Packed:
-    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight."""
+def packed_limits(limits: EffectiveLimits, meter: Meter | None = None) -> _Packed:
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter."""
     buckets = [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets]
-    return buckets, limits.max_concurrency, limits.quotas, limits.weight
+    packed = buckets, limits.max_concurrency, limits.quotas, limits.weight
+    return packed if meter is None else (*packed, meter)
 
 
 _NUMBER = {kind.name: number for number, kind in enumerate(BUCKETS, 1)}

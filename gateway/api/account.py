@@ -17,7 +17,7 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 from ledger.audit.queries import Usage
-from ratelimit.headers import quota_name, rate_headers
+from ratelimit.headers import rate_headers
 from ratelimit.limits import (
     BUCKETS,
     CONCURRENCY,
@@ -28,14 +28,16 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
+from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
 
 
 class QuotaLeft(TypedDict):
-    """One quota; null for what is not known yet. `reset_ms` is the time until its window ends."""
+    """One quota; null for what is not known yet. `unit`: requests, gpu-s, tokens or usd. `reset_ms` is the time until its window ends."""
 
     quota: str
-    amount: int
-    remaining: int | None
+    unit: str
+    amount: float
+    remaining: float | None
     reset_ms: int | None
 
 
@@ -310,8 +312,14 @@ def _quotas(limits: EffectiveLimits, left: RemainingLimits) -> list[QuotaLeft]:
     if len(known) != len(limits.quotas):
         known = [(None, None)] * len(limits.quotas)
     return [
-        {"quota": quota_name(period), "amount": amount, "remaining": spare, "reset_ms": reset_ms}
-        for (period, amount), (spare, reset_ms) in zip(limits.quotas, known, strict=True)
+        {
+            "quota": quota_name(period_of(name)),
+            "unit": unit_of(name).word,
+            "amount": shown_amount(name, amount),
+            "remaining": None if spare is None else shown_amount(name, spare),
+            "reset_ms": reset_ms,
+        }
+        for (name, amount), (spare, reset_ms) in zip(limits.quotas, known, strict=True)
     ]
 
 

@@ -22,6 +22,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.queue import DirectQueue
 from ratelimit.limits import REQUEST_BUCKET, Bucket, Level, RemainingLimits
+from ratelimit.quotas import Meter, period_of, unit_of
 from ratelimit.sliding_window import LocalLimit, SlidingWindows, WindowLevel
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
@@ -109,8 +110,8 @@ def bucket(rate: float, burst: float, unit: int) -> tuple[LocalLimit, int]:
 
 @lru_cache(maxsize=1024)
 def quota(period: str, amount: float) -> LocalLimit:
-    """The window for a quota of requests in a period such as "1day"; a part of a request is one."""
-    return LocalLimit(max(1, int(amount)), parse(f"1/{period}").get_expiry() * 1_000_000)
+    """The window for a quota of a name such as "1day"; a part of a unit is one."""
+    return LocalLimit(max(1, int(amount)), parse(f"1/{period_of(period)}").get_expiry() * 1_000_000)
 
 
 def charges_of(submission: Submission, tier: TierLimit, gateways: int) -> Charges:
@@ -121,7 +122,7 @@ def charges_of(submission: Submission, tier: TierLimit, gateways: int) -> Charge
         _charge(Admission(b.kind.outcome), submission.customer_id, b, b.kind.units(submission), gateways)
         for b in limits.buckets
     )
-    quotas = tuple(_quota(submission.customer_id, period, amount / gateways) for period, amount in limits.quotas)
+    quotas = tuple(_quota(submission, name, amount / gateways) for name, amount in limits.quotas)
     whole = _charge(Admission.TIER_LIMIT, tier.name, Bucket(REQUEST_BUCKET, tier.rate, tier.burst), 1, gateways)
     return Charges(key, buckets, quotas, (*([key] if key else []), *buckets, *quotas, whole))
 
@@ -145,8 +146,10 @@ def _charge(rejection: Admission, name: str, of: Bucket, units: int, gateways: i
     return Charge(rejection, f"{rejection.value} {name}", limit, cost, first)
 
 
-def _quota(customer_id: str, period: str, amount: float) -> Charge:
-    return Charge(Admission.QUOTA, f"quota {period} {customer_id}", quota(period, amount), 1)
+def _quota(submission: Submission, name: str, amount: float) -> Charge:
+    mark, meter = unit_of(name).mark, submission.meter or Meter()
+    cost = meter.units(mark, submission.tokens) if mark else 1
+    return Charge(Admission.QUOTA, f"quota {name} {submission.customer_id}", quota(name, amount), cost)
 
 
 RETRY_MS = 500

@@ -16,7 +16,6 @@ import msgspec
 from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from ratelimit.capacity import MOST_MS, retry_after_ms
-from ratelimit.headers import quota_name
 from ratelimit.limits import (
     CONCURRENCY,
     NO_BUCKET,
@@ -28,6 +27,7 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
+from ratelimit.quotas import quota_name, quota_words
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import MAX_PER_HEARTBEAT, RejectionRecord
@@ -131,10 +131,13 @@ def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
 
 def _quotas(verdict: Verdict, limits: EffectiveLimits) -> str:
     named = _spent(verdict, limits) or limits.quotas
-    return " and ".join(f"{amount} requests per {quota_name(period)}" for period, amount in named)
+    return " and ".join(quota_words(*quota) for quota in named)
 
 
 def _spent(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, int]]:
+    """Name and amount of the quotas that reject: without room for the request or, if that is not known, with nothing left."""
+    if verdict.quotas:
+        return [quota for quota in limits.quotas if quota[0] in verdict.quotas]
     return [quota for quota, (left, _) in zip(limits.quotas, verdict.left.quotas, strict=False) if left < 1]
 
 
@@ -259,11 +262,8 @@ def _with(record: RejectionRecord, limits: EffectiveLimits, verdict: Verdict) ->
 
 
 def _used_up(limits: EffectiveLimits, verdict: Verdict) -> tuple[str, int]:
-    """Period and amount of the quota that rejected: the first with nothing left, in the order of admission."""
-    if verdict.outcome is not Admission.QUOTA:
-        return "", 0
-    pairs = zip(limits.quotas, verdict.left.quotas, strict=False)
-    return next((quota for quota, (left, _) in pairs if left <= 0), ("", 0))
+    """Name and amount of the quota that rejected: the first without room, in the order of admission."""
+    return next(iter(_spent(verdict, limits)), ("", 0)) if verdict.outcome is Admission.QUOTA else ("", 0)
 
 
 MOST_S = 0.5
@@ -285,7 +285,8 @@ def _limit_of(outcome: Admission, submission: Submission) -> tuple[Values, int] 
     if bucket := submission.limits.bucket_of(outcome):
         return (submission.api_key_id if outcome is Admission.KEY_LIMIT else "", bucket), bucket.kind.units(submission)
     if outcome is Admission.QUOTA:
-        return tuple(submission.limits.quotas), 1
+        metered = submission.limits.metered
+        return (*submission.limits.quotas, submission.meter), submission.tokens if metered else 1
     return None
 
 
@@ -362,4 +363,5 @@ def _later(verdict: Verdict, submission: Submission, after_s: float) -> Verdict:
     ]
     quotas = [(spare, max(0, reset_ms - ms)) for spare, reset_ms in left.quotas]
     retry_ms = max(1, verdict.retry_after_ms - ms)
-    return Verdict(verdict.outcome, RemainingLimits(levels, left.in_use, quotas), retry_ms, verdict.depth)
+    left = RemainingLimits(levels, left.in_use, quotas)
+    return Verdict(verdict.outcome, left, retry_ms, verdict.depth, quotas=verdict.quotas)

@@ -21,7 +21,6 @@ from gateway.operations.session import SessionAuth
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
 from ledger.catalog.snapshot import Identity
-from ratelimit.headers import quota_name
 from ratelimit.limits import (
     BUCKETS,
     MAX_CONCURRENCY,
@@ -31,6 +30,7 @@ from ratelimit.limits import (
     effective,
     value_of,
 )
+from ratelimit.quotas import quota_title, shown_amount
 from scheduler.errors import HTTP, ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.request_id import created_ms
@@ -258,8 +258,14 @@ def limits_now(
 def _quota_states(quotas: Sequence[tuple[str, int]], left: RemainingLimits | None) -> list[LimitNow]:
     rests = [rest for rest, _ in left.quotas] if left and len(left.quotas) == len(quotas) else [None] * len(quotas)
     return [
-        LimitNow(f"quota per {quota_name(period)}", own=True, base=amount, effective=amount, left=rest)
-        for (period, amount), rest in zip(quotas, rests, strict=True)
+        LimitNow(
+            quota_title(name),
+            own=True,
+            base=shown_amount(name, amount),
+            effective=shown_amount(name, amount),
+            left=None if rest is None else shown_amount(name, rest),
+        )
+        for (name, amount), rest in zip(quotas, rests, strict=True)
     ]
 
 

@@ -1,7 +1,7 @@
 """Keys and quotas of customers: issue, rotate and revoke keys; set and remove quotas.
 
-The secret of a key is created here and never sent to PostgreSQL. A customer or tier has one quota for each period, so a new
-amount replaces the old one. Functions raise ChangeRejected if the change is not possible, and BadValue for an invalid quota.
+The secret of a key is created here and never sent to PostgreSQL. A customer or tier has one quota for each period and unit, so a
+new amount replaces the old one. Functions raise ChangeRejected if the change is not possible, and BadValue for an invalid quota.
 """
 
 import re
@@ -14,10 +14,11 @@ from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find
 from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.admin.rows import find_customer
 from ledger.catalog.api_key import NewKey, mint
-from ledger.catalog.quotas import BadCatalogRow, parse_quota, period_of
+from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, customers, quotas, tiers
+from ratelimit.quotas import NOTATIONS
 
 
 async def create_key(
@@ -82,7 +83,9 @@ def _check_valid(key: Row, now: datetime) -> None:
             )
 
 
-_PERIOD_ALONE = re.compile(r"([1-9][0-9]* ?)?(second|minute|hour|day|month|year)s?")
+_PERIOD_ALONE = re.compile(
+    rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?(second|minute|hour|day|month|year)s?"
+)
 
 
 async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
@@ -99,15 +102,16 @@ async def set_quota(connection: Connection, customer: str | None, tier: str | No
 
 
 async def remove_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
-    """Remove the quota with this text, or with a period only (`day`) that of the period."""
-    alone = _PERIOD_ALONE.fullmatch(text) is not None
-    period = _period(f"1/{text}" if alone else text)
+    """Remove the quota with this text, or with a period only (`day`, `usd/month`) that of the period."""
+    alone = _PERIOD_ALONE.fullmatch(text)
+    period = _period(text if alone is None else f"1 {text}" if alone[2] else f"1/{text}")
     owner, name = await _owner(connection, customer, tier)
     have = await _quotas_of(connection, owner)
     gone = [
         row
         for row in have
-        if _period(row["quota"]) == period and (alone or _parsed(row["quota"]).amount == _parsed(text).amount)
+        if _period(row["quota"]) == period
+        and (alone is not None or _parsed(row["quota"]).amount == _parsed(text).amount)
     ]
     if not gone:
         others = ", ".join(row["quota"] for row in have) or "none"
@@ -130,7 +134,7 @@ async def _quotas_of(connection: Connection, owner: Row) -> list[Row]:
 
 
 def _period(text: str) -> str:
-    return period_of(_parsed(text))
+    return name_of(_parsed(text))
 
 
 def _parsed(text: str) -> Quota:
@@ -138,7 +142,8 @@ def _parsed(text: str) -> Quota:
         return parse_quota(None, "any", text)
     except BadCatalogRow:
         raise BadValue(
-            f"quota must be a number of requests and a period, not {text!r} (for example 10000/day or 500/hour)."
+            f"quota must be an amount and a period, not {text!r} (for example 10000/day, 3600 gpu-s/day, 1000000 tokens/day"
+            " or 100 usd/month)."
         ) from None
 
 

@@ -29,6 +29,7 @@ THINGS = {
     "api_keys": "key",
     "quotas": "quota",
     "models": "model",
+    "prices": "price",
     "cordons": "cordon",
     "prices": "price",
 }
@@ -50,7 +51,7 @@ _WORDS = {
     "ck_api_keys_secret_hash": "must be a SHA-256",
     "ck_api_keys_expires_at": "must be later than the key's beginning",
     "ck_api_keys_limit": "must be given with burst, or both must be left out",
-    "ck_quotas_quota": "must be a number of requests and a period, such as 10000/day",
+    "ck_quotas_quota": "must be an amount and a period, such as 10000/day, 3600 gpu-s/day, 1000000 tokens/day or 100 usd/month",
     "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
     "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",

@@ -2,7 +2,8 @@
 
 Redis counts quotas, and the audit has the requests. A new Redis counts from zero until the counts are restored, shortly
 after its first use. A restore only raises counts, so several schedulers may repeat it. Requests that the audit does not
-have yet (of the last two seconds) and rejected ones are missing.
+have yet (of the last two seconds) and rejected ones are missing, and of GPU time, tokens and money what requests reserved
+that have not ended.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from ledger.audit.queries import with_statement_timeout
 from ledger.catalog.quotas import window_number, window_start
 from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
+from ratelimit.quotas import unit_of
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
@@ -26,6 +28,9 @@ CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_MS = 60_000
 CUSTOMERS_PER_STATEMENT = 2000
 """Few enough not to block the event loop for long."""
+
+_STATEMENTS = {"": "quota_spent", "gpu": "quota_spent_gpu", "tokens": "quota_spent_tokens", "usd": "quota_spent_usd"}
+"""By the mark of the unit."""
 
 CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
 """Failures caused by the client. All others are refunded: see scheduler/lua/includes/refund.lua."""
@@ -38,26 +43,27 @@ async def quota_spent(
     now: datetime | None = None,
     timeout_ms: int = STATEMENT_TIMEOUT_MS,
 ) -> list[QuotaSpent]:
-    """What customers have spent of their quotas in all pools, without zeros.
+    """What customers have spent of their quotas in all pools, without zeros, each in the smallest parts of its unit.
 
     `now` selects the windows (None: PostgreSQL's time). A request counts in the window in which its id was created.
     `timeout_ms` applies to each statement. Raises what asyncpg raises.
     """
     customers: dict[str, list[str]] = defaultdict(list)
     for customer in snapshot.customers.values():
-        for period, _ in customer.quotas:
-            customers[period].append(customer.id)
+        for name, _ in customer.quotas:
+            customers[name].append(customer.id)
     spent: list[QuotaSpent] = []
     async with with_statement_timeout(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
-        for period, ids in customers.items():
-            number = window_number(period, moment)
-            start, end = window_start(period, number), window_start(period, number + 1)
+        for name, ids in customers.items():
+            number = window_number(name, moment)
+            start, end = window_start(name, number), window_start(name, number + 1)
+            query = statement(_STATEMENTS[unit_of(name).mark])
             start_ms = int(start.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
-                rows = await connection.fetch(statement("quota_spent"), start, end, some, list(CHARGED_FAILURES))
-                spent += [QuotaSpent(customer_id, period, start_ms, requests) for customer_id, requests in rows]
+                rows = await connection.fetch(query, start, end, some, list(CHARGED_FAILURES))
+                spent += [QuotaSpent(customer_id, name, start_ms, units) for customer_id, units in rows if units]
     return spent
 
 

@@ -61,7 +61,7 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
             tiers = await read_tiers(connection)
             if _inherited(tiers) != _inherited(known.tiers):
                 return None
-        if "models" in changed.tables:
+        if changed.tables & {"models", "prices"}:
             models = await read_models(connection)
         if "cordons" in changed.tables:
             cordoned = await read_cordoned(connection)

@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
-from ledger.catalog.snapshot import Customer, Identity, Key, Model, Quota, Snapshot, Tier
+from ledger.catalog.snapshot import Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
 from ratelimit.limits import LIMIT_COLUMNS
 
@@ -110,9 +110,14 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)
 
 
-def models_from(rows: Iterable[Row]) -> dict[str, Model]:
-    """The models by name. Raises BadCatalogRow."""
-    models = {model.name: model for model in map(_model, rows)}
+def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str, Model]:
+    """The models by name. `price_rows` are in order. Raises BadCatalogRow."""
+    prices: dict[str, tuple[Price, ...]] = {}
+    for name, valid_from, *amounts in price_rows:
+        price = Price(valid_from, *[amount or 0.0 for amount in amounts])
+        _require(all(isfinite(part) and part >= 0 for part in price[1:]), "prices", name, "has a price below 0")
+        prices[name] = (*prices.get(name, ()), price)
+    models = {model.name: model for model in (_model(row, prices.get(row[0], ())) for row in map(tuple, rows))}
     for name, model in models.items():
         _positive("models", name, batch=model.max_batch_size, timeout=model.gpu_timeout_ms, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
@@ -120,9 +125,9 @@ def models_from(rows: Iterable[Row]) -> dict[str, Model]:
     return models
 
 
-def _model(row: Row) -> Model:
+def _model(row: Row, prices: tuple[Price, ...]) -> Model:
     *columns, capabilities = row
-    return Model(*(*columns, None if capabilities is None else frozenset(capabilities)))
+    return Model(*(*columns, None if capabilities is None else frozenset(capabilities), prices))
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:
@@ -284,8 +289,9 @@ async def read_tiers(connection: Connection) -> tuple[Tier, ...]:
 async def read_models(connection: Connection) -> dict[str, Model]:
     """The models by name. Raises BadCatalogRow, and what asyncpg raises."""
     rows = await connection.fetch(statement("catalog_models"))
+    prices = await connection.fetch(statement("catalog_prices"))
     with readable():
-        return models_from(rows)
+        return models_from(rows, prices)
 
 
 async def read_cordoned(connection: Connection) -> frozenset[str]:

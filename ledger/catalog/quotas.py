@@ -1,26 +1,34 @@
 """Quotas: what the text of one says, and which of them hold for a customer. Pure.
 
-The notation is that of the library `limits`, and `limits` reads it. A quota is held in fixed windows, named by its
-period alone, so that who changes the amount does not hand out what was spent already.
+The notation is that of the library `limits`, and `limits` reads it; GPU time, tokens and money have their unit after the
+amount. A quota is held in fixed windows, named by its period and unit alone, so that who changes the amount does not hand
+out what was spent already.
 """
 
+import re
 from collections.abc import Iterable
 from datetime import MAXYEAR, UTC, datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 
 from limits import parse_many
 
 from ledger.catalog.snapshot import Quota
+from ratelimit.quotas import NOTATIONS, period_of
 from scheduler.errors import TierlaneError
 
 MOST_AMOUNT = 10**15 - 1  # As the table's CHECK; still exact in the doubles that Lua counts with.
 MOST_PERIODS = 9999
 
 Held = tuple[tuple[str, int], ...]
-"""Period and amount of each quota that holds for a customer, such as ("1day", 10000); each period once."""
+"""Name and amount of each quota that holds for a customer, such as ("1day", 10000); each name once.
+
+Names and amounts are those of ratelimit/quotas.py.
+"""
 
 _Term = tuple[float, str, int]
-"""About how long a period is in seconds, its name, and the amount."""
+"""About how long a period is in seconds, the name of the quota, and the amount."""
+_METERED = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ({'|'.join(NOTATIONS)}) ?(?:/|per) ?(.+)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _MONTHS = {"month": 1, "year": 12}
@@ -31,44 +39,51 @@ class BadCatalogRow(TierlaneError):
 
 
 def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
-    """`10000/day`, `10 per 2 hours`: one quota of one customer or of each customer of a tier. Raises BadCatalogRow."""
+    """`10000/day`, `0.5 usd per 2 hours`: one quota of one customer or of each customer of a tier. Raises BadCatalogRow."""
     terms = _terms(text)
     if terms is None or (customer_id is None) == (tier is None):
         raise BadCatalogRow(f"quotas row {text!r} is not a quota of one customer or one tier, such as 10000/day.")
-    return Quota(customer_id, tier, *terms, text)
+    amount, every, unit, mark = terms
+    return Quota(customer_id, tier, amount, every, unit, text, mark)
 
 
 @lru_cache(maxsize=4096)  # A hundred thousand rows have few different values.
-def _terms(text: str) -> tuple[int, int, str] | None:
-    """Amount, number of units, and unit; None for what is not one quota."""
+def _terms(text: str) -> tuple[int, int, str, str] | None:
+    """Amount, number of units of time, that unit, and the mark of what is counted; None for what is not one quota."""
+    mark, metered = "", _METERED.fullmatch(text) if isinstance(text, str) else None
     try:
-        (item,) = parse_many(text)
+        (item,) = parse_many(text if metered is None else f"1/{metered[3]}")
     except (ValueError, TypeError):
         return None
     amount, every, unit = item.amount, item.multiples, item.GRANULARITY.name
+    if metered is not None:
+        mark, parts = NOTATIONS[metered[2]]
+        exact = Decimal(metered[1]) * parts
+        amount = int(exact) if exact == int(exact) else 0
     usable = 0 < amount <= MOST_AMOUNT and 0 < every <= MOST_PERIODS and (unit in _SECONDS or unit in _MONTHS)
-    return (amount, every, unit) if usable else None
+    return (amount, every, unit, mark) if usable else None
 
 
-def period_of(quota: Quota) -> str:
-    """The name of its windows, such as 1day: all that is counted goes by it."""
-    return f"{quota.every}{quota.unit}"
+def name_of(quota: Quota) -> str:
+    """The name of its windows, such as 1day or 1day:gpu: all that is counted goes by it."""
+    period = f"{quota.every}{quota.unit}"
+    return f"{period}:{quota.mark}" if quota.mark else period
 
 
 def held_of(quotas: Iterable[Quota]) -> Held:
-    """What holds where all of these apply: of one period the smallest amount; the shortest period first."""
+    """What holds where all of these apply: of one name the smallest amount; the shortest period first."""
     return _smallest(map(_term_of, quotas))
 
 
 def _term_of(quota: Quota) -> _Term:
     seconds = _SECONDS.get(quota.unit) or _MONTHS[quota.unit] * 30.5 * 86400
-    return quota.every * seconds, period_of(quota), quota.amount
+    return quota.every * seconds, name_of(quota), quota.amount
 
 
 def _smallest(terms: Iterable[_Term]) -> Held:
     least: dict[str, int] = {}
-    for _, period, amount in sorted(terms):
-        least.setdefault(period, amount)
+    for _, name, amount in sorted(terms):
+        least.setdefault(name, amount)
     return tuple(least.items())
 
 
@@ -100,27 +115,28 @@ class QuotaBook:
         return self._same.setdefault(held, held)
 
 
-def window_number(period: str, now: datetime) -> int:
-    """Which window of `period` holds `now`, counted from 1970 in UTC as ratelimit/lua/quota.lua counts.
+def window_number(name: str, now: datetime) -> int:
+    """Which window of a quota holds `now`, counted from 1970 in UTC as ratelimit/lua/quota.lua counts.
 
     Months and years are those of the calendar. Raises KeyError for an unknown unit.
     """
-    every, unit = _taken_apart(period)
+    every, unit = _taken_apart(name)
     now = now.astimezone(UTC)
     if unit in _SECONDS:
         return (now - _EPOCH) // timedelta(seconds=every * _SECONDS[unit])
     return ((now.year - 1970) * 12 + now.month - 1) // (every * _MONTHS[unit])
 
 
-def window_start(period: str, number: int) -> datetime:
-    """When a window of `period` begins. Raises KeyError for an unknown unit."""
-    every, unit = _taken_apart(period)
+def window_start(name: str, number: int) -> datetime:
+    """When a window of a quota begins. Raises KeyError for an unknown unit."""
+    every, unit = _taken_apart(name)
     if unit in _SECONDS:
         return _EPOCH + number * timedelta(seconds=every * _SECONDS[unit])
     years, month = divmod(number * every * _MONTHS[unit], 12)
     return _EPOCH.replace(year=min(1970 + years, MAXYEAR), month=month + 1)
 
 
-def _taken_apart(period: str) -> tuple[int, str]:
+def _taken_apart(name: str) -> tuple[int, str]:
+    period = period_of(name)
     unit = period.lstrip("0123456789")
     return int(period[: len(period) - len(unit)]), unit

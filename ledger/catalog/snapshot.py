@@ -4,6 +4,7 @@ Structs of msgspec, because a hundred thousand keys are built of them and they c
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     tier: str
     limits: Values
     max_queue_ms: int
-    quotas: tuple[tuple[str, int], ...] = ()  # Period and amount, such as ("1day", 10000), each period once.
+    quotas: tuple[tuple[str, int], ...] = ()  # Name and amount, such as ("1day", 10000), each name once.
     key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
     key_burst: float = 0.0
     priority: int = 0  # The tier's, 1 first; 0: not known.
@@ -69,7 +70,10 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quota(msgspec.Struct, frozen=True, gc=False):
-    """`amount` requests per `every` times `unit`, of one customer or of each customer of a tier (the other is None)."""
+    """`amount` per `every` times `unit`, of one customer or of each customer of a tier (the other is None).
+
+    `mark` says what is counted, "" for requests; `amount` is in its smallest parts (ratelimit/quotas.py).
+    """
 
     customer_id: str | None
     tier: str | None
@@ -77,6 +81,18 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
     every: int
     unit: str  # second, minute, hour, day, month, year
     text: str
+    mark: str = ""
+
+
+class Price(NamedTuple):
+    """The prices of a model from a time on, seconds since the epoch; 0: free."""
+
+    valid_from: float
+    usd_per_gpu_s: float
+    usd_per_1k_tokens: float
+
+
+NO_PRICE = Price(0.0, 0.0, 0.0)
 
 
 class Model(msgspec.Struct, frozen=True, gc=False):
@@ -95,6 +111,11 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     cache_scope: str = "customer"  # Or global: among whom equal requests share.
     rps_per_gpu_fixed: bool = False  # Capacity is `rps_per_gpu` of each healthy GPU, whatever is measured.
     capabilities: frozenset[str] | None = None  # Of the server behind it, beyond text; None: all but extensions.
+    prices: tuple[Price, ...] = ()  # The latest first.
+
+    def price_at(self, now: float) -> Price:
+        """The price at a time; without one it is free."""
+        return next((price for price in self.prices if price.valid_from <= now), NO_PRICE)
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -26,8 +26,14 @@ from scheduler.chat_document import Capability
 
 MOST_WAIT_MS = 60_000
 MOST_OBJECTIVE_MS = 600_000
+_PART = r"(\.[0-9]{1,6})?"
+_BELOW_1 = r"0\.[0-9]{0,4}[1-9]0?"
+# The lengths keep the amounts below MOST_AMOUNT of ledger/catalog/quotas.py.
 QUOTA_PATTERN = (
-    "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
+    "^([1-9][0-9]{0,14}|[1-9][0-9]{0,14} tokens|[1-9][0-9]{0,11} gpu-ms"
+    f"|([1-9][0-9]{{0,8}}{_PART}|{_BELOW_1}) gpu-s|([1-9][0-9]{{0,4}}{_PART}|{_BELOW_1}) gpu-h"
+    f"|([1-9][0-9]{{0,5}}{_PART}|{_BELOW_1}) usd)"
+    " ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
 )
 
 _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
@@ -162,11 +168,11 @@ quotas = Table(
         ForeignKey("tiers.name", onupdate="CASCADE", ondelete="CASCADE"),
         null=True,
     ),
-    column("quota", Text, "Such as 10000/day."),
+    column("quota", Text, "Such as 10000/day (requests), 3600 gpu-s/day, 1000000 tokens/day or 100 usd/month."),
     check("owner", "num_nonnulls(customer_id, tier) = 1"),
     matches("quota", QUOTA_PATTERN),
     UniqueConstraint("customer_id", "tier", "quota", postgresql_nulls_not_distinct=True),
-    comment="Requests per period, of a customer or of each customer of a tier.",
+    comment="Requests, GPU time, tokens or money per period, of a customer or of each customer of a tier.",
 )
 
 CAPABILITIES = "|".join(Capability)

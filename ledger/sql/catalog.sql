@@ -28,6 +28,11 @@ SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, gpu_timeout_ms
        cache_ttl_s, enabled, cache_scope, rps_per_gpu_fixed, string_to_array(capabilities, ',')
 FROM models ORDER BY name
 
+-- name: catalog_prices
+-- The latest first; those of the future are included.
+SELECT model, extract(epoch FROM valid_from)::double precision, usd_per_gpu_s, usd_per_1k_tokens
+FROM prices ORDER BY model, valid_from DESC
+
 -- name: catalog_cordons
 SELECT worker FROM cordons
 

@@ -1,4 +1,4 @@
--- charge: what a call of admit charges to its customers (needs prelude, bucket, customer and submissions).
+-- charge: what a call of admit charges to its customers (needs prelude, metered, bucket, customer and submissions).
 local LEASE_SLACK_MS, LEASES_KEEP_MS = 500, 600000
 
 -- cost(b, i, o, count, sums): units of bucket i that a submission costs; with `sums`, the cost of `count` submissions that are
@@ -8,10 +8,11 @@ local function cost(b, i, o, count, sums)
   return sums and sums[i] or submissions[o + b.cost]
 end
 
--- check_customer(c, o, count, sums) -> the outcome that rejects, and ms until it would not; nil if no limit rejects.
--- A request larger than a whole bucket is accepted if the bucket is full; its debt rejects the next ones.
-local function check_customer(c, o, count, sums)
-  local ends_at
+-- check_customer(c, o, count, sums, meter) -> the outcome that rejects, and ms until it would not; nil if no limit rejects.
+-- A request larger than a whole bucket is accepted if the bucket is full; its debt rejects the next ones. A quota has to have
+-- room for the whole estimate; `c.refused_by` names those without.
+local function check_customer(c, o, count, sums, meter)
+  local ends_at, names, tokens = nil, {}, sums and sums.tokens or submissions[o + TOKENS]
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     local wanted = b.cost == 0 and count or math.min(cost(b, i, o, count, sums), b.burst)
@@ -21,14 +22,18 @@ local function check_customer(c, o, count, sums)
     (c.counted or count_leases(c) + count > c.max_concurrency) then return 'concurrency', 0 end
   for i = 1, #c.quotas do
     local q = c.quotas[i]
-    if q.spent + count > q.amount then ends_at = math.max(ends_at or 0, q.ends_at) end
+    if q.spent + quota_cost(c, q, count, tokens, meter) > q.amount then
+      ends_at, names[#names + 1] = math.max(ends_at or 0, q.ends_at), q.period
+    end
   end
-  if ends_at then return 'quota', ends_at - now end
+  if not ends_at then return end
+  c.refused_by = table.concat(names, ' ')
+  return 'quota', ends_at - now
 end
 
--- charge(c, o) -> what the row stores for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the field
--- `charged` has the cost of each bucket. The quota windows are in `c.windows`.
-local function charge(c, o)
+-- charge(c, o, meter) -> what the row stores for the refund: 'requests', 'all' (one request and its tokens), or 'listed': then the
+-- field `charged` has the cost of each bucket and metered quota. The windows of quotas of requests are in `c.windows`.
+local function charge(c, o, meter)
   local charged = 'requests'
   c.spent = true
   for i = 1, #c.buckets do
@@ -39,12 +44,16 @@ local function charge(c, o)
       charged = b.kind[6] and charged ~= 'listed' and 'all' or 'listed'
     end
   end
-  for i = 1, #c.quotas do c.quotas[i].spent = c.quotas[i].spent + 1 end
-  return charged
+  for i = 1, #c.quotas do
+    local q = c.quotas[i]
+    q.spent = q.spent + quota_cost(c, q, 1, submissions[o + TOKENS], meter)
+  end
+  return c.metered and 'listed' or charged
 end
 
--- charged_field(c, o) -> "<level field> <rate field> <units> <settled>" of each bucket except requests: the field `charged`.
-local function charged_field(c, o)
+-- charged_field(c, o, meter) -> "<level field> <rate field> <units> <settled>" of each bucket except requests, and the metered
+-- quotas as in metered: the field `charged`.
+local function charged_field(c, o, meter)
   local parts = {}
   for i = 1, #c.buckets do
     local b = c.buckets[i]
@@ -52,12 +61,20 @@ local function charged_field(c, o)
       parts[#parts + 1] = table.concat({b.kind[2], b.kind[3], decimal[submissions[o + b.cost]], b.kind[6] and 1 or 0}, ' ')
     end
   end
+  if c.metered then parts[#parts + 1] = metered_field(c, submissions[o + TOKENS], meter) end
   return table.concat(parts, ' ')
 end
 
--- settle_charge(c, o, used): the request has ended and used that many tokens.
+-- settle_charge(c, o, used, meter): the request has ended with a cached result, and used that many tokens and no GPU time.
 local MAX_USED_FACTOR = 100 -- times the estimate, as in refund
-local function settle_charge(c, o, used)
+local function settle_charge(c, o, used, meter)
+  local tokens = submissions[o + TOKENS]
+  for _, q in ipairs(c.metered and c.quotas or {}) do
+    local reserved = quota_cost(c, q, 1, tokens, meter)
+    local final = q.unit and metered_units(q.unit, 0, used > 0 and used or tokens, meter[2], meter[3]) or reserved
+    q.spent = q.spent + final - reserved
+  end
+  if used <= 0 then return end
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     local units = b.kind[6] and submissions[o + b.cost] or 0

@@ -9,8 +9,8 @@ local function count_leases(c)
   return c.in_use
 end
 
--- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{period, amount}...}, weight}; `kind` is
--- an index.
+-- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
+-- quota is metered: Meter of ratelimit/quotas.py}; `kind` is an index. `gpu_us`: the mean GPU time of its requests in this pool.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
@@ -21,6 +21,7 @@ local function customer(id, limits)
     fields[n + 1], fields[n + 2], n = bucket_kinds[b[1]][2], bucket_kinds[b[1]][3], n + 2
   end
   for i, q in ipairs(limits[3]) do fields[n + i] = 'q:' .. q[1] end
+  if limits[5] then fields[n + #limits[3] + 1] = 'cost:' .. P end
   local row = call('HMGET', c.key, unpack(fields))
   local updated_at = tonumber(row[1])
   for i, b in ipairs(limits[1]) do
@@ -33,10 +34,12 @@ local function customer(id, limits)
   for i, q in ipairs(limits[3]) do
     local number, ends_at = window(q[1])
     local stored_number, spent = string.match(row[n + i] or '', '^(%d+) (%d+)$')
-    c.quotas[i] = {period = q[1], amount = q[2], number = number, ends_at = ends_at,
+    local unit = string.match(q[1], ':(%a+)$')
+    c.quotas[i] = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit,
       spent = tonumber(stored_number) == number and tonumber(spent) or 0}
-    c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number
+    if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
+  c.gpu_us = limits[5] and tonumber(row[n + #limits[3] + 1]) or nil
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0
   if c.max_concurrency > 0 and c.in_use >= c.max_concurrency then count_leases(c) end
   customers[id] = c

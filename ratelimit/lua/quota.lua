@@ -22,9 +22,10 @@ local function days_of(months)
   return era * 146097 + yoe * 365 + math.floor(yoe / 4) - math.floor(yoe / 100) + math.floor((153 * month + 2) / 5) - 719468
 end
 
--- window_at(period, ms) -> the number of the window that contains this time, and its end in ms. `period`: such as 1day or 3month.
+-- window_at(period, ms) -> the number of the window that contains this time, and its end in ms. `period`: such as 1day or 3month;
+-- the name of a quota of another unit than requests is its period with a mark, such as 1day:gpu.
 local function window_at(period, ms)
-  local count, unit = string.match(period, '^(%d+)(%a+)$')
+  local count, unit = string.match(period, '^(%d+)(%a+)')
   local length = SECONDS[unit]
   if length then
     local number = math.floor(ms / (length * count * 1000))

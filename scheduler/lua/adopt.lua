@@ -4,7 +4,7 @@
 -- ended with another result than its client received is revoked.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered}...}, 3 their audit records, as one outbox entry.
 -- Returns how many of them were still open.
--- include: prelude, row, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local count = 0
 for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = result[1]
@@ -14,7 +14,7 @@ for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
     local account = account_of(row)
     set_terminal(id, result[2], result[3])
     if account.keep_ms then pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE]) end
-    refund(id, row, account, result[2], result[3], -1)
+    refund(id, row, account, result[2], result[3], -1, nil, row[STATE] == 'processing')
     if account.coalesced and row[STATE] ~= 'riding' then
       ended_primaries[#ended_primaries + 1] = {id, row, result[2], result[3], NO_BATCH, false}
     end

@@ -6,7 +6,7 @@
 --   worker receives this with the next renewal. All codes except cancelled do so. `delivered`: the client got this code as
 --   response, so that another end is revoked. `used`: tokens of a stream that were delivered, else 0.
 -- Returns one bulk per id: the stored reply, or '' if it was left running (cancelled) or is unknown.
--- include: prelude, row, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local replies = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read_row(request[1])

@@ -5,7 +5,7 @@
 -- Returns nil if the batch cannot be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the requests to run.
 --   Others (no time left, or their gateway is lost) end here, and a batch that becomes empty is closed. The last `absent`
 --   requests have no body: `bodies` returns them.
--- include: prelude, protocol, wake, row, refund, backlogs, settlement, finalize, owners, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then

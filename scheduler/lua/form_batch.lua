@@ -7,7 +7,7 @@
 --   11 minimum number of queued requests for all of them to leave, if they fit the first pick and a worker is idle, else
 --   none leaves; 0: no condition.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
--- include: prelude, protocol, row, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, tiers_used, READY_MAX = 0, {}, 8

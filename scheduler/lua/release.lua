@@ -3,7 +3,7 @@
 -- before stays together: its requests may be the cause of the loss, and must not join new ones.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
 -- Returns the number of ids that are queued again, first in their tier queues or as a batch; -1 if the token does not own it.
--- include: prelude, wake, row, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local entries, had_losses = {}, batch.losses > 0

@@ -10,6 +10,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, packed_limits
+from ratelimit.quotas import Meter
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
@@ -61,6 +62,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     idempotency: str = ""  # The client's Idempotency-Key, unique over all customers; "": none was sent.
     fingerprint: str = ""  # Of the body, to detect a key that is used for another body.
     tokens: int = 0
+    meter: Meter | None = None  # If a quota of its customer counts GPU time, tokens or money.
     background: bool = False  # It waits in the background queue of its tier.
     together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
@@ -103,6 +105,7 @@ class Verdict(msgspec.Struct, frozen=True):
     stored_id: str = ""  # The request of its Idempotency-Key, if the outcome is REPLAYED or IN_PROGRESS.
     shadowed: str = ""
     reply: bytes = b""  # The reply if it has ended already, with a cached result.
+    quotas: tuple[str, ...] = ()  # The names of those without room for it, if the outcome is QUOTA; empty: not known.
 
 
 class _PackedVerdict(msgspec.Struct, array_like=True):
@@ -110,7 +113,7 @@ class _PackedVerdict(msgspec.Struct, array_like=True):
 
     outcome: Admission
     retry_after_ms: int
-    stored_id: str
+    text: str  # The stored id, or the names of quotas.
     shadowed: str
     reply: bytes = b""
 
@@ -230,9 +233,10 @@ def _verdicts(
             accepted[number - 1].left,
             each.retry_after_ms,
             accepted[number - 1].depth,
-            each.stored_id,
+            "" if each.outcome is Admission.QUOTA else each.text,
             each.shadowed,
             each.reply,
+            tuple(each.text.split()) if each.outcome is Admission.QUOTA else (),
         )
         for number, each in zip(numbers, packed, strict=True)
     ]
@@ -282,7 +286,7 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 def _group(s: Submission) -> tuple[Any, ...]:
     own = s.limits.key
     rate, burst = (own.rate, own.size) if own else (0.0, 0.0)
-    return s.tier, s.customer_id, s.api_key_id, s.model, rate, burst, packed_limits(s.limits)
+    return s.tier, s.customer_id, s.api_key_id, s.model, rate, burst, packed_limits(s.limits, s.meter)
 
 
 MAX_PAIRS = 256

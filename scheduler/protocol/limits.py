@@ -53,7 +53,7 @@ class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     max_concurrency: int = 0
     key_rate: float = 0.0
     key_burst: float = 0.0
-    quota: str = ""  # The period of the quota that rejected it, such as 1day.
+    quota: str = ""  # The name of the quota that rejected it, such as 1day or 1day:gpu.
     quota_amount: int = 0
     remaining: float = 0.0  # Remaining requests.
     tokens_left: float = 0.0
@@ -146,7 +146,10 @@ CHUNK = 1000
 
 
 class QuotaSpent(NamedTuple):
-    """The requests that count against one quota of one customer, in the window that began at `began_ms` (UTC)."""
+    """What counts against one quota of one customer, in the window that began at `began_ms` (UTC).
+
+    `period` is the name of the quota, `spent` an amount of its smallest parts, as in ratelimit/quotas.py.
+    """
 
     customer_id: str
     period: str  # Such as 1day.

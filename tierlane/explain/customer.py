@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from ratelimit.headers import quota_name
 from ratelimit.limits import BUCKETS, MAX_CONCURRENCY, NO_BUCKET, LimitColumn, RemainingLimits, effective
+from ratelimit.quotas import quota_title, shown_amount
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import CustomerQueue, Observation
 from tierlane.explain.factor import (
@@ -192,8 +192,15 @@ def _quotas(customer: Customer, left: RemainingLimits | None) -> list[LimitLine]
     known = list(left.quotas) if left else []
     rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
     return [
-        LimitLine(f"quota per {quota_name(period)}", amount, "quotas", amount, rest, anew_in_ms)
-        for (period, amount), (rest, anew_in_ms) in zip(customer.quotas, rests, strict=False)
+        LimitLine(
+            quota_title(name),
+            shown_amount(name, amount),
+            "quotas",
+            shown_amount(name, amount),
+            None if rest is None else shown_amount(name, rest),
+            anew_in_ms,
+        )
+        for (name, amount), (rest, anew_in_ms) in zip(customer.quotas, rests, strict=False)
     ]
 
 

@@ -13,7 +13,13 @@ local function finish_from_cache(g, o, key, charged, answer)
   if submissions[o + RARE][1] ~= '' then
     record_replay(id, g.customer_id, tonumber(ARGV[7]), arrived_at + submissions[o + TOTAL_MS], #reply)
   end
-  if charged ~= 'nothing' and used > 0 then settle_charge(c, o, used) end
+  if charged ~= 'nothing' then
+    settle_charge(c, o, used, g.meter)
+    if c.metered then
+      local text = metered_field(c, submissions[o + TOKENS], g.meter)
+      call('HSET', key, 'charged', settle_metered(text, true, 0, used > 0 and used or nil, MAX_USED_FACTOR, function() end))
+    end
+  end
   for i, v in ipairs({id, 0, -1, -1, used, bytes}) do cached_outcomes[n + i] = v end
   return reply
 end

@@ -14,7 +14,7 @@ end
 local function check_limits(g, o, count, sums, coalesced)
   local key, tier_bucket = g.key, g.tier_bucket
   if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
-  local limit, retry_ms = check_customer(g.customer, o, count, sums)
+  local limit, retry_ms = check_customer(g.customer, o, count, sums, g.meter)
   if limit then return limit, retry_ms end
   local wanted = math.max(1, math.min(count, tier_bucket.burst)) -- more are accepted if it is full; the debt rejects later ones
   if not coalesced and tier_bucket.tokens < wanted and not is_quiet(g, count) then
@@ -74,20 +74,21 @@ end
 -- evaluate_together(g, keys, first, count) -> {outcome, retry_ms, shadowed} of submissions that are admitted together or not at
 -- all, evaluated as one request with all their costs; nil if all of them are known already.
 local function evaluate_together(g, keys, first, count)
-  local fresh_count, sums = 0, {}
+  local fresh_count, sums = 0, {tokens = 0}
   for i = first, first + count - 1 do
     local o = (i - 1) * SIZE
     local known = known_outcome(o, keys[i])
     if not known then
       fresh_count = fresh_count + 1
+      sums.tokens = sums.tokens + submissions[o + TOKENS]
       for n, b in ipairs(g.customer.buckets) do sums[n] = (sums[n] or 0) + cost(b, n, o, 1) end
     elseif known ~= 'replayed' and known ~= 'duplicate' then return {known, 0} end
   end
   return fresh_count > 0 and {evaluate(g, (first - 1) * SIZE, fresh_count, sums)} or nil
 end
 
--- decide(g, o, key, together) -> outcome, retry_ms, what was charged, the id whose stored reply is replayed, the rejection that a
--- tier in shadow would have returned.
+-- decide(g, o, key, together) -> outcome, retry_ms, what was charged, the id whose stored reply is replayed or the names of the
+-- quotas that reject, the rejection that a tier in shadow would have returned.
 local function decide(g, o, key, together)
   local known, id = known_outcome(o, key)
   if known and (known == 'duplicate' or not together or together[1] == 'accepted') then return known, 0, nil, id end
@@ -96,11 +97,11 @@ local function decide(g, o, key, together)
   local coalesced = rare and not together and needs_no_run(g, rare)
   if together then outcome, retry_ms, limit = together[1], together[2], together[3]
   else outcome, retry_ms, limit = evaluate(g, o, 1, nil, coalesced) end
-  if outcome ~= 'accepted' then return outcome, retry_ms end
+  if outcome ~= 'accepted' then return outcome, retry_ms, nil, outcome == 'quota' and g.customer.refused_by or nil end
   if limit then return 'accepted', 0, 'nothing', nil, limit end
   if g.key then spend(g.key) end
   if not coalesced then spend(g.tier_bucket) end
-  return 'accepted', 0, charge(g.customer, o)
+  return 'accepted', 0, charge(g.customer, o, g.meter)
 end
 
 -- ACCEPTED, and pack_verdict(...): a packed verdict. The limits that remain are the same for a whole group, and packed once.

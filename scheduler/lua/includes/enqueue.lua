@@ -90,7 +90,7 @@ local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
   if has_key then marks = marks .. ' idem ' .. ARGV[7] end
   call('HSET', key, 'state', state or 'queued', 'env', env, 'who', marks == '' and g.who[charged] or who_field(g, charged, marks),
     'body', body)
-  if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o)) end
+  if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o, g.meter)) end
   call('PEXPIRE', key, decimal[total_ms + keep_ms])
   if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
   if not state or state == 'queued' then

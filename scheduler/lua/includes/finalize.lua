@@ -72,7 +72,7 @@ local function finalize(id, row, state, code, batch, run)
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end
-  refund(id, row, account, state, code, run[USED])
+  refund(id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST], attempts(batch) > 0)
   settle(batch, account, state, cost)
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
     id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]

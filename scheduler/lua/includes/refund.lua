@@ -1,11 +1,11 @@
 -- refund: at the end of a request, releases its concurrency lease and refunds what it was charged but did not use (needs
--- prelude and row). A failure of the service refunds everything: the request, its tokens, its use of each quota. A failure
+-- prelude, row and metered). A failure of the service refunds everything: the request, its tokens, its use of each quota. A failure
 -- caused by the client (cancelled, or a bad input) refunds nothing. For a stream that was partly delivered before its deadline
 -- or a cancellation, the request and the delivered tokens are charged.
 local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true}
 local PARTIAL_DELIVERY = {deadline_exceeded = true, cancelled = true} -- with used tokens: a part of a stream was delivered
 local MAX_USED_FACTOR = 100 -- times the estimate: a wrong token count of a backend must not block a customer for days
-local released_leases, refunds = {}, {}
+local released_leases, refunds, COST_SAMPLES = {}, {}, 16 -- so many new costs replace the mean of a customer
 
 local function was_partly_delivered(state, code, used) return state == 'failed' and used > 0 and PARTIAL_DELIVERY[code] end
 
@@ -29,14 +29,38 @@ end
 -- unused(units, used): of the units charged, those that were not used; all of them without `used`.
 local function unused(units, used) return used and units - math.min(used, MAX_USED_FACTOR * units) or units end
 
--- refund(id, row, account, state, code, used) -> the customer's total refund of this call, or nil if this request adds nothing.
--- `used` tokens: 0 or less if they were not counted; then the estimate stays charged.
-local function refund(id, row, account, state, code, used)
+local function total_of(customer)
+  local total = refunds[customer] or {requests = 0, units = {}, windows = {}, keys = {}, cost_us = 0, costs = 0}
+  refunds[customer] = total
+  return total
+end
+
+-- settle_quotas(id, total, is_kept, used, cost_ms): the metered quotas of a request, in its row too, since it may be revoked.
+local function settle_quotas(id, total, is_kept, used, cost_ms)
+  local text = redis.pcall('HGET', P .. 'request:' .. id, 'charged')
+  if type(text) ~= 'string' then return end
+  local settled = settle_metered(text, is_kept, cost_ms and cost_ms * 1000, used, MAX_USED_FACTOR, function(window, units)
+    total.windows[window] = (total.windows[window] or 0) + units
+  end)
+  if settled ~= text then redis.pcall('HSET', P .. 'request:' .. id, 'charged', settled) end
+end
+
+-- refund(id, row, account, state, code, used, cost_ms, has_run) -> the customer's total refund of this call, or nil if this request
+-- adds nothing to the limits that are not metered. `used` tokens: 0 or less if they were not counted; then the estimate stays
+-- charged. `cost_ms` of GPU time: nil if not measured. A request that was cancelled before it ran costs no metered quota.
+local function refund(id, row, account, state, code, used, cost_ms, has_run)
   local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, code, used)
   if ids then ids[#ids + 1] = id else released_leases[account.customer] = {id} end
+  if account.charged == 'listed' then
+    local total = total_of(account.customer)
+    local is_kept = is_charged or CLIENT_FAULTS[code] and (has_run or code ~= 'cancelled')
+    settle_quotas(id, total, is_kept, is_charged and used > 0 and used or nil, cost_ms)
+    if state == 'completed' and cost_ms and cost_ms > 0 then
+      total.cost_us, total.costs = total.cost_us + cost_ms * 1000, total.costs + 1
+    end
+  end
   if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code]) then return end
-  local total = refunds[account.customer] or {requests = 0, units = {}, windows = {}, keys = {}}
-  refunds[account.customer] = total
+  local total = total_of(account.customer)
   local settled = is_charged and used
   if account.charged == 'all' then add_units(total, 'budget', 'pace', unused(charged_tokens(row), settled)) -- without tables
   else
@@ -75,6 +99,15 @@ local function refund_quota(key, window, count)
   end
 end
 
+-- learn_cost(key, total): the mean GPU time of a customer's requests in this pool, the estimate of the next ones. Not in a new
+-- hash, which would have no TTL.
+local function learn_cost(key, total)
+  if total.costs == 0 or redis.pcall('EXISTS', key) ~= 1 then return end
+  local measured, known = total.cost_us / total.costs, tonumber(redis.pcall('HGET', key, 'cost:' .. P))
+  local mean = known and known + (measured - known) * math.min(0.5, total.costs / COST_SAMPLES) or measured
+  redis.pcall('HSET', key, 'cost:' .. P, string.format('%.0f', math.max(1, mean)))
+end
+
 local function apply_refunds()
   for customer, ids in pairs(released_leases) do
     for i = 1, #ids, 1000 do redis.pcall('ZREM', 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
@@ -85,6 +118,7 @@ local function apply_refunds()
     for level, entry in pairs(total.units) do refund_bucket(key, level, entry[2], entry[1]) end
     for id, count in pairs(total.keys) do refund_bucket('rl:key:' .. id, 'tokens', count, 'rate') end
     for window, count in pairs(total.windows) do refund_quota(key, window, count) end
+    learn_cost(key, total)
   end
   released_leases, refunds = {}, {}
 end

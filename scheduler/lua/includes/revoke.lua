@@ -17,7 +17,7 @@ local function revoke(id, row, code, used)
   if is_open(row) or not row[ENV] or not stored[2] or (stored[1] or '') == code then return end
   local reply, account, old_code = cmsgpack.unpack(stored[2]), account_of(row), stored[1] or ''
   if row[STATE] == 'completed' or CLIENT_FAULTS[old_code] then
-    local total = refund(id, row, account, 'failed', code, used)
+    local total = refund(id, row, account, 'failed', code, used, nil, true)
     for _, cost in ipairs(total and bucket_costs(id, row, account) or NO_COSTS) do
       if cost[4] then add_units(total, cost[1], cost[2], final_charge(cost[3], row[STATE], old_code, reply[12]) - cost[3]) end
     end
