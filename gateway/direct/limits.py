@@ -166,6 +166,7 @@ class _Decision(NamedTuple):
     retry_ms: int
     in_use: int
     shadowed: str = ""
+    quota: str = ""  # The name of the one that rejects.
 
 
 class DirectAdmission:
@@ -226,7 +227,8 @@ class DirectAdmission:
         if rejected is None:
             return None
         wait_us = self._limits.level(rejected).until_us(max(0, rejected.limit.amount - rejected.cost))
-        return _Decision(rejected.rejection, min(MOST_RETRY_MS, _ms(wait_us)), in_use)
+        quota_name = rejected.name.split()[1] if rejected.rejection is Admission.QUOTA else ""
+        return _Decision(rejected.rejection, min(MOST_RETRY_MS, _ms(wait_us)), in_use, quota=quota_name)
 
     def _verdict(self, submission: Submission, charges: Charges, decision: _Decision, depth: int) -> Verdict:
         """The verdict has the whole of the client's limits, which it spreads over all gateways."""
@@ -239,7 +241,8 @@ class DirectAdmission:
             in_use = min(limits.max_concurrency, in_use * self._gateways)
         quotas = [self._quota(charge, each[1]) for charge, each in zip(charges.quotas, limits.quotas, strict=True)]
         left = RemainingLimits(levels, in_use, quotas)
-        return Verdict(decision.outcome, left, decision.retry_ms, depth, shadowed=decision.shadowed)
+        named = (decision.quota,) if decision.quota else ()
+        return Verdict(decision.outcome, left, decision.retry_ms, depth, shadowed=decision.shadowed, quotas=named)
 
     def _level(self, charge: Charge, of: Bucket) -> Level:
         level, unit = self._limits.level(charge), 1 if of.kind.cost else REQUEST

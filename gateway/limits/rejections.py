@@ -27,7 +27,7 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
-from ratelimit.quotas import quota_name, quota_words
+from ratelimit.quotas import is_metered, quota_name, quota_words
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import MAX_PER_HEARTBEAT, RejectionRecord
@@ -125,13 +125,10 @@ def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
     if verdict.outcome is Admission.CONCURRENCY:
         return f"The concurrency limit of this account, {limits.max_concurrency} requests at a time, is reached."
     if verdict.outcome is Admission.QUOTA:
-        return f"The quota of this account, {_quotas(verdict, limits)}, is used up."
+        named = _spent(verdict, limits) or limits.quotas
+        state = "has too little left for this request" if any(is_metered(name) for name, _ in named) else "is used up"
+        return f"The quota of this account, {' and '.join(quota_words(*quota) for quota in named)}, {state}."
     return "The rate limit of this API key is reached."  # Its limit was removed while the request waited.
-
-
-def _quotas(verdict: Verdict, limits: EffectiveLimits) -> str:
-    named = _spent(verdict, limits) or limits.quotas
-    return " and ".join(quota_words(*quota) for quota in named)
 
 
 def _spent(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, int]]:

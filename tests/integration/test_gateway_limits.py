@@ -158,6 +158,22 @@ async def test_rejections_are_recorded(stack: Stack) -> None:
     ]
 
 
+async def test_a_quota_of_tokens_and_of_money(stack: Stack) -> None:
+    """The estimate has to fit; afterwards the used tokens count. Headers and `GET /v1/me` have the units."""
+    stack.catalog.set(key={"quotas": (("1day:tokens", 25), ("1month:usd", 10**9))})
+    first = await stack.infer()
+    _, document, _ = await get(stack)
+    second, third = [await stack.infer() for _ in range(2)]
+
+    assert [error_of(third), first[0], second[0]] == [(429, "quota_exceeded"), 200, 200]
+    assert "25 tokens per day" in third[1]["error"]["message"]
+    assert "month" not in third[1]["error"]["message"]
+    assert third[2]["x-should-retry"] == "false"
+    assert '"day-tokens";r=8;t=' in first[2]["ratelimit"]
+    left = [(quota["quota"], quota["unit"], quota["remaining"]) for quota in document["remaining"]["quotas"]]
+    assert left == [("day", "tokens", 20), ("month", "usd", 1.0)]
+
+
 async def get(stack: Stack, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
     async with stack.http.request(method, f"{stack.url}/v1/me", headers=stack.key() | headers) as response:
         document = await response.json(content_type=None) if method == "GET" else None

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from ledger.audit.quota_restore import QuotaKeeper
+from ledger.audit.quota_restore import QuotaKeeper, quota_spent
 from ledger.catalog.loader import load
 from ledger.catalog.snapshot import Snapshot
 from pool import Pool
@@ -80,6 +80,32 @@ async def test_after_a_loss_of_redis_the_counts_of_the_audit_are_restored(
             [[(customer, "1year", 8)]] * times
         )
         assert await outcomes(pool, customer, 3) == ["accepted", "accepted", "quota"]
+
+
+async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db: Connection) -> None:
+    """GPU time, tokens, and money at the price of each request's time; released and open requests count nothing."""
+    customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")
+    await db.execute("INSERT INTO models (name) VALUES ('served')")
+    for quota in ("1 gpu-h/year", "1000000 tokens/year", "0.5 usd/year"):
+        await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, $2)", customer, quota)
+    now = datetime.now(UTC)
+    for days, per_gpu_s, per_1k in ((-9, 1.0, None), (-1, 2.0, 0.5), (9, 99.0, 99.0)):
+        values = "'served', $1, $2, now() + make_interval(days => $3)"
+        await db.execute(f"INSERT INTO prices VALUES ({values})", per_gpu_s, per_1k, days)
+    await db.execute(ROWS, now, customer, 1, "completed", None, 4)
+    await db.execute(ROWS, now, customer, 5, "failed", "worker_lost", 6)
+    await db.execute(ROWS, now, customer, 7, "queued", None, 7)
+    await db.execute("UPDATE requests SET cost_ms = 12.5, tokens_used = 200 WHERE status <> 'queued'")
+
+    spent = await quota_spent(db, await load(db))
+
+    assert {each.period: each.spent for each in spent} == {
+        "1year:gpu": 4 * 12_500,
+        "1year:tokens": 800,
+        "1year:usd": 4 * (12_500 * 2000 + 200 * 500_000),
+    }
+    await QuotaRestore(pool.client, Keys()).apply(spent)
+    assert await pool.client.hget(f"rl:customer:{customer}", "q:1year:tokens") == b"%d 800" % (now.year - 1970)
 
 
 async def test_an_unused_redis_is_not_changed(pool: Pool, database_url: str, db: Connection) -> None:

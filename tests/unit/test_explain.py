@@ -31,11 +31,11 @@ def tier(name: str, priority: int, share: float, *, shadow: bool = False) -> Tie
 
 TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.10))
 MODEL = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 0, True)
-QUOTAS = (("1day", 10_000), ("1month", 90_000))
+QUOTAS = (("1day", 10_000), ("1month:usd", 90 * 10**9))
 ACME = Customer(CUSTOMER_ID, "acme", "free", False, LIMITS, 2000, QUOTAS)
 KEY = Identity("k1", CUSTOMER_ID, "acme", "free", LIMITS, 2000, QUOTAS, 10.0, 2.0)
 RECORD = CustomerRecord(ACME, frozenset({"max_concurrency"}), (KEY,))
-LEFT = remaining(3.25, 900, Level(880_100.0, 4000), 3, [(9120, 10_920_000), (80_000, 90_061_000)])
+LEFT = remaining(3.25, 900, Level(880_100.0, 4000), 3, [(9120, 10_920_000), (80_500_000_000, 90_061_000)])
 REJECTION = RejectionRecord(
     id=ID,
     customer_id=CUSTOMER_ID,
@@ -93,7 +93,7 @@ def test_each_limit_has_its_base_source_effective_value_and_rest() -> None:
         "tokens_per_minute": (2_400_000.0, "tier free", 914_400.0, 880_100.0),
         "max_concurrency": (80.0, "own", 80.0, 77.0),
         "quota per day": (10_000.0, "quotas", 10_000.0, 9120.0),
-        "quota per month": (90_000.0, "quotas", 90_000.0, 80_000.0),
+        "quota of usd per month": (90.0, "quotas", 90.0, 80.5),
         "key k1 requests_per_second": (10.0, "key", 3.81, None),
         "key k1 burst": (2.0, "key", 1.0, None),
     }

@@ -90,6 +90,10 @@ def rejected(outcome: str, code: str = "rate_limit_exceeded", **fields: object) 
             rejected("quota", "quota_exceeded", quota="1day", quota_amount=10_000, retry_after_ms=10_920_000),
             "10,000 requests per day; until the quota resets; after 3 h 2 min",
         ),
+        (
+            rejected("quota", "quota_exceeded", quota="1month:usd", quota_amount=500_000_000),
+            "0.5 usd per month; until the quota resets",
+        ),
         (rejected("tier_limit", "reduced_capacity"), "the share of tier free; more GPUs"),
         (rejected("shed", "shed_for_priority"), "shedding: 512 requests; a higher tier"),
         (rejected("queue_full", "queue_full"), "the queue cap of tier free: 512 requests; max_queue_depth"),

@@ -8,6 +8,7 @@ import pytest
 from direct_parts import submission, waiting
 from gateway.direct.limits import MOST_RETRY_MS, DirectAdmission, LocalLimits
 from gateway.direct.queue import DirectEntry, DirectQueue
+from ratelimit.quotas import Meter
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
@@ -139,6 +140,18 @@ def test_concurrency_is_shared_by_gateways(gateways: int, most: int) -> None:
     assert [verdict.left.in_use for verdict in verdicts] == [min(8, most * gateways)] * 2
     assert verdicts[1].retry_after_ms == 500
     assert Gateway().judge(submission(), in_use=1000).outcome is ACCEPTED
+
+
+def test_metered_quotas_are_charged_the_estimate() -> None:
+    """GPU time, tokens and money, without a settlement; the quota without room is named."""
+    gateway = Gateway(gateways=2)
+    quotas = [("1day:gpu", 100_000), ("1day:tokens", 10_000), ("1month:usd", 10**12)]
+    request = submission(quotas=quotas, meter=Meter(20_000, 0.5, 0.002), tokens=100)
+    verdicts = [gateway.judge(request) for _ in range(4)]
+
+    assert then([verdict.outcome for verdict in verdicts], 2, Admission.QUOTA)
+    assert [left for left, _ in verdicts[1].left.quotas] == [20_000, 9_600, 10**12 - 4 * (20_000 * 500 + 100 * 2000)]
+    assert verdicts[2].quotas == ("1day:gpu",)
 
 
 def test_quotas_are_kept_between_outages() -> None:

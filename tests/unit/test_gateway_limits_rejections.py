@@ -11,6 +11,7 @@ from gateway.http.errors import RejectionError
 from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache, RejectionLog, rejection_error
 from identities import identity
 from ratelimit.limits import Level
+from ratelimit.quotas import Meter
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import RejectionRecord
@@ -101,6 +102,16 @@ def test_a_rejection_names_the_limit(outcome: Admission, numbers: list[str], vio
     if outcome in (Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT):
         assert "reduced" in reduced.message
         assert "reduced" not in error.message
+
+
+def test_a_rejection_names_the_metered_quota_without_room() -> None:
+    """Something may be left of it; others are not named."""
+    limits = in_force(quotas=(("1day", 9), ("1day:gpu", 3_600_000_000), ("1month:usd", 500_000_000)))
+    verdict = Verdict(Admission.QUOTA, remaining(quotas=((9, 1), (5000, 1), (10**8, 2))), 70, quotas=("1month:usd",))
+    error = rejection_error(verdict, base_limit_allows=False, limits=limits)
+
+    assert error.message == ("The quota of this account, 0.5 usd per month, has too little left for this request.")
+    assert error.violated == ("month-usd",)
 
 
 def verdict_of(outcome: Admission, quotas: tuple[tuple[int, int], ...] = ()) -> Verdict:
@@ -260,6 +271,7 @@ def test_a_verdict_is_reused_until_its_wait_is_over(outcome: Admission) -> None:
         (Admission.TOKEN_LIMIT, {"tokens_per_minute": 6001.0}, False),
         (Admission.TOKEN_LIMIT, {"tokens": 101, "rate": 11.0}, True),
         (Admission.QUOTA, {"quotas": [("1day", 11)]}, False),
+        (Admission.QUOTA, {"meter": Meter(1, 1.0)}, False),  # Of a model with another price.
         *((outcome, {}, False) for outcome in sorted(set(Admission) - set(REUSED))),
     ],
 )

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import inf, nan
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from ledger.catalog.quotas import BadCatalogRow, held_of, parse_quota, window_nu
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
 from ratelimit.limits import value_of
+from ratelimit.quotas import NOTATIONS
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
@@ -124,10 +126,40 @@ def test_a_bad_row_rejects_the_whole_catalog_and_is_named(changes: dict[str, Any
 @given(st.from_regex(re.compile(QUOTA_PATTERN.removesuffix("$"), re.ASCII), fullmatch=True))
 def test_a_quota_that_the_table_accepts_is_read_with_the_same_meaning(text: str) -> None:
     """What passes the CHECK of the table is never a bad row, nor another number."""
-    amount, every, unit = re.fullmatch(r"([0-9]+) ?(?:/|per) ?([0-9]+)? ?([a-z]+?)s?", text, re.ASCII).groups()
+    form = r"([0-9.]+)(?: ([a-z-]+?))? ?(?:/|per) ?([0-9]+)? ?([a-z]+?)s?"
+    amount, word, every, unit = re.fullmatch(form, text, re.ASCII).groups()
+    mark, parts = NOTATIONS[word] if word else ("", 1)
     quota = parse_quota("c1", None, text)
 
-    assert (quota.amount, quota.every, quota.unit) == (int(amount), int(every or 1), unit)
+    assert (quota.amount, quota.every, quota.unit, quota.mark) == (Decimal(amount) * parts, int(every or 1), unit, mark)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "amount"),
+    [
+        ("10000/day", "1day", 10_000),
+        ("3600 gpu-s/day", "1day:gpu", 3_600_000_000),
+        ("1500 gpu-ms per 2 hours", "2hour:gpu", 1_500_000),
+        ("1.5 gpu-h/month", "1month:gpu", 5_400_000_000),
+        ("1000000 tokens/day", "1day:tokens", 1_000_000),
+        ("0.05 usd per 15minutes", "15minute:usd", 50_000_000),
+        ("100 usd/month", "1month:usd", 100_000_000_000),
+    ],
+)
+def test_notations_of_quotas(text: str, name: str, amount: int) -> None:
+    """Of GPU time, tokens and money, too; the table accepts each of them."""
+    assert re.fullmatch(QUOTA_PATTERN, text, re.ASCII)
+    assert held_of([parse_quota("c1", None, text)]) == ((name, amount),)
+
+
+def test_the_price_of_a_model_is_the_latest_that_has_begun() -> None:
+    """A model without one is free, and so is a part that is null; a negative price rejects the catalog."""
+    prices = [("tiny", 200.0, 2.0, None), ("tiny", 100.0, None, 0.5), ("other", 0.0, 1.0, 1.0)]
+    model = models_from([MODEL], prices)["tiny"]
+
+    assert [model.price_at(now)[1:] for now in (99.0, 150.0, 200.0)] == [(0.0, 0.0), (0.0, 0.5), (2.0, 0.0)]
+    with pytest.raises(BadCatalogRow, match="prices row 'tiny'"):
+        models_from([MODEL], [("tiny", 0.0, -1.0, None)])
 
 
 @pytest.mark.parametrize(
@@ -135,6 +167,7 @@ def test_a_quota_that_the_table_accepts_is_read_with_the_same_meaning(text: str)
     [
         *("", "10", "day", "10/day;5/hour", "10/day, 10/day", "0/day", "-1/day", "1.5/day", "10/fortnight"),
         *(f"{10**15}/day", "10/10000 days", "1/day x", "1/day\n5"),
+        *("0 gpu-s/day", "5 gpu/day", "1.5 tokens/day", "0.0001 gpu-ms/day", "1000001 usd/day", "1 usd/day; 2/day"),
         *(None, 5),
     ],
 )

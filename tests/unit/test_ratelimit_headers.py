@@ -76,6 +76,21 @@ def test_each_limit_is_an_item() -> None:
     assert tokens == {"limit": "6000", "remaining": "1500", "reset": "44.99s"}
 
 
+def test_quotas_of_other_units_name_them() -> None:
+    """In whole milliseconds of GPU time, tokens, and millionths of USD."""
+    quotas = (("1day:gpu", 3_600_000_000), ("1day:tokens", 1000), ("2month:usd", 100_000_000))
+    left = RemainingLimits([(3.0, 0)], 0, ((1_500_999, 1000), (10, 1000), (999_999, 1000)))
+    sent = dict(rate_headers(in_force(10, 20, quotas=quotas), left))
+
+    assert sent["RateLimit-Policy"].partition(", ")[2] == (
+        '"day-gpu";q=3600000;qu="gpu-ms";w=86400, "day-tokens";q=1000;qu="tokens";w=86400, '
+        '"2months-usd";q=100000;qu="usd-micros";w=5356800'
+    )
+    assert (
+        sent["RateLimit"].partition(", ")[2] == '"day-gpu";r=1500;t=1, "day-tokens";r=10;t=1, "2months-usd";r=999;t=1'
+    )
+
+
 def test_debt_and_unknown_quotas() -> None:
     """A negative bucket has 0 left; a quota of unknown state has a policy but no remaining amount."""
     limits = in_force(1, 1, tokens_per_minute=60.0, quotas=(("1day", 7),))
