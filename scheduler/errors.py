@@ -164,7 +164,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         429,
         "insufficient_quota",
         "The quota is used up.",
-        "A quota is used up until its window ends.",
+        "A quota is used up until its window ends, or has too little left for the request.",
         "Wait for the next window, or request a larger quota.",
         retry=False,
     ),

@@ -12,7 +12,7 @@ end
 -- A request larger than a whole bucket is accepted if the bucket is full; its debt rejects the next ones. A quota has to have
 -- room for the whole estimate; `c.refused_by` names those without.
 local function check_customer(c, o, count, sums, meter)
-  local ends_at, names, tokens = nil, {}, sums and sums.tokens or submissions[o + TOKENS]
+  local ends_at, names, tokens = nil, nil, sums and sums.tokens or submissions[o + TOKENS]
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     local wanted = b.cost == 0 and count or math.min(cost(b, i, o, count, sums), b.burst)
@@ -22,12 +22,12 @@ local function check_customer(c, o, count, sums, meter)
     (c.counted or count_leases(c) + count > c.max_concurrency) then return 'concurrency', 0 end
   for i = 1, #c.quotas do
     local q = c.quotas[i]
-    if q.spent + quota_cost(c, q, count, tokens, meter) > q.amount then
-      ends_at, names[#names + 1] = math.max(ends_at or 0, q.ends_at), q.period
+    if q.spent + metered.cost(c, q, count, tokens, meter) > q.amount then
+      ends_at, names = math.max(ends_at or 0, q.ends_at), names and names .. ' ' .. q.period or q.period
     end
   end
   if not ends_at then return end
-  c.refused_by = table.concat(names, ' ')
+  c.refused_by = names
   return 'quota', ends_at - now
 end
 
@@ -46,7 +46,7 @@ local function charge(c, o, meter)
   end
   for i = 1, #c.quotas do
     local q = c.quotas[i]
-    q.spent = q.spent + quota_cost(c, q, 1, submissions[o + TOKENS], meter)
+    q.spent = q.spent + metered.cost(c, q, 1, submissions[o + TOKENS], meter)
   end
   return c.metered and 'listed' or charged
 end
@@ -61,7 +61,7 @@ local function charged_field(c, o, meter)
       parts[#parts + 1] = table.concat({b.kind[2], b.kind[3], decimal[submissions[o + b.cost]], b.kind[6] and 1 or 0}, ' ')
     end
   end
-  if c.metered then parts[#parts + 1] = metered_field(c, submissions[o + TOKENS], meter) end
+  if c.metered then parts[#parts + 1] = metered.field(c, submissions[o + TOKENS], meter) end
   return table.concat(parts, ' ')
 end
 
@@ -70,8 +70,8 @@ local MAX_USED_FACTOR = 100 -- times the estimate, as in refund
 local function settle_charge(c, o, used, meter)
   local tokens = submissions[o + TOKENS]
   for _, q in ipairs(c.metered and c.quotas or {}) do
-    local reserved = quota_cost(c, q, 1, tokens, meter)
-    local final = q.unit and metered_units(q.unit, 0, used > 0 and used or tokens, meter[2], meter[3]) or reserved
+    local reserved = metered.cost(c, q, 1, tokens, meter)
+    local final = q.unit and metered.units(q.unit, 0, used > 0 and used or tokens, meter[2], meter[3]) or reserved
     q.spent = q.spent + final - reserved
   end
   if used <= 0 then return end

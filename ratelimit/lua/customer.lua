@@ -39,7 +39,7 @@ local function customer(id, limits)
       spent = tonumber(stored_number) == number and tonumber(spent) or 0}
     if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
-  c.gpu_us = limits[5] and tonumber(row[n + #limits[3] + 1]) or nil
+  c.gpu_us = limits[5] and metered.mean(row[n + #limits[3] + 1] or nil)
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0
   if c.max_concurrency > 0 and c.in_use >= c.max_concurrency then count_leases(c) end
   customers[id] = c

@@ -137,7 +137,7 @@ KEYS = (
     RedisKey(
         "rl:customer:<customer>",
         "hash",
-        "remaining limits of a customer",
+        "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed",
         "admit",
         "1 h to 7 days; quotas until their window ends",
     ),

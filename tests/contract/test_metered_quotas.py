@@ -71,6 +71,17 @@ async def test_the_measured_values_replace_the_estimate(pool: Pool) -> None:
     assert await admit(pool, 3, quotas=((GPU, 12_000 + 12_000),), meter=METER) == ["accepted", "accepted", "quota"]
 
 
+async def test_a_mean_is_forgotten_after_an_hour(pool: Pool) -> None:
+    """Else one expensive request would keep a customer out whose quota is smaller than its cost, since no other could run."""
+    await finished(pool, [45.0], quotas=((GPU, 30_000),))
+    await pool.client.hset(CUSTOMER, f"q:{GPU}", "0 0")  # The next window.
+    assert await admit(pool, quotas=((GPU, 30_000),), meter=METER) == ["quota"]
+
+    (field,) = [name for name in await pool.client.hkeys(CUSTOMER) if name.startswith(b"cost:")]
+    await pool.client.hset(CUSTOMER, field, f"45000 {await pool.now_ms() - 3_600_001}")
+    assert await admit(pool, quotas=((GPU, 30_000),), meter=METER) == ["accepted"]
+
+
 async def test_a_cost_above_the_estimate_is_charged_up_to_a_hundred_times(pool: Pool) -> None:
     """The difference is the only possible overshoot; the next request is refused."""
     await finished(pool, [45.0], tokens=100_000, quotas=((GPU, 30_000), (TOKENS, 10**9)))

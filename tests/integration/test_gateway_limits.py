@@ -169,7 +169,7 @@ async def test_a_quota_of_tokens_and_of_money(stack: Stack) -> None:
     assert "25 tokens per day" in third[1]["error"]["message"]
     assert "month" not in third[1]["error"]["message"]
     assert third[2]["x-should-retry"] == "false"
-    assert '"day-tokens";r=8;t=' in first[2]["ratelimit"]
+    assert '"day-tokens";r=7;t=' in first[2]["ratelimit"]
     left = [(quota["quota"], quota["unit"], quota["remaining"]) for quota in document["remaining"]["quotas"]]
     assert left == [("day", "tokens", 20), ("month", "usd", 1.0)]
 

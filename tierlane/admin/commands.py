@@ -155,19 +155,19 @@ Quota: TypeAlias = Annotated[
     list[str],
     typer.Argument(
         metavar="[CUSTOMER] QUOTA",
-        help="The customer, by name or id, without --tier; and the quota, such as 10000/day.",
+        help="The customer, by name or id, without --tier; and the quota, such as 10000/day or '3600 gpu-s/day'.",
     ),
 ]
 OldQuota: TypeAlias = Annotated[
     list[str],
     typer.Argument(
         metavar="[CUSTOMER] QUOTA",
-        help="The customer, by name or id, without --tier; and the quota, such as 10000/day, or its period, such as day.",
+        help="The customer, by name or id, without --tier; and the quota, or only its period and unit: day, usd/month.",
     ),
 ]
 
 quota_app = verb_group(
-    "Quotas: requests per day, month, ... of a customer, or of each customer of a tier. List, set, remove.",
+    "Quotas: requests, GPU time, tokens or money per day, month, ... of a customer, or of each of a tier.",
     "quota set acme 10000/day",
 )
 
@@ -182,9 +182,9 @@ def quota_list(
     return customers.show_quotas(runner.one_of("CUSTOMER", customer, "--customer", named), tier)
 
 
-@writes(quota_app, "set", "quota set acme 10000/day\nquota set --tier free 1000/day")
+@writes(quota_app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month'")
 def quota_set(words: Quota, tier: OfTier = None) -> Work:
-    """Set a quota, such as 10000/day. It replaces the quota of the same period; requests already made count."""
+    """Set a quota, such as 10000/day. It replaces that of the same period and unit; requests already made count."""
     return customers.set_quota(words, tier)
 
 

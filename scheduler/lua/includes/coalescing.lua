@@ -16,8 +16,8 @@ local function finish_from_cache(g, o, key, charged, answer)
   if charged ~= 'nothing' then
     settle_charge(c, o, used, g.meter)
     if c.metered then
-      local text = metered_field(c, submissions[o + TOKENS], g.meter)
-      call('HSET', key, 'charged', settle_metered(text, true, 0, used > 0 and used or nil, MAX_USED_FACTOR, function() end))
+      local text = metered.field(c, submissions[o + TOKENS], g.meter)
+      call('HSET', key, 'charged', metered.settle(text, true, 0, used > 0 and used or nil, MAX_USED_FACTOR, function() end))
     end
   end
   for i, v in ipairs({id, 0, -1, -1, used, bytes}) do cached_outcomes[n + i] = v end

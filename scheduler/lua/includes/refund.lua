@@ -5,7 +5,7 @@
 local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true}
 local PARTIAL_DELIVERY = {deadline_exceeded = true, cancelled = true} -- with used tokens: a part of a stream was delivered
 local MAX_USED_FACTOR = 100 -- times the estimate: a wrong token count of a backend must not block a customer for days
-local released_leases, refunds, COST_SAMPLES = {}, {}, 16 -- so many new costs replace the mean of a customer
+local released_leases, refunds = {}, {}
 
 local function was_partly_delivered(state, code, used) return state == 'failed' and used > 0 and PARTIAL_DELIVERY[code] end
 
@@ -39,7 +39,7 @@ end
 local function settle_quotas(id, total, is_kept, used, cost_ms)
   local text = redis.pcall('HGET', P .. 'request:' .. id, 'charged')
   if type(text) ~= 'string' then return end
-  local settled = settle_metered(text, is_kept, cost_ms and cost_ms * 1000, used, MAX_USED_FACTOR, function(window, units)
+  local settled = metered.settle(text, is_kept, cost_ms and cost_ms * 1000, used, MAX_USED_FACTOR, function(window, units)
     total.windows[window] = (total.windows[window] or 0) + units
   end)
   if settled ~= text then redis.pcall('HSET', P .. 'request:' .. id, 'charged', settled) end
@@ -103,9 +103,9 @@ end
 -- hash, which would have no TTL.
 local function learn_cost(key, total)
   if total.costs == 0 or redis.pcall('EXISTS', key) ~= 1 then return end
-  local measured, known = total.cost_us / total.costs, tonumber(redis.pcall('HGET', key, 'cost:' .. P))
-  local mean = known and known + (measured - known) * math.min(0.5, total.costs / COST_SAMPLES) or measured
-  redis.pcall('HSET', key, 'cost:' .. P, string.format('%.0f', math.max(1, mean)))
+  local stored = redis.pcall('HGET', key, 'cost:' .. P)
+  local known = metered.mean(type(stored) == 'string' and stored or nil)
+  redis.pcall('HSET', key, 'cost:' .. P, metered.new_mean(known, total.cost_us, total.costs))
 end
 
 local function apply_refunds()
