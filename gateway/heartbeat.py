@@ -75,7 +75,6 @@ class GatewayHeartbeat:
         self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
         self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
         self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
-        self.request_us = 1000  # GPU time of a request that runs alone on the slowest healthy worker, as measured.
         self.passes_on: bool | None = None  # All workers pass chats on to a server; None before a worker is known.
         self.greedy = False  # No worker samples if a request has no temperature.
         self.model_version = ""  # The version that all healthy workers run; "" if they run several.
@@ -123,9 +122,6 @@ class GatewayHeartbeat:
         # After a loss of its data, Redis has no workers for a short time: keep the last value.
         healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
-        alone = [worker.base_ms + worker.item_ms for worker in observation.workers if worker.healthy and worker.item_ms]
-        if alone or healthy:
-            self.request_us = max(1, round(max(alone or healthy) * 1000))
         self.model_version = one_version(observation.workers)
         self.greedy = greedy_by_default(observation.workers)
         if observation.workers:  # Else the last value, while all workers restart.

@@ -37,7 +37,6 @@ from gateway.limits.gpu_time import tier_gpu_time
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
-from ratelimit.quotas import Meter
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
@@ -241,7 +240,6 @@ class PoolParts:
             model_version=lambda: self.heartbeat.model_version,
             greedy=lambda: self.heartbeat.greedy,
             passes_on=lambda: self.heartbeat.passes_on,
-            meter=self._meter,
             body_store=shared.body_store,
             counters=shared.counters,
             request_log=shared.request_log,
@@ -264,13 +262,6 @@ class PoolParts:
         if self.admission.rejections.held:
             self.admission.rejections.forget(pending.submission.customer_id)
         self.recovery.ended(pending)
-
-    def _meter(self, model: str) -> Meter:
-        """GPU time as measured, and the present price of a model."""
-        snapshot = self._shared.catalog.snapshot
-        row = None if snapshot is None else snapshot.models.get(model)
-        prices = (0.0, 0.0) if row is None else row.price_at(time.time())[1:]
-        return Meter(self.heartbeat.request_us, *prices)
 
     def _limits_now(self) -> AdmissionLimits:
         snapshot = self._shared.catalog.snapshot

@@ -47,7 +47,6 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
-from ratelimit.quotas import Meter
 from scheduler.body_store import BodyStore
 from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
@@ -89,7 +88,6 @@ class InferenceParts:
     passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
-    meter: Callable[[str], Meter] = lambda _model: Meter()  # What metered quotas charge for a request of a model.
     counters: Counters = field(default_factory=Counters)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
@@ -189,14 +187,13 @@ class InferencePipeline:
             payload,
             self.customer_limits.limits(identity),
             total_ms=parts.config.total_ms,
+            meter=parts.limits.meter,
             endpoint=call.api_format.endpoint,
             key=key,
             trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
         )
-        if submission.limits.metered:
-            submission.meter = parts.meter(payload.model)
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
             let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())

@@ -13,7 +13,7 @@ was not accepted and has no audit row.
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from multidict import CIMultiDictProxy
 from gateway.api.format import DocumentForm, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
+from ratelimit.quotas import Meter
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
@@ -178,6 +179,7 @@ def build_submission(
     limits: EffectiveLimits,
     *,
     total_ms: int,
+    meter: Callable[[str], Meter] = lambda _model: Meter(),
     endpoint: str = "",
     key: str | None = None,
     trace: str = "",
@@ -186,7 +188,8 @@ def build_submission(
 ) -> Submission:
     """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
 
-    `body`: the request, if it may be in its document form.
+    `body`: the request, if it may be in its document form. `meter` returns what metered quotas charge for a request of a
+    model.
     """
     document = None if body is None else body.document
     value, fingerprint = NONE
@@ -213,6 +216,7 @@ def build_submission(
         idempotency=value,
         fingerprint=fingerprint,
         tokens=_charged(token_estimate(payload, input_bytes, document), limits),
+        meter=meter(payload.model) if limits.metered else None,
         body=encode_payload(payload.with_target(address, identity.priority)),
     )
 

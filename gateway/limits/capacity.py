@@ -13,6 +13,7 @@ same result.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -21,6 +22,7 @@ import msgspec
 from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
+from ratelimit.quotas import Meter
 from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
@@ -63,6 +65,9 @@ class LiveLimits:
         self._no_gpu_since: float | None = None
         self._estimator = CapacityEstimator()
         self._rps_per_gpu = 0.0  # At the last observation.
+        self._request_us = (
+            Meter().gpu_us
+        )  # GPU time of a request that runs alone on the slowest worker, as last measured.
         self.estimate = Capacity(0.0, CapacityEvidence.PRIOR, 0.0)
         """The capacity of the GPUs, and the evidence for it."""
         self._gpus: Sequence[GpuRate] = ()  # The healthy ones.
@@ -89,6 +94,8 @@ class LiveLimits:
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
         self._note_demand(observation.gateways, elapsed_s)
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
+        alone_ms = [worker.base_ms + worker.item_ms for worker in observation.workers if worker.item_ms > 0]
+        self._request_us = max(1, round(max(alone_ms) * 1000)) if alone_ms else self._request_us
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
 
     def emptied(self, now: float) -> None:
@@ -116,6 +123,11 @@ class LiveLimits:
                 self._guess(snapshot)
             self._allocate(snapshot, 0.0)
         return self._limits
+
+    def meter(self, model: str) -> Meter:
+        """What metered quotas charge for a request of a model: GPU time as measured, and the present prices."""
+        row = self._snapshot.models.get(model) if self._snapshot else None
+        return Meter(self._request_us) if row is None else Meter(self._request_us, *row.price_at(time.time())[1:])
 
     def factor(self, tier: str) -> float:
         """The part of its base limits that each customer of the tier has now, 0..1; always 1 in a tier in shadow."""

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_gpus, pool_load
-from ledger.catalog.snapshot import Model, Snapshot, Tier
+from ledger.catalog.snapshot import Model, Price, Snapshot, Tier
 from ratelimit.capacity import CapacityEvidence
+from ratelimit.quotas import Meter
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
@@ -52,6 +53,18 @@ def test_capacity_is_the_sum_over_healthy_gpus() -> None:
     assert limits.capacity_rps == pytest.approx(320.0)
     limits.observe(look(worker("a", 200.0), SICK), LEARNED, 0.25)
     assert limits.capacity_rps == pytest.approx(160.0)
+
+
+def test_metered_quotas_charge_the_measured_time_and_the_present_price() -> None:
+    """The GPU time of a request that runs alone on the slowest worker, as last measured; without a row it is free."""
+    priced = msgspec.structs.replace(SNAPSHOT.models["tiny"], prices=(Price(1e12, 9.0, 9.0), Price(0.0, 0.5, 0.25)))
+    snapshot = msgspec.structs.replace(SNAPSHOT, models={"tiny": priced})
+    measured = [msgspec.structs.replace(worker(), base_ms=base_ms, item_ms=1.5) for base_ms in (10.0, 20.0)]
+    limits = observed(look(*measured), look(worker()), snapshot=snapshot)
+
+    assert limits.meter("tiny") == Meter(21_500, 0.5, 0.25)
+    assert limits.meter("unknown") == Meter(21_500)
+    assert LiveLimits("default").meter("tiny") == Meter()
 
 
 def test_without_any_measurement_nothing_is_limited() -> None:
