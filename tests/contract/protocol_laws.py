@@ -3,6 +3,7 @@
 Numbers: I1 known states, I2 membership, I5 audit, I7 retry budgets.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ from scheduler.states import TERMINAL
 CUSTOMERS = ("customer", "other")
 CLIENT_FAULTS = {"poison_request", "invalid_request", "cancelled"}
 """Failures that stay charged."""
+
+ESTIMATE = 7
+"""Tokens that a request reserves of the metered quota of `customer`."""
 
 
 class Life:
@@ -38,6 +42,7 @@ class Row(NamedTuple):
     losses: int
     tier: str
     paid: bool = False
+    tokens: int = 0  # What it has of the metered quota: reserved, or settled.
 
 
 class Backlogs(NamedTuple):
@@ -62,6 +67,7 @@ class Scan(NamedTuple):
     records: list[Record]
     under_way: set[str]  # Requests with a concurrency lease of the customer.
     spent: int  # Requests that count against the customer's quota.
+    tokens: int  # What is used of its metered quota.
     followers: dict[str, list[str]]  # Primary -> its followers.
     sharing: list[str]  # Ended primaries with remaining followers.
     backlogs: dict[str, Backlogs]
@@ -76,7 +82,7 @@ class Scan(NamedTuple):
 
 EVERYTHING = """
 local rows, queues, inflight, batches, riders, backlogs = {}, {}, {}, {}, {}, {}
-for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who') end
+for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who', 'charged') end
 for i, tier in ipairs(KEYS) do
   queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1)
   backlogs[i] = {redis.call('ZRANGE', 'backlogs:' .. tier, 0, -1), redis.call('GET', 'waiting:' .. tier) or '0',
@@ -93,8 +99,9 @@ for _, customer in ipairs({'customer', 'other'}) do
   spent = spent + (string.match(redis.call('HGET', 'rl:customer:' .. customer, 'q:1year') or '', ' (%d+)$') or 0)
   for _, id in ipairs(redis.call('ZRANGE', 'rl:leases:' .. customer, 0, -1)) do open[#open + 1] = id end
 end
+local tokens = string.match(redis.call('HGET', 'rl:customer:customer', 'q:1year:tokens') or '', ' (%d+)$') or 0
 return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1),
-  open, spent, riders, redis.call('ZRANGE', 'sharing', 0, -1), backlogs}
+  open, {spent, tokens}, riders, redis.call('ZRANGE', 'sharing', 0, -1), backlogs}
 """
 """One round trip, because it runs after every step."""
 
@@ -116,7 +123,8 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
         dead=texts(dead),
         records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
         under_way=set(texts(under_way)),
-        spent=int(spent),
+        spent=int(spent[0]),
+        tokens=int(spent[1]),
         followers={key.decode().removeprefix("riders:"): texts(ids) for key, ids in followers},
         sharing=texts(sharing),
         backlogs=backlogs,
@@ -129,9 +137,11 @@ def backlogs_of(listed: list[bytes], waiting: bytes, weights: bytes, *lists: lis
 
 
 def row_of(values: list[bytes | None]) -> Row:
-    state, code, losses, who = ((v or b"").decode() for v in values)
+    state, code, losses, who, charged = ((v or b"").decode() for v in values)
     _, _, tier, paid, *_ = who.split(" ") if who else [""] * 4
-    return Row(state, code, int(losses or 0), tier, paid.removesuffix("+") in {"all", "requests"})
+    metered = re.search(r"1year:tokens:\d+:(\d+)", charged)
+    is_paid = paid.removesuffix("+") in {"all", "requests", "listed"}
+    return Row(state, code, int(losses or 0), tier, is_paid, int(metered[1]) if metered else 0)
 
 
 def texts(found: list[bytes]) -> list[str]:
@@ -203,13 +213,20 @@ def check_suspects(state: Scan) -> None:
 
 
 def check_limits(state: Scan) -> None:
-    """Open requests have a concurrency lease; completed ones and failures caused by the client count against the quota."""
+    """Open requests have a concurrency lease; completed ones and failures caused by the client count against the quota.
+
+    Of the metered quota as much is used as open requests reserve and ended ones cost.
+    """
     under_way = {i for i, row in state.rows.items() if row.state and row.state not in TERMINAL}
     assert state.under_way == under_way, ("leases of concurrency", state.under_way ^ under_way)
     charged = [
         row for row in state.rows.values() if row.paid and not (row.state == "failed" and row.code not in CLIENT_FAULTS)
     ]
     assert state.spent == len(charged), ("spent of the quota", state.spent, len(charged))
+    assert state.tokens == sum(row.tokens for row in state.rows.values()), ("of the metered quota", state.tokens)
+    refunded = {i for i, row in state.rows.items() if row.state == "failed" and row.code not in CLIENT_FAULTS}
+    assert not any(state.rows[i].tokens for i in refunded), "a failure of the service costs nothing"
+    assert {state.rows[i].tokens for i in under_way} <= {0, ESTIMATE}, "open requests have their estimate"
 
 
 def check_audit(state: Scan, life: Life) -> None:

@@ -6,10 +6,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from contract.protocol_laws import CUSTOMERS, Life, check_laws
+from contract.protocol_laws import CUSTOMERS, ESTIMATE, Life, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
 from pool import TIERS
+from ratelimit.quotas import Meter
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Followers
@@ -23,7 +24,9 @@ OFTEN = st.sampled_from((True, True, True, False))
 REPLIES = st.sampled_from(("comes", "comes", "is lost", "is lost and undone"))
 CHAINS = (("fail", "release", "fail", "fail"), ("dies",) * 4, ("fail",) * 4, ("dies", "release", "fail", "dies"))
 CODES = (ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NO_CAPACITY)
-LIMITS = {"total_ms": LONG_MS, "queue_ms": LONG_MS, "max_concurrency": 1000, "quotas": [("1year", 1_000_000)]}
+QUOTA, METERED = ("1year", 1_000_000), ("1year:tokens", 1_000_000)
+UNMETERED = {"total_ms": LONG_MS, "queue_ms": LONG_MS, "max_concurrency": 1000, "tokens": ESTIMATE, "quotas": [QUOTA]}
+LIMITS = UNMETERED | {"quotas": [QUOTA, METERED], "meter": Meter()}
 SHUT = [TierLimit(name, 0.0, 0.0, 0, TIERS, 0, 0) for name in TIERS]
 
 
@@ -39,7 +42,8 @@ class Protocol(World):
 
     @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3), customer=st.sampled_from(CUSTOMERS))
     def submit(self, tier: str, count: int, customer: str = CUSTOMERS[0]) -> None:
-        fresh = [self.pool.submission(tier, **LIMITS, customer_id=customer) for _ in range(count)]
+        own = LIMITS if customer == "customer" else UNMETERED
+        fresh = [self.pool.submission(tier, **own, customer_id=customer) for _ in range(count)]
         assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
         self.enter(fresh)
 

@@ -44,6 +44,8 @@ def test_random_histories(redis_server: EmbeddedRedis) -> None:
 
 
 ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_batch", "reap")
+ENDED = "id, row, account, state, code, run[USED], batch.served_from and 0 or run[COST], attempts(batch) > 0"
+ADOPTED = "id, row, account, result[2], result[3], -1, nil, row[STATE] == 'processing'"
 BUGS = {
     "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),
     "bare_pop": (
@@ -63,9 +65,10 @@ BUGS = {
     "a_half_is_lost": (["reap", "fail"], "for n = count, 1, -1 do", "for n = count, 2, -1 do"),
     "no_letter": (["reap", "fail", "finish"], "dead_letters[#dead_letters + 1] = {'d'", "local _ = {'d'"),
     "again_is_judged": (["admit"], "if rare and rare[3] then return 'accepted', 0, 'nothing' end", ""),
-    "an_end_keeps_its_lease": (ALL[2:], "  refund(id, row, account, state, code, run[USED])\n", ""),
-    "adopt_keeps_the_lease": (["adopt"], "    refund(id, row, account, result[2], result[3], -1)\n", ""),
+    "an_end_keeps_its_lease": (ALL[2:], f"  refund({ENDED})\n", ""),
+    "adopt_keeps_the_lease": (["adopt"], f"    refund({ADOPTED})\n", ""),
     "our_failures_are_charged": (ALL[2:], "total.windows[window] = (total.windows[window] or 0) + 1", ""),
+    "a_reservation_stays": (ALL[2:], "give(name .. ' ' .. number, units - final)", ""),
     "who_left_is_paid_back": (ALL[2:], "invalid_request = true, cancelled = true}", "invalid_request = true}"),
     "a_key_runs_twice": (["admit"], "then return 'in_progress', row[1] end", "then return nil end"),
     "adopt_leaves_it_in_flight": (["adopt"], "then leave_batch(id, row) end", "then end"),
