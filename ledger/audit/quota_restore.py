@@ -29,9 +29,6 @@ STATEMENT_TIMEOUT_MS = 60_000
 CUSTOMERS_PER_STATEMENT = 2000
 """Few enough not to block the event loop for long."""
 
-_STATEMENTS = {"": "quota_spent", "gpu": "quota_spent_gpu", "tokens": "quota_spent_tokens", "usd": "quota_spent_usd"}
-"""By the mark of the unit."""
-
 CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
 """Failures caused by the client. All others are refunded: see scheduler/lua/includes/refund.lua."""
 
@@ -58,13 +55,22 @@ async def quota_spent(
         for name, ids in customers.items():
             number = window_number(name, moment)
             start, end = window_start(name, number), window_start(name, number + 1)
-            query = statement(_STATEMENTS[unit_of(name).mark])
+            query = _query(unit_of(name).mark)
             start_ms = int(start.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
                 rows = await connection.fetch(query, start, end, some, list(CHARGED_FAILURES))
                 spent += [QuotaSpent(customer_id, name, start_ms, units) for customer_id, units in rows if units]
     return spent
+
+
+def _query(mark: str) -> str:
+    """What was spent, by the mark of the unit."""
+    if mark == "gpu":
+        return statement("quota_spent_gpu")
+    if mark == "tokens":
+        return statement("quota_spent_tokens")
+    return statement("quota_spent_usd") if mark == "usd" else statement("quota_spent")
 
 
 class QuotaKeeper:
