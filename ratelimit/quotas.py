@@ -39,7 +39,7 @@ _BY_MARK = {unit.mark: unit for unit in UNITS}
 class Meter(NamedTuple):
     """What metered quotas charge for a request of one model: GPU time in µs until its customer's mean is known; prices."""
 
-    gpu_us: int = 1000
+    gpu_us: int = 100_000
     usd_per_gpu_s: float = 0.0
     usd_per_1k_tokens: float = 0.0
 

@@ -94,8 +94,7 @@ class LiveLimits:
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
         self._note_demand(observation.gateways, elapsed_s)
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
-        alone_ms = [worker.base_ms + worker.item_ms for worker in observation.workers if worker.item_ms > 0]
-        self._request_us = max(1, round(max(alone_ms) * 1000)) if alone_ms else self._request_us
+        self._request_us = round(max(map(_alone_ms, observation.workers), default=0.0) * 1000) or self._request_us
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
 
     def emptied(self, now: float) -> None:
@@ -287,6 +286,11 @@ def is_too_slow(workers: Sequence[WorkerView], unhealthy_s: float) -> bool:
         return False
     soon = any(worker.status in _SOON and worker.age_ms < SLOW_SEEN_MS for worker in others)
     return not soon or unhealthy_s > WAITING_ROOM_S
+
+
+def _alone_ms(worker: WorkerView) -> float:
+    """The time of a batch of one request; before it is known, that of the batches so far; 0: nothing was measured."""
+    return worker.base_ms + worker.item_ms if worker.seen_batch > 0 else worker.service_p95_ms or worker.model_ms
 
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:

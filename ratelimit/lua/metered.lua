@@ -5,7 +5,7 @@
 -- The customer's hash has the mean GPU time of its requests in a pool, "<µs> <ms of the last change>", for an hour: a high mean
 -- must not keep a customer out, whose refused requests cannot lower it.
 -- NO_METER: of a gateway that did not know a quota yet. MEAN_SAMPLES: so many new costs replace a mean.
-local metered = {NO_METER = {1000, 0, 0}, MEAN_MS = 3600000, MEAN_SAMPLES = 16}
+local metered = {NO_METER = {100000, 0, 0}, MEAN_MS = 3600000, MEAN_SAMPLES = 16}
 
 -- metered.mean(text) -> µs, or nil if it is not known. metered.new_mean(known, sum_us, count) -> the text with `count` more costs.
 function metered.mean(text)

@@ -59,11 +59,13 @@ def test_metered_quotas_charge_the_measured_time_and_the_present_price() -> None
     """The GPU time of a request that runs alone on the slowest worker, as last measured; without a row it is free."""
     priced = msgspec.structs.replace(SNAPSHOT.models["tiny"], prices=(Price(1e12, 9.0, 9.0), Price(0.0, 0.5, 0.25)))
     snapshot = msgspec.structs.replace(SNAPSHOT, models={"tiny": priced})
-    measured = [msgspec.structs.replace(worker(), base_ms=base_ms, item_ms=1.5) for base_ms in (10.0, 20.0)]
-    limits = observed(look(*measured), look(worker()), snapshot=snapshot)
+    new = msgspec.structs.replace(worker(), service_p95_ms=0.0)
+    measured = [msgspec.structs.replace(new, base_ms=ms, item_ms=1.5, seen_batch=2.0) for ms in (10.0, 20.0)]
+    limits = observed(look(*measured), look(new), snapshot=snapshot)
 
     assert limits.meter("tiny") == Meter(21_500, 0.5, 0.25)
     assert limits.meter("unknown") == Meter(21_500)
+    assert observed(look(msgspec.structs.replace(new, model_ms=50.0))).meter("tiny") == Meter(50_000)
     assert LiveLimits("default").meter("tiny") == Meter()
 
 
