@@ -122,6 +122,13 @@ async def test_what_does_not_run_or_fails_by_the_service_is_released(
     assert await spent(pool) == left
 
 
+async def test_a_stream_that_was_delivered_in_part_pays_for_its_tokens(pool: Pool) -> None:
+    """Its GPU time was not measured, and stays as estimated."""
+    (request,) = (await running(pool)).requests
+    await pool.terminations.cancel([(request.id, ErrorCode.DEADLINE_EXCEEDED, True, True, 30)])
+    assert await spent(pool) == ESTIMATE | {TOKENS: 30, USD: 20_000 * 500 + 30 * 2000}
+
+
 @pytest.mark.parametrize(
     ("code", "left"),
     [
