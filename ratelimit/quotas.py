@@ -41,7 +41,7 @@ class Meter(NamedTuple):
 
     gpu_us: int = 100_000
     usd_per_gpu_s: float = 0.0
-    usd_per_1k_tokens: float = 0.0
+    usd_per_1000_tokens: float = 0.0
 
     def units(self, mark: str, tokens: int) -> int:
         """The estimated cost of a request, in smallest parts of the unit, as `metered_units` in Lua."""
@@ -49,7 +49,7 @@ class Meter(NamedTuple):
             return self.gpu_us
         if mark == "tokens":
             return tokens
-        return round(self.gpu_us * self.usd_per_gpu_s * 1e3 + tokens * self.usd_per_1k_tokens * 1e6)
+        return round(self.gpu_us * self.usd_per_gpu_s * 1e3 + tokens * self.usd_per_1000_tokens * 1e6)
 
 
 def period_of(name: str) -> str:

@@ -89,7 +89,7 @@ class Price(NamedTuple):
 
     valid_from: float
     usd_per_gpu_s: float
-    usd_per_1k_tokens: float
+    usd_per_1000_tokens: float
 
 
 NO_PRICE = Price(0.0, 0.0, 0.0)

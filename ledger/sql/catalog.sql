@@ -30,7 +30,8 @@ FROM models ORDER BY name
 
 -- name: catalog_prices
 -- The latest first; those of the future are included.
-SELECT model, extract(epoch FROM valid_from)::double precision, usd_per_gpu_s, usd_per_1k_tokens
+SELECT model, extract(epoch FROM valid_from)::double precision, usd_per_gpu_s::double precision,
+       usd_per_1000_tokens::double precision
 FROM prices ORDER BY model, valid_from DESC
 
 -- name: catalog_cordons

@@ -79,9 +79,9 @@ GROUP BY customer_id
 -- name: quota_spent_usd
 -- Parameters as in quota_spent. 1e-9 USD, at the prices when the requests were created.
 SELECT r.customer_id::text,
-       round(sum(coalesce(r.cost_ms * p.usd_per_gpu_s, 0) * 1e6 + coalesce(r.tokens_used * p.usd_per_1k_tokens, 0) * 1e6))::bigint
+       round(sum(coalesce(r.cost_ms::numeric * p.usd_per_gpu_s, 0) * 1e6 + coalesce(r.tokens_used * p.usd_per_1000_tokens, 0) * 1e6))::bigint
 FROM requests AS r
-CROSS JOIN LATERAL (SELECT usd_per_gpu_s, usd_per_1k_tokens FROM prices
+CROSS JOIN LATERAL (SELECT usd_per_gpu_s, usd_per_1000_tokens FROM prices
                     WHERE model = r.model AND valid_from <= r.created_at ORDER BY valid_from DESC LIMIT 1) AS p
 WHERE r.customer_id = ANY ($3::uuid[]) AND r.created_at >= $1 AND r.created_at < $2
   AND (r.status = 'completed' OR r.error_code = ANY ($4::text[])

@@ -1,9 +1,9 @@
-"""Quotas of GPU time, tokens and money, with the prices and the cost of requests from which they are counted."""
+"""Quotas of GPU time, tokens and money; prices are part of the catalog."""
 
 from ledger.migration import run_sql_beside
 
 revision = "0023_pre_metered_quotas"
-down_revision = "0020_pre_customer_weight"
+down_revision = "0022_pre_cost"
 
 
 def upgrade() -> None:

@@ -19,10 +19,10 @@ function metered.new_mean(known, sum_us, count)
   return string.format('%.0f %.0f', math.max(1, mean), now)
 end
 
-function metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1k)
+function metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1000)
   if unit == 'gpu' then return math.floor(gpu_us + 0.5) end
   if unit == 'tokens' then return math.floor(tokens + 0.5) end
-  return math.floor(gpu_us * usd_per_gpu_s * 1e3 + tokens * usd_per_1k * 1e6 + 0.5)
+  return math.floor(gpu_us * usd_per_gpu_s * 1e3 + tokens * usd_per_1000 * 1e6 + 0.5)
 end
 
 -- metered.gpu_us(c, meter): GPU time of a request in µs: the mean of its customer or, until that is known, what the gateway measured.
@@ -48,12 +48,12 @@ end
 -- is `kept` charged, else 0. give(window, units) gets the difference of each quota, below 0 if more was used than reserved. A value
 -- that was not measured stays as estimated; others are at most `most` times the estimate.
 function metered.settle(text, kept, gpu_us, tokens, most, give)
-  local est_us, est_tokens, usd_per_gpu_s, usd_per_1k = string.match(text, 'est:(%d+):(%d+):([^:%s]+):(%S+)')
+  local est_us, est_tokens, usd_per_gpu_s, usd_per_1000 = string.match(text, 'est:(%d+):(%d+):([^:%s]+):(%S+)')
   if not est_us then return text end
   gpu_us = gpu_us and math.floor(math.min(gpu_us, most * est_us) + 0.5) or tonumber(est_us)
   tokens = tokens and math.min(tokens, most * math.max(1, est_tokens)) or tonumber(est_tokens)
   local settled = string.gsub(text, '(%d+%a+:(%a+)):(%d+):(%d+)', function(name, unit, number, units)
-    local final = kept and metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1k) or 0
+    local final = kept and metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1000) or 0
     give(name .. ' ' .. number, units - final)
     return string.format('%s:%s:%.0f', name, number, final)
   end)

@@ -55,7 +55,7 @@ OFTEN = (
     "INSERT INTO models (name) VALUES ('m{few}') ON CONFLICT (name) DO UPDATE SET max_wait_ms = {few}",
     "DELETE FROM models WHERE name = 'm{few}'",
     "INSERT INTO prices (model, usd_per_gpu_s) VALUES ('m{few}', {n})",
-    "UPDATE prices SET usd_per_1k_tokens = {few} WHERE model = 'm{few}'",
+    "UPDATE prices SET usd_per_1000_tokens = {few} WHERE model = 'm{few}'",
     "INSERT INTO cordons (worker) VALUES ('w{few}') ON CONFLICT (worker) DO UPDATE SET reason = '{n}'",
     "DELETE FROM cordons WHERE worker = 'w{few}'",
     "UPDATE tiers SET paused = NOT paused WHERE name = '{tier}'",
