@@ -31,7 +31,6 @@ THINGS = {
     "models": "model",
     "prices": "price",
     "cordons": "cordon",
-    "prices": "price",
 }
 """The name of a row of each table."""
 

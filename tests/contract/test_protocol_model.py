@@ -44,7 +44,7 @@ def test_random_histories(redis_server: EmbeddedRedis) -> None:
 
 
 ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_batch", "reap")
-ENDED = "id, row, account, state, code, run[USED], batch.served_from and 0 or run[COST], attempts(batch) > 0"
+ENDED = "id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST], attempts(batch) > 0"
 ADOPTED = "id, row, account, result[2], result[3], -1, nil, row[STATE] == 'processing'"
 BUGS = {
     "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),

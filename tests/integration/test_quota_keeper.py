@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import asyncpg
@@ -89,8 +90,8 @@ async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db
     for quota in ("1 gpu-h/year", "1000000 tokens/year", "0.5 usd/year"):
         await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, $2)", customer, quota)
     now = datetime.now(UTC)
-    for days, per_gpu_s, per_1k in ((-9, 1.0, None), (-1, 2.0, 0.5), (9, 99.0, 99.0)):
-        values = "'served', $1, $2, now() + make_interval(days => $3)"
+    for days, per_gpu_s, per_1k in ((-9, 1, 0), (-1, 2, Decimal("0.5")), (9, 99, 99)):
+        values = "'served', now() + make_interval(days => $3), $1, $2"
         await db.execute(f"INSERT INTO prices VALUES ({values})", per_gpu_s, per_1k, days)
     await db.execute(ROWS, now, customer, 1, "completed", None, 4)
     await db.execute(ROWS, now, customer, 5, "failed", "worker_lost", 6)
