@@ -1,11 +1,12 @@
 """Customers of one tier whose limits are above what the GPUs can do: a quiet one beside floods, and saturated ones.
 
-The time of the model depends on its inputs: a request of ten times the words costs ten times as much of it. One process
-sends all loads. Those of floods and of quiet customers are open loops, so latency counts from the scheduled time; saturated
-customers have a closed loop each.
+The time of the model depends on its inputs: ten times the words cost about ten times as much of it. One process sends all
+loads. Those of floods and of quiet customers are open loops, so latency counts from the scheduled time; saturated customers
+have a closed loop each, and their GPU time is that of the audit.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,14 @@ PREPARE = (
 )
 ISSUE = "SELECT string_agg(issue_api_key('fair-' || n, 'bench'), ' ' ORDER BY n) FROM generate_series(1, {count}) AS n"
 WITHOUT_SHEDDING = "UPDATE tiers SET shed_depth = NULL, shed_wait_ms = NULL"
+GPU_MS = """
+SELECT json_object_agg(name, cost_ms)::text FROM (
+    SELECT c.name, sum(r.cost_ms) AS cost_ms FROM requests AS r JOIN customers AS c ON c.id = r.customer_id
+    WHERE r.completed_at BETWEEN to_timestamp({start}) AND to_timestamp({end}) GROUP BY c.name
+) AS spent
+"""
+AUDIT_S = 8.0
+"""The time in which the audit has all requests of a load."""
 WEIGH = "UPDATE customers SET weight = {weight} WHERE name = 'fair-{number}'"
 
 
@@ -47,11 +56,6 @@ class Load:
     latencies_ms: list[float] = field(default_factory=list)
     refused: int = 0
     failed: int = 0
-
-    @property
-    def cost(self) -> int:
-        """Words of all answered requests: they are in proportion to its GPU time."""
-        return self.words * len(self.latencies_ms)
 
 
 def run(*, quick: bool) -> Outcome:
@@ -114,8 +118,12 @@ def _saturated(stack: Stack, keys: Sequence[str], weights: Sequence[float], seco
     )
     loads = [Load(key, LONG if n % 2 else SHORT) for n, key in enumerate(keys[: len(weights)])]
     asyncio.run(_run(stack, loads, seconds, APART_S))
-    shares = [load.cost / weight for load, weight in zip(loads, weights, strict=True)]
-    fair = sum(load.cost for load in loads) / sum(weights)
+    end = time.time()
+    time.sleep(AUDIT_S)
+    spent = json.loads(str(stack.value(GPU_MS.format(start=end - seconds, end=end))))
+    gpu_ms = [float(spent[f"fair-{number}"]) for number in range(1, len(weights) + 1)]
+    shares = [each / weight for each, weight in zip(gpu_ms, weights, strict=True)]
+    fair = sum(gpu_ms) / sum(weights)
     return {
         "index": sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares)),
         "error": max(abs(share / fair - 1) for share in shares),

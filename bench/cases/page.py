@@ -24,6 +24,7 @@ TITLES = {
     "capacity": "A capacity that is learnt",
     "depth": "Cost by depth of the queue",
     "customers": "Cost by customers",
+    "fairness": "Fair between customers",
     "workers": "Cost by workers",
     "pools": "Pools side by side",
     "model": "A real model beside a bare loop",

@@ -18,6 +18,7 @@ from pool import Pool
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.pool_view import with_background
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 
@@ -41,6 +42,7 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
 async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
     """Form a batch whenever at least `fewest` requests are queued, and reap lost batches."""
     batches, terminations = Batches(client, Keys()), Terminations(client, Keys())
+    queues = with_background(TIERS)
 
     async def schedule() -> None:
         count = 0
@@ -48,9 +50,9 @@ async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
             await asyncio.sleep(0.005)
             with contextlib.suppress(RedisUnavailable):
                 await terminations.reap(0)
-                if await client.llen("queue:free") >= fewest:
+                if await client.llen("queue:free") + await client.llen("queue:free.background") >= fewest:
                     count += 1
-                    await batches.form(f"formed-{count}", [(name, 32) for name in TIERS], 1, TIERS)
+                    await batches.form(f"formed-{count}", [(name, 32) for name in queues], 1, queues)
 
     task = asyncio.create_task(schedule())
     try:
