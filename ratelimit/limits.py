@@ -192,7 +192,8 @@ class EffectiveLimits(NamedTuple):
 
     `buckets`: those of the customer, in the order of BUCKETS; `key`: the key's own bucket of requests, or None.
     `max_concurrency` is 0 without a limit. `quotas`: name and amount, such as ("1day", 10000), as in ratelimit/quotas.py.
-    `weight`: the customer's part of its tier's GPU time, in proportion to the weights of others that wait.
+    `weight`: the customer's part of its tier's GPU time, in proportion to the weights of others that wait; `key_weight`:
+    the key's part of its customer's, 0: that of all keys without a weight together.
     """
 
     buckets: tuple[Bucket, ...]
@@ -201,6 +202,7 @@ class EffectiveLimits(NamedTuple):
     quotas: tuple[tuple[str, int], ...] = ()
     weight: float = 1.0
     metered: bool = False  # Whether a quota counts GPU time, tokens or money.
+    key_weight: float = 0.0
 
     @property
     def key_requests(self) -> Bucket:
@@ -251,6 +253,8 @@ class LimitedIdentity(Protocol):
     def key_burst(self) -> float: ...
     @property
     def weight(self) -> float: ...
+    @property
+    def key_weight(self) -> float: ...
 
 
 def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
@@ -266,7 +270,7 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
     quotas = tuple(identity.quotas)
     metered = any(is_metered(name) for name, _ in quotas)
-    return EffectiveLimits(buckets, key, concurrency, quotas, identity.weight, metered)
+    return EffectiveLimits(buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight)
 
 
 def _bucket(kind: BucketKind, limits: Values, factor: float) -> Bucket | None:
@@ -297,9 +301,11 @@ def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -
 
 
 def packed_limits(limits: EffectiveLimits, meter: Meter | None = None) -> _Packed:
-    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter."""
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter and key's weight."""
     buckets = [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets]
     packed = buckets, limits.max_concurrency, limits.quotas, limits.weight
+    if limits.key_weight > 0:
+        return (*packed, meter or False, limits.key_weight)
     return packed if meter is None else (*packed, meter)
 
 

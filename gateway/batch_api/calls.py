@@ -161,7 +161,15 @@ def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> Identity
         return None
     priority = next((tier.priority for tier in snapshot.tiers if tier.name == row.tier), 0)
     return Identity(
-        key_id, row.id, row.name, row.tier, row.limits, row.max_queue_ms, tuple(row.quotas), priority=priority
+        key_id,
+        row.id,
+        row.name,
+        row.tier,
+        row.limits,
+        row.max_queue_ms,
+        tuple(row.quotas),
+        priority=priority,
+        weight=row.weight,
     )
 
 

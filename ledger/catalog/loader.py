@@ -87,7 +87,7 @@ def customers_from(
 
 def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterator[tuple[str, Key]]:
     """The keys by id. A generator, as `customers_from`. Raises BadCatalogRow."""
-    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst in rows:
+    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst, weight in rows:
         customer = customers.get(customer_id)
         if customer is None or len(secret_hash) != 32:
             raise BadCatalogRow(f"api_keys row {key_id!r} has no customer or no SHA-256.")
@@ -105,6 +105,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             burst or 0.0,
             customer.priority,
             customer.weight,
+            weight or 0.0,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)

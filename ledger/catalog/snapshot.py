@@ -57,6 +57,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     key_burst: float = 0.0
     priority: int = 0  # The tier's, 1 first; 0: not known.
     weight: float = 1.0  # The customer's.
+    key_weight: float = 0.0  # The key's part of its customer's; 0: that of all keys without a weight together.
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""The part of a tier's GPU time that a customer gets while others of the tier wait, in proportion to their weights."""
+"""Weights of customers and of their keys: parts of the GPU time while others wait too."""
 
 from ledger.migration import run_sql_beside
 

@@ -40,8 +40,14 @@ local function sweep_backlogs(tier)
   call('HSET', fair, 'swept', #customers < BACKLOGS and 0 or start + BACKLOGS)
   for _, customer in ipairs(customers) do
     local flow = backlogs.flow(tier, customer)
-    local removed = sweep(flow.list, math.ceil(limit / #customers))
-    if call('EXISTS', flow.list) == 0 then
+    local removed, name, of_keys = sweep(flow.list, math.ceil(limit / #customers)), tier .. ':' .. customer, 0
+    for _, key in ipairs(flow.keyed and call('ZRANGE', P .. 'backlogs:' .. name, 0, BACKLOGS - 1) or {}) do
+      of_keys = of_keys + sweep(P .. 'backlog:' .. name .. ':' .. key, math.ceil(limit / #customers))
+    end
+    backlogs.remove(name, of_keys)
+    removed = removed + of_keys
+    if backlogs.length(tier, flow) == 0 then
+      if flow.keyed then call('DEL', P .. 'backlogs:' .. name, P .. 'fair:' .. name) end
       flow.tag = tonumber(call('ZSCORE', index, customer))
       backlogs.leave(tier, {flow})
     end

@@ -35,6 +35,12 @@ KEYS = (
         "backlog:<tier>:<customer>", "list", "requests of a customer that wait for places in `queue:<tier>`", "admit"
     ),
     RedisKey("backlogs:<tier>", "sorted set", "customers with a backlog, by the GPU time that they received", "admit"),
+    RedisKey(
+        "backlog:<tier>:<customer>:<key>",
+        "list",
+        "the same, of a key with a weight; with it the four others, too",
+        "admit",
+    ),
     RedisKey("waiting:<tier>", "string", "number of requests in all backlogs", "admit"),
     RedisKey("fair:<tier>", "hash", "virtual time, sum of weights, mean cost in ms", "admit", "20 min"),
     RedisKey("flow:<tier>:<customer>", "hash", "one customer: tag, weight, mean cost in ms", "admit", "10 min"),

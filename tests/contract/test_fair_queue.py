@@ -157,6 +157,51 @@ async def test_gpu_time_is_divided_by_weight(client: Redis, loads: Sequence[tupl
         assert abs(shares[name] - fair) * weight <= 2 * quantum, (shares, fair, quantum)
 
 
+async def test_keys_with_a_weight_divide_the_part_of_their_customer(pool: Pool) -> None:
+    """Weights 3 and 1, and 1 for all other keys together: 60, 20 and 20 % of half of the tier; nothing is left at the end."""
+    await pool.gateway_lives("g1")
+    owner, cost = dict.fromkeys(await wait_in_line(pool, "other", 400), "other"), {"other": 5.0, "acme": 5.0}
+    of_key: dict[str, str] = {}
+    for key, weight in (("heavy", 3.0), ("light", 1.0), ("plain", 0.0), ("bare", 0.0)):
+        limits = in_force()._replace(key_weight=weight)
+        some = [
+            _weighted(pool.submission(customer_id="acme", api_key_id=key, total_ms=60_000, queue_ms=60_000), limits)
+            for _ in range(150)
+        ]
+        assert {v.outcome for v in await pool.admit(some, WIDE)} == {Admission.ACCEPTED}
+        of_key |= {s.id: key for s in some}
+    owner |= dict.fromkeys(of_key, "acme")
+    assert await pool.depth("free") == 1000
+
+    spent: Counter[str] = Counter()
+    keys: Counter[str] = Counter()
+    for number in range(30):
+        await pool.form([("free", 10)])
+        batch = await pool.claim_next()
+        outcomes = [done(r.id)._replace(cost_ms=cost[owner[r.id]]) for r in batch.requests]
+        await pool.batches.finish(batch.batch_id, batch.token, outcomes)
+        if number > 0:  # The first ids were in the tier queue before there was a backlog.
+            spent += Counter(owner[r.id] for r in batch.requests)
+            keys += Counter(of_key[r.id] for r in batch.requests if r.id in of_key)
+
+    assert abs(spent["acme"] - spent["other"]) <= 20
+    part = spent["acme"] / 5
+    assert abs(keys["heavy"] - 3 * part) <= 10
+    assert abs(keys["light"] - part) <= 10
+    assert abs(keys["plain"] + keys["bare"] - part) <= 10
+    await pool.overdue([i for i, key in of_key.items() if key == "heavy"])
+    while await pool.depth("free"):
+        await pool.gateway_lives("g1")
+        await pool.form([("free", 64)])
+        await pool.terminations.expire(["free"])
+    left = [
+        k
+        for k in ("waiting:free", "waiting:free:acme", "backlogs:free:acme", "backlogs:free")
+        if await pool.client.exists(k)
+    ]
+    assert left == [], [await pool.client.zrange(k, 0, -1) for k in left if k.startswith("backlogs")]
+
+
 async def test_time_without_demand_is_not_saved(pool: Pool) -> None:
     """A customer that comes later gets its share from then on, and no more."""
     owner = dict.fromkeys(await wait_in_line(pool, "early", 400), "early")

@@ -21,7 +21,7 @@ from ratelimit.quotas import NOTATIONS
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0)
-KEY = ("k1", "c1", b"x" * 32, None, False, None, None)
+KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None)
 DAILY = ("c1", None, "10000/day")
 
@@ -62,7 +62,7 @@ def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
 
 def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
     """A customer without limits of its own has those of its tier; a key without a limit has rate and burst 0."""
-    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0)]))
+    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0, 3.0)]))
     identity, limited = made.keys["k1"].identity, made.keys["k2"].identity
 
     assert ([tier.name for tier in made.tiers], made.version) == (["paid", "free"], 7)
@@ -71,6 +71,7 @@ def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
     assert value_of(made.customers["c1"].limits, "requests_per_second") == 1000.0
     assert (value_of(identity.limits, "max_concurrency"), identity.priority) == (500, PAID[1])
     assert (identity.key_rate, identity.key_burst, limited.key_rate, limited.key_burst) == (0.0, 0.0, 2.5, 4.0)
+    assert (identity.key_weight, limited.key_weight) == (0.0, 3.0)
     assert value_of(limited.limits, "requests_per_second") == 1000.0
     assert made.keys["k1"].expires_at == inf
     assert made.models["tiny"].max_batch_size == 32
@@ -107,8 +108,8 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
         ({"keys": [changed(KEY, 2, b"short")]}, "'k1'"),
         ({"keys": [changed(KEY, 5, 3.0)]}, "'k1' has a burst"),
         ({"keys": [changed(KEY, 6, 3.0)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], nan, 1.0)]}, "'k1' has a rate"),
-        ({"keys": [(*KEY[:5], 1.0, -1.0)]}, "'k1' has a burst"),
+        ({"keys": [(*KEY[:5], nan, 1.0, None)]}, "'k1' has a rate"),
+        ({"keys": [(*KEY[:5], 1.0, -1.0, None)]}, "'k1' has a burst"),
         ({"keys": [KEY[:5]]}, "cannot be read"),
         ({"models": [changed(MODEL, 2, 0)]}, "'tiny' has a batch"),
         ({"models": [changed(MODEL, 7, 1.5)]}, "target_utilization"),
@@ -244,7 +245,7 @@ def test_a_partial_read_is_merged_with_the_snapshot_before() -> None:
     before = snapshot(rows(keys=[KEY, ("k2", *KEY[1:]), ("k3", *KEY[1:])]))
     build = SnapshotBuild(before.tiers, before)
     build.merge_customers([])
-    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None)])
+    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None, None)])
     build.merge_keys(["k2", "k3", "k4"])
     after = build.finish(8, dict(before.models), before.quotas)
 

@@ -122,6 +122,9 @@ KEY = (
         "Rate limit beside its customer's; null: none.",
     ),
     _may_be_none("burst", "decimal", "Bucket size, requests; null: no limit of its own."),
+    _may_be_none(
+        "weight", "decimal", "Part of its customer's GPU time, against its other keys; null: shared by those without."
+    ),
 )
 
 MODEL = (

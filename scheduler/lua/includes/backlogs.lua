@@ -5,6 +5,9 @@
 -- before all others, and without credit for the time when it was idle.
 -- `backlogs:<tier>`: customers by tag. `fair:<tier>`: v, the sum of the weights in `backlogs`, the mean cost of a request.
 -- `flow:<tier>:<customer>`: tag, weight, mean cost of its requests. `waiting:<tier>`: the number of ids in all backlogs.
+-- Keys with a weight of their own divide their customer's part: they have the same keys in Redis, in which `<tier>:<customer>`
+-- takes the place of the tier and the key that of the customer; their cost is the number of requests. The customer's other ids
+-- are in its own list, and together count as one key, `-`, with a weight of 1.
 -- LEAD, in requests of mean cost: the largest distance of a tag from `v` when a customer returns. CHECKS: one call in so many
 -- checks the index, and the weight of customers with a backlog.
 local backlogs = {FLOW_MS = 600000, FAIR_MS = 1200000, LEAD = 256, CHECKS = 16, waiting = {}, tiers = {}, flows = {}}
@@ -34,12 +37,12 @@ end
 -- backlogs.drop(tier, list): deletes a backlog of a wrong type. `repair` finds the rows of its requests.
 function backlogs.drop(tier, list)
   call('DEL', list)
-  call('SADD', P .. 'repairs', 'backlogs:' .. tier)
+  call('SADD', P .. 'repairs', 'backlogs:' .. string.match(tier, '^[^:]+'))
   call('PEXPIRE', P .. 'repairs', backlogs.FLOW_MS)
 end
 
--- backlogs.tier(tier) -> {v, weights, cost, apart}; backlogs.flow(tier, customer) -> {tag, weight, cost}: both are read once per
--- call.
+-- backlogs.tier(tier) -> {v, weights, cost, apart}; backlogs.flow(tier, customer) -> {tag, weight, cost, keyed}: both are read once
+-- per call. `keyed`: keys of the customer have a weight.
 function backlogs.tier(tier)
   if not backlogs.tiers[tier] then
     local row = backlogs.read(P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart')
@@ -52,10 +55,10 @@ end
 function backlogs.flow(tier, customer)
   local key = P .. 'flow:' .. tier .. ':' .. customer
   if not backlogs.flows[key] then
-    local row = backlogs.read(key, 'tag', 'weight', 'cost')
+    local row = backlogs.read(key, 'tag', 'weight', 'cost', 'keyed')
     backlogs.flows[key] = {key = key, customer = customer, list = P .. 'backlog:' .. tier .. ':' .. customer,
       tag = tonumber(row[1] or 0), weight = tonumber(row[2] or 1), cost = tonumber(row[3]) or backlogs.tier(tier).cost,
-      is_known = tonumber(row[3]) ~= nil}
+      is_known = tonumber(row[3]) ~= nil, keyed = row[4] == '1'}
   end
   return backlogs.flows[key]
 end
@@ -63,15 +66,6 @@ end
 -- backlogs.add_weight(tier, change): of customers that enter or leave `backlogs`.
 function backlogs.add_weight(tier, change)
   backlogs.tier(tier).weights = tonumber(call('HINCRBYFLOAT', P .. 'fair:' .. tier, 'weights', change))
-end
-
--- backlogs.remove(tier, count): so many ids left the backlogs. A wrong count is corrected: it is positive while there are any.
-function backlogs.remove(tier, count)
-  if count == 0 or call('DECRBY', P .. 'waiting:' .. tier, count) > 0 then return end
-  call('DEL', P .. 'waiting:' .. tier)
-  for _, customer in ipairs(call('ZRANGE', P .. 'backlogs:' .. tier, 0, 15)) do
-    if call('EXISTS', P .. 'backlog:' .. tier .. ':' .. customer) == 1 then return call('SET', P .. 'waiting:' .. tier, 1) end
-  end
 end
 
 -- backlogs.leave(tier, gone): the backlogs of these flows are empty.
@@ -89,6 +83,27 @@ function backlogs.leave(tier, gone)
   backlogs.tier(tier).weights = 0
 end
 
+-- backlogs.length(tier, flow) -> the number of a customer's ids.
+function backlogs.length(tier, flow)
+  local of_keys = flow.keyed and call('GET', P .. 'waiting:' .. tier .. ':' .. flow.customer)
+  local own = redis.pcall('LLEN', flow.list) -- a list of a wrong type is empty
+  return (tonumber(own) or 0) + (tonumber(of_keys or 0) or 0)
+end
+
+-- backlogs.remove(tier, count): so many ids left the backlogs. A wrong count is corrected: it is positive while there are any.
+function backlogs.remove(tier, count)
+  if count == 0 or call('DECRBY', P .. 'waiting:' .. tier, count) > 0 then return end
+  call('DEL', P .. 'waiting:' .. tier)
+  local stored, gone = call('ZRANGE', P .. 'backlogs:' .. tier, 0, 15, 'WITHSCORES'), {}
+  for i = 1, #stored, 2 do
+    local flow = backlogs.flow(tier, stored[i])
+    local length = flow.customer ~= '-' and backlogs.length(tier, flow) or 0 -- ids of `-` are not counted here
+    if length > 0 then return call('SET', P .. 'waiting:' .. tier, 1) end
+    if flow.customer ~= '-' then flow.tag, gone[#gone + 1] = tonumber(stored[i + 1]), flow end
+  end
+  backlogs.leave(tier, gone)
+end
+
 -- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight. 0: the weight is not known.
 function backlogs.list(tier, flow, weight)
   local fair = backlogs.tier(tier)
@@ -103,23 +118,32 @@ function backlogs.list(tier, flow, weight)
   call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
 end
 
--- backlogs.push(tier, ids_of): adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight}}.
+-- backlogs.append(tier, name, ids) -> whether there were other ids before.
+function backlogs.append(tier, name, ids)
+  if #ids == 0 then return true end
+  local length = redis.pcall('LPUSH', name, unpack(ids))
+  if type(length) ~= 'number' then
+    backlogs.drop(tier, name)
+    length = call('LPUSH', name, unpack(ids))
+  end
+  return length > #ids
+end
+
+-- backlogs.push(tier, ids_of) -> how many: adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight,
+-- keys = {key = {ids, weight = weight}} of keys with a weight}}.
 function backlogs.push(tier, ids_of)
   local count, check = 0, now_us % backlogs.CHECKS == 0 or backlogs.waiting[tier] == 0
   for customer, ids in pairs(ids_of) do
-    local name = P .. 'backlog:' .. tier .. ':' .. customer
-    local length = redis.pcall('LPUSH', name, unpack(ids))
-    if type(length) ~= 'number' then
-      backlogs.drop(tier, name)
-      length = call('LPUSH', name, unpack(ids))
-    end
-    local had_backlog = length > #ids
-    count = count + #ids
-    if check or not had_backlog or backlogs.flows[P .. 'flow:' .. tier .. ':' .. customer] then
+    local name = tier .. ':' .. customer
+    local had_backlog = backlogs.append(tier, P .. 'backlog:' .. name, ids)
+    count = count + #ids + (ids.keys and backlogs.push(name, ids.keys) or 0)
+    if check or not had_backlog or ids.keys or backlogs.flows[P .. 'flow:' .. name] then
       backlogs.list(tier, backlogs.flow(tier, customer), ids.weight)
     end
+    if ids.keys then call('HSET', P .. 'flow:' .. name, 'keyed', 1) end
   end
   if count > 0 then call('INCRBY', P .. 'waiting:' .. tier, count) end
+  return count
 end
 
 -- backlogs.own(tier, flow) -> how many requests of the tier leave before the next one of this customer, at most: its own ones,

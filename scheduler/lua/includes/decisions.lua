@@ -29,9 +29,12 @@ local function own_depth(g)
   local t = g.tier
   if t.waiting == 0 then return depth[t.name] end
   if not g.flow then
-    local own = t.backlogs[g.customer_id]
+    local own = t.backlogs[g.customer_id] or {}
     g.flow = backlogs.flow(t.name, g.customer_id)
-    g.flow.length = g.flow.length or call('LLEN', g.flow.list) + (own and #own or 0)
+    if not g.flow.length then
+      g.flow.length = backlogs.length(t.name, g.flow) + #own
+      for _, ids in pairs(own.keys or {}) do g.flow.length = g.flow.length + #ids end
+    end
   end
   return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, g.flow, g.customer.weight))
 end

@@ -78,6 +78,11 @@ local function add_to_queue(g, id)
     if g.flow then g.flow.length = g.flow.length + 1 end
     local backlog = t.backlogs[g.customer_id] or {weight = g.customer.weight}
     t.waiting, t.backlogs[g.customer_id], ids = t.waiting + 1, backlog, backlog
+    if g.key_weight > 0 then
+      backlog.keys = backlog.keys or {}
+      ids = backlog.keys[g.key_id] or {weight = g.key_weight}
+      backlog.keys[g.key_id] = ids
+    end
   end
   ids[#ids + 1] = id
 end

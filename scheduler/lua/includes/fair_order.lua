@@ -52,32 +52,63 @@ local function save_tags(tier, entries, gone)
   backlogs.leave(tier, gone)
 end
 
--- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`.
-local function move_up(tier, count)
+-- serve(tier, count, highest, moved) -> up to `count` ids in fair order, of customers with a tag up to `highest`; moved(flow, ids)
+-- is called for those of each visit.
+local serve
+
+-- pop(tier, flow, count) -> up to `count` ids of a customer; in fair order of its keys if some have a weight.
+local function pop(tier, flow, count)
+  if not flow.keyed then
+    local ids = redis.pcall('RPOP', flow.list, count) or {}
+    if ids.err then backlogs.drop(tier, flow.list) end
+    return ids
+  end
+  local node, of_keys = tier .. ':' .. flow.customer, 0
+  local others = backlogs.flow(node, '-')
+  others.list = flow.list
+  if call('EXISTS', flow.list) == 1 then backlogs.list(node, others, 1) end
+  local ids = serve(node, count, math.huge, function(key, popped) of_keys = of_keys + (key == others and 0 or #popped) end)
+  backlogs.remove(node, of_keys)
+  if backlogs.length(tier, flow) == 0 then call('DEL', P .. 'backlogs:' .. node, P .. 'fair:' .. node) end
+  return ids
+end
+
+function serve(tier, count, highest, moved)
   local entries, fair, ids, gone = lowest_tags(tier, count), backlogs.tier(tier), {}, {}
-  local highest, least = highest_tag(tier, entries), math.max(1, math.floor(count / (QUANTA * #entries)))
-  local costs = estimates[tier] or {}
-  estimates[tier] = costs
+  if not highest then highest = highest_tag(tier, entries) end
+  local least = math.max(1, math.floor(count / (QUANTA * #entries)))
   while #ids < count and entries[entries.first] and entries[entries.first].tag <= highest do
     local flow, following = entries[entries.first], entries[entries.first + 1]
     local step, others = flow.cost / flow.weight, following and following.tag - flow.tag or math.huge
     local wanted = math.min(count - #ids, math.max(least, math.floor(others / step) + 1))
-    local popped = redis.pcall('RPOP', flow.list, wanted) or {}
-    if popped.err then backlogs.drop(tier, flow.list) end
-    for _, id in ipairs(popped) do ids[#ids + 1], charged[id] = id, flow end
+    local popped = pop(tier, flow, wanted)
+    for _, id in ipairs(popped) do ids[#ids + 1] = id end
     fair.v = math.max(fair.v, flow.tag + math.max(0, #popped - 1) * step)
     flow.tag, flow.moved = flow.tag + #popped * step, true
-    costs[flow.customer], has_estimates = {flow.cost, flow.weight, flow.is_known}, true
+    moved(flow, popped)
     if #popped < wanted then gone[#gone + 1] = flow else place(entries, flow) end
     entries.first = entries.first + 1
   end
   save_tags(tier, entries, gone)
+  if #ids > 0 then
+    call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'apart', fair.apart)
+    call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
+  end
+  return ids
+end
+
+-- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`.
+local function move_up(tier, count)
+  local costs = estimates[tier] or {}
+  estimates[tier] = costs
+  local ids = serve(tier, count, nil, function(flow, popped)
+    for _, id in ipairs(popped) do charged[id] = flow end
+    costs[flow.customer], has_estimates = {flow.cost, flow.weight, flow.is_known}, true
+  end)
   if #ids == 0 then
     backlogs.remove(tier, math.max(1, backlogs.waiting[tier]))
     return 0
   end
-  call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'apart', fair.apart)
-  call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
   backlogs.remove(tier, #ids)
   call('LPUSH', P .. 'queue:' .. tier, unpack(ids))
   return #ids

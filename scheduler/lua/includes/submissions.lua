@@ -36,8 +36,8 @@ local function group(n)
   local t, customer_id, key_id, key_rate, key_burst, limits = tiers[g[1]], g[2], g[3], g[5], g[6], g[7]
   local tier_bucket = bucket(P .. 'rl:tier:' .. g[1], t.rate, t.burst)
   if in_background[n] then t = tiers[g[1] .. '.background'] end
-  g = {tier = t, customer_id = customer_id, key_id = key_id, who = {}, customer = customer(customer_id, limits),
-    meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
+  g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {},
+    customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
     key = key_rate > 0 and bucket('rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g
   return g
