@@ -12,6 +12,7 @@ from scheduler.tasks import end_all
 WALL_CLOCK = {
     "gateway/http/response.py": "the Date header",
     "gateway/inference/pipeline.py": "whether a key has expired, which is stored as a date",
+    "gateway/limits/capacity.py": "which price is in force, which is stored as a date",
     "gateway/operations/health/collector.py": "times that are shown: of the observation, and the age of the audit",
     "gateway/translations/message_endpoints.py": "the dates in Anthropic's rate-limit headers",
     "gpu_pool/backends/openai_endpoint/requests.py": "a Retry-After that is a date; its delay is bounded",

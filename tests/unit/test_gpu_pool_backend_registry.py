@@ -35,7 +35,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("tiny:large", "the module 'tiny' is not found"),
         ("os:", "is not known"),
         ("../x:f", "is not known"),
-        ("simulated:-1", "MS must be a number"),
+        ("simulated:-1", "MS must be milliseconds"),
         ("hf:", "is not known"),
         ("openai:localhost:8000", "must begin with http:// or https://"),
         ("needy_model:f", "the module 'surely_not_installed' is not found"),
