@@ -75,7 +75,10 @@ async def test_a_lost_worker_is_shown_within_three_seconds(
 
         await eventually(served, "the share of successful requests", 8.0)
         customers = await tab.value("document.getElementById('customers').textContent")
-        assert re.fullmatch(r"(enterprise|free) \1 · [\d.]+/s(enterprise|free) \2 · [\d.]+/s", customers)
+        assert re.fullmatch(
+            r"(enterprise|free) \1 · [\d.]+/s( · \d+ % of its GPU time)?(enterprise|free) \3 · [\d.]+/s( · \d+ % of its GPU time)?",
+            customers,
+        )
         assert await tab.value("document.querySelectorAll('canvas').length") == 6
         assert await tab.value("document.cookie") == ""
         assert await tab.value("document.documentElement.scrollWidth <= innerWidth")
