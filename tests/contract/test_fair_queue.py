@@ -121,6 +121,35 @@ async def test_cheap_requests_of_a_quiet_customer_do_not_wait_for_expensive_ones
     assert again[0] in (await pool.inflight())[f"inflight:free:{batch}"]
 
 
+async def test_a_batch_may_be_larger_than_a_call_of_lua_can_move(pool: Pool) -> None:
+    """4,096 requests, twice as many candidates: more values than Lua's `unpack` returns."""
+    await pool.gateway_lives("g1")
+    await wait_in_line(pool, "a", 8200)
+
+    formed = await pool.batches.form("b1", [("free", 4096)], 1, TIERS, max_tokens=1_000_000_000)
+
+    assert formed.size == 4096
+    assert await pool.depth("free") == 8200 - 4096
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+async def test_the_number_of_waiting_requests_is_exact(pool: Pool, count: int) -> None:
+    """Regression: with many customers of few requests, forming batches lost the number, and requests waited for its repair."""
+    await pool.gateway_lives("g1")
+    waiting = 0
+    for turn in range(40):
+        for number in range(turn % 7 * 6):
+            await wait_in_line(pool, f"c{number}", 1 + number % 2)
+        await pool.form([("free", count * (1 + turn % 3))])
+        keys = [key async for key in pool.client.scan_iter("backlog:*")]
+        waiting = sum([await pool.client.llen(key) for key in keys])
+        assert int(await pool.client.get("waiting:free") or 0) == waiting
+    while await pool.depth("free"):
+        assert (await pool.batches.form(f"last-{waiting}", [("free", count)], 1000, TIERS)).size
+        waiting -= 1
+    assert [key async for key in pool.client.scan_iter("backlog*")] == []
+
+
 async def test_requests_of_a_customer_keep_their_order(pool: Pool) -> None:
     """Oldest first, through the backlog too."""
     ids = await wait_in_line(pool, "a", 12)

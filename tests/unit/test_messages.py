@@ -450,16 +450,15 @@ def test_a_line_that_cannot_be_read() -> None:
 def test_types_of_errors() -> None:
     """Every code has a type of Anthropic's, by its status, and the code itself in the details."""
     kinds = {HTTP[code].status: error_body(RequestError(code), "req_1").error.type for code in ErrorCode}
+    invalid = dict.fromkeys((400, 405, 408, 415, 422, 499), "invalid_request_error")
 
-    assert kinds == dict.fromkeys((400, 405, 408, 415, 422, 499), "invalid_request_error") | {
+    assert kinds == invalid | dict.fromkeys((500, 502), "api_error") | {
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
         409: "conflict_error",
         413: "request_too_large",
         429: "rate_limit_error",
-        500: "api_error",
-        502: "api_error",
         503: "overloaded_error",
         504: "timeout_error",
     }
@@ -483,7 +482,6 @@ def test_header_lines() -> None:
         'RateLimit: "requests";r=199;t=1, "tokens";r=990;t=2, "concurrency";r=19, "day";r=9;t=3\r\n'
     )
     lines = dict(line.split(": ", 1) for line in header_lines("req_1", ours).splitlines())
-
     resets = [lines.pop(f"anthropic-ratelimit-{name}-reset") for name in ("requests", "tokens")]
     assert lines == {
         "request-id": "req_1",

@@ -18,10 +18,10 @@ function backlogs.push(tier, ids_of)
     local name = tier .. ':' .. customer
     local had_backlog = backlogs.append(tier, P .. 'backlog:' .. name, ids)
     count = count + #ids + (ids.keys and backlogs.push(name, ids.keys) or 0)
+    if ids.keys then call('HSET', P .. 'flow:' .. name, 'keyed', 1) end -- before `list`, which sets the lifetime
     if check or not had_backlog or ids.keys or backlogs.flows[P .. 'flow:' .. name] then
       backlogs.list(tier, backlogs.flow(tier, customer), ids.weight)
     end
-    if ids.keys then call('HSET', P .. 'flow:' .. name, 'keyed', 1) end
   end
   if count > 0 then call('INCRBY', P .. 'waiting:' .. tier, count) end
   return count

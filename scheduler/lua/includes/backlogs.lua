@@ -102,6 +102,8 @@ function backlogs.remove(tier, count)
     if flow.customer ~= '-' then flow.tag, gone[#gone + 1] = tonumber(stored[i + 1]), flow end
   end
   backlogs.leave(tier, gone)
+  -- Others may follow: form_batch removes those without ids, and then the number.
+  if #gone == 16 and call('EXISTS', P .. 'backlogs:' .. tier) == 1 then call('SET', P .. 'waiting:' .. tier, 1) end
 end
 
 -- backlogs.list(tier, flow, weight): adds a customer to the index, or stores its changed weight. 0: the weight is not known.

@@ -1,7 +1,7 @@
 -- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer,
 -- enqueue and shedding).
--- is_quiet(g, count): whether a customer has so few open requests that those of others have emptied the bucket of the tier. The
--- bucket then goes into debt, of at most its size, which the others pay.
+-- is_quiet(g, count): whether a customer has few open requests. Such a customer is not rejected because others have emptied the
+-- bucket of the tier: the bucket goes into debt, of at most its size.
 local QUIET_SHARE = 16 -- of the places in the tier queue, for a weight of 1
 local function is_quiet(g, count)
   local c, b = g.customer, g.tier_bucket

@@ -73,9 +73,9 @@ local function pop(tier, flow, count)
   return ids
 end
 
-function serve(tier, count, highest, moved)
-  local entries, fair, ids, gone = lowest_tags(tier, count), backlogs.tier(tier), {}, {}
-  if not highest then highest = highest_tag(tier, entries) end
+-- visit(tier, entries, count, highest, moved) -> ids, in one pass over the entries.
+local function visit(tier, entries, count, highest, moved)
+  local fair, ids, gone = backlogs.tier(tier), {}, {}
   local least = math.max(1, math.floor(count / (QUANTA * #entries)))
   while #ids < count and entries[entries.first] and entries[entries.first].tag <= highest do
     local flow, following = entries[entries.first], entries[entries.first + 1]
@@ -90,15 +90,29 @@ function serve(tier, count, highest, moved)
     entries.first = entries.first + 1
   end
   save_tags(tier, entries, gone)
-  if #ids > 0 then
-    call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'apart', fair.apart)
-    call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
-  end
   return ids
 end
 
--- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`.
+-- A customer whose last id was popped stays in the index until the next visit, so a pass may find only such customers.
+function serve(tier, count, highest, moved)
+  while true do
+    local entries = lowest_tags(tier, count)
+    if #entries == 0 then return {} end
+    if not highest then apart.used = false end
+    local ids = visit(tier, entries, count, highest or highest_tag(tier, entries), moved)
+    if #ids > 0 then
+      call('HSET', P .. 'fair:' .. tier, 'v', backlogs.tier(tier).v, 'apart', backlogs.tier(tier).apart)
+      call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
+      return ids
+    end
+  end
+end
+
+-- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`, and few enough for Lua's `unpack`, which
+-- fails at 8,000 values.
+local MOST_AT_ONCE = 1000
 local function move_up(tier, count)
+  count = math.min(count, MOST_AT_ONCE)
   local costs = estimates[tier] or {}
   estimates[tier] = costs
   local ids = serve(tier, count, nil, function(flow, popped)
