@@ -94,7 +94,7 @@ class Gateway(GatewayParts):
         if self.config.grpc is not None:
             from gateway.grpc.server import GrpcServer, InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
 
-            service = InferenceService(self.open_inference, self.inference, self.config)
+            service = InferenceService(self.open_inference, self.inference, self.config, edge.customer_connections)
             self._grpc = GrpcServer(service, self.config, self.config.grpc)
             self.grpc_port = await self._grpc.start()
 

@@ -107,6 +107,7 @@ class GatewayConfig:
     write_timeout_s: float = 5.0  # How long a client may not read a response.
     idle_timeout_s: float = 75.0
     max_connections: int = 20_000
+    customer_connections: int = 10_000  # Of one customer, with its gRPC calls; more get 429.
     backlog: int = 1024
 
     notice_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.

@@ -27,6 +27,7 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     QUOTA_EXCEEDED = "quota_exceeded"
     BACKPRESSURE = "backpressure"
     REDUCED_CAPACITY = "reduced_capacity"
@@ -159,6 +160,13 @@ HTTP: dict[ErrorCode, HttpError] = {
         "A rate limit of this account is reached.",
         "A limit of the key or customer is reached, or the address failed to authenticate too often.",
         "Wait for `Retry-After`, send slower, or request a higher limit.",
+    ),
+    ErrorCode.TOO_MANY_CONNECTIONS: HttpError(
+        429,
+        "rate_limit_error",
+        "This account has too many open connections: use open ones again, and close those that are not needed.",
+        "The customer has its part of a gateway's connections open; this one is closed.",
+        "Use open connections again; operator: raise `TIERLANE_CUSTOMER_CONNECTION_SHARE`.",
     ),
     ErrorCode.QUOTA_EXCEEDED: HttpError(
         429,

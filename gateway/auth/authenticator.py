@@ -100,15 +100,18 @@ class Authenticator:
         """The identity for these values of the Authorization header.
 
         Raises RequestError: 401 `invalid_api_key`, or 429 `rate_limit_exceeded` after too many of them from one address; 403
-        `account_suspended` and 503 `catalog_unavailable` from the catalog or the verifier.
+        `account_suspended` and 503 `catalog_unavailable` from the catalog or the verifier; 429 `too_many_connections`.
         """
         try:
             token = bearer_token(authorization, self._max_jwt_bytes)
             if self._tokens is None or token.startswith(KEY_PREFIX) or not looks_like_jwt(token):
-                return self._catalog.identify(token, self._wall())
-            return self._tokens.identify(token, self._wall())
+                identity = self._catalog.identify(token, self._wall())
+            else:
+                identity = self._tokens.identify(token, self._wall())
         except RequestError as error:
             raise self._failure(error, request) from error
+        request.occupy(identity.customer_id)
+        return identity
 
     def check_service(self, request: HttpRequest, expected: str) -> None:
         """Raises RequestError as `authenticate` does unless the request has the service token `expected`."""

@@ -49,6 +49,9 @@ class LineRequest(NamedTuple):
     headers: CIMultiDictProxy[str] = _NO_HEADERS
     remote: str | None = None
 
+    def occupy(self, customer_id: str) -> None:
+        """A line has no connection."""
+
 
 class LineOutcome(NamedTuple):
     """What becomes of a line that has ended in Redis. `line`: that of a file, empty if it is to be submitted again.

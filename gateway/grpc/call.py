@@ -20,6 +20,7 @@ from gateway.api.inference import ApiFormat
 from gateway.grpc.messages import messages_of
 from gateway.http.request import BodyShare
 from gateway.http.response import HttpResponse
+from gateway.http.router import ConnectionShare
 from gateway.http.sse import EventStream, Result
 from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall
@@ -68,7 +69,8 @@ Trailers = tuple[tuple[str, str], ...]
 class GrpcRequest:
     """The metadata of a call, for authentication and its records. `arrived` is monotonic seconds."""
 
-    def __init__(self, context: "Context[Any, Any]") -> None:
+    def __init__(self, context: "Context[Any, Any]", share: ConnectionShare) -> None:
+        self.occupy = share.occupy  # A gRPC call counts as a connection.
         self.request_id = new_request_id()
         self.arrived = time.monotonic()
         self.remote = address_of(context.peer())

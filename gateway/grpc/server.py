@@ -31,6 +31,7 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyResponse,
 )
 from gateway.http.response import HttpResponse
+from gateway.http.router import ConnectionShare, CustomerConnections
 from gateway.http.validation import invalid
 from gateway.inference.handler import run
 from gateway.inference.pipeline import InferencePipeline
@@ -44,8 +45,15 @@ Describe = Callable[[str, str], Message]
 class InferenceService:
     """The calls. `pipeline` is that of the gateway's own pool."""
 
-    def __init__(self, parts: OpenInferenceParts, pipeline: InferencePipeline, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        parts: OpenInferenceParts,
+        pipeline: InferencePipeline,
+        config: GatewayConfig,
+        connections: CustomerConnections,
+    ) -> None:
         self._parts = parts
+        self._connections = connections
         self._pipeline = pipeline
         self._idle_s = config.idle_timeout_s
         self._body_s = config.body_timeout_s
@@ -98,11 +106,12 @@ class InferenceService:
 
     async def infer(self, _: Any, context: "Context[bytes, bytes]") -> bytes:
         """ModelInfer."""
-        call = self._authenticated(self._infer, context)
-        if call is None:
-            return b""
-        with contextlib.closing(call):
-            response = await run(call, call.receive(partial(self._message, context)))
+        with contextlib.closing(self._connections.share()) as share:
+            call = self._authenticated(self._infer, context, share)
+            if call is None:
+                return b""
+            with contextlib.closing(call):
+                response = await run(call, call.receive(partial(self._message, context)))
         if call.error is not None:
             fail(context, call.error, response)
             return b""
@@ -111,17 +120,18 @@ class InferenceService:
 
     async def stream_infer(self, _: Any, context: "Context[bytes, bytes]") -> None:
         """ModelStreamInfer: the responses of each request, in order. An error of a request does not end the stream."""
-        if self._authenticated(self._stream, context) is None:
-            return
-        while (raw := await self._next(context)) is not None:
-            call = self._authenticated(self._stream, context)
-            if call is None:
+        with contextlib.closing(self._connections.share()) as share:
+            if self._authenticated(self._stream, context, share) is None:
                 return
-            with contextlib.closing(call):
-                response = await run(call, call.receive(_ready(raw)))
-                context.set_trailing_metadata(trailers(response, call.error))
-                if not await self._write(call, response, context):
+            while (raw := await self._next(context)) is not None:
+                call = self._authenticated(self._stream, context, share)
+                if call is None:
                     return
+                with contextlib.closing(call):
+                    response = await run(call, call.receive(_ready(raw)))
+                    context.set_trailing_metadata(trailers(response, call.error))
+                    if not await self._write(call, response, context):
+                        return
 
     async def _write(self, call: GrpcCall, response: HttpResponse, context: "Context[bytes, bytes]") -> bool:
         """Write the responses to one request of a stream; whether the client has read them."""
@@ -155,9 +165,11 @@ class InferenceService:
             return None
         return raw if isinstance(raw, bytes) else None
 
-    def _authenticated(self, api_format: ApiFormat, context: "Context[bytes, bytes]") -> GrpcCall | None:
+    def _authenticated(
+        self, api_format: ApiFormat, context: "Context[bytes, bytes]", share: ConnectionShare
+    ) -> GrpcCall | None:
         """The call of a known caller. If the caller is unknown, None, and the call ends with the error."""
-        request = GrpcRequest(context)
+        request = GrpcRequest(context, share)
         call = GrpcCall(self._pipeline, api_format, request, context.time_remaining)
         try:
             call.authenticate(request)
@@ -172,7 +184,8 @@ class InferenceService:
 
     async def _described(self, kind: type[Message], describe: Describe, _: Any, context: "Context[Any, Any]") -> bytes:
         """The response to a call about a model."""
-        request = GrpcRequest(context)
+        share = self._connections.share()
+        request = GrpcRequest(context, share)
         try:
             self._parts.authenticator.identify(request)
             raw = await self._message(context)
@@ -184,6 +197,8 @@ class InferenceService:
             fault = RequestError(
                 error.code, error.message, error.param
             )  # Without traceback, which references this frame.
+        finally:
+            share.close()
         self._fail(context, fault, request.request_id)
         return b""
 

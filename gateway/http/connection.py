@@ -94,6 +94,7 @@ class EdgeConnection(RequestHandler):
         "_probes",
         "_recent",
         "_responding",
+        "_share",
     )
 
     def __init__(self, edge: "EdgeServer", **kwargs: Any) -> None:
@@ -124,6 +125,7 @@ class EdgeConnection(RequestHandler):
         self._half_closed = False  # The client closed its sending side.
         self._probes = PROBES
         self._cache_attempts = MAX_CACHE_MISSES
+        self._share = edge.customer_connections.share()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._edge.open_connections += 1
@@ -156,6 +158,7 @@ class EdgeConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._edge.open_connections -= 1
+        self._share.close()
         self._open_transport = None
         self._body = EMPTY_PAYLOAD  # It references this connection: a ring, freed by the garbage collector only.
         for watch in self._edge.watches:
@@ -386,6 +389,10 @@ class EdgeConnection(RequestHandler):
         """The client's address, if the transport has one."""
         peer = self.peername
         return str(peer[0]) if isinstance(peer, tuple) else peer
+
+    def occupy(self, customer_id: str) -> None:
+        """Count this connection to the customer of its last request. Raises RequestError if that one has too many."""
+        self._share.occupy(customer_id)
 
     @property
     def pings(self) -> ProgressTimers[EventStream]:

@@ -21,6 +21,7 @@ _EXCEEDED = (f"{_TYPES}quota-exceeded", "The limit of this client is reached")
 _REDUCED = (f"{_TYPES}temporary-reduced-capacity", "Less capacity is available for a while")
 _KNOWN = {
     ErrorCode.RATE_LIMIT_EXCEEDED: _EXCEEDED,
+    ErrorCode.TOO_MANY_CONNECTIONS: _EXCEEDED,
     ErrorCode.QUOTA_EXCEEDED: _EXCEEDED,
     ErrorCode.REDUCED_CAPACITY: _REDUCED,
     ErrorCode.SHED_FOR_PRIORITY: _REDUCED,
@@ -156,6 +157,7 @@ class ErrorResponses:
             response.headers.append(("retry-after-ms", str(retry_after_ms)))
         if row.retry is not None:
             response.headers.append(("x-should-retry", "true" if row.retry else "false"))
+        response.close = error.code is ErrorCode.TOO_MANY_CONNECTIONS
         if row.status == 401:
             response.headers.append(("WWW-Authenticate", "Bearer"))
         return response

@@ -413,6 +413,9 @@ class HttpRequest(Protocol):
     @property
     def remote(self) -> str | None: ...
 
+    def occupy(self, customer_id: str) -> None:
+        """Count the connection to this customer. Raises RequestError 429 `too_many_connections`."""
+
 
 HEADER = "Prefer"
 RESPOND_ASYNC = "respond-async"

@@ -1,14 +1,22 @@
-"""The route table and the drain state of a gateway."""
+"""The route table, the drain state of a gateway, and its open connections by customer."""
 
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse
+from scheduler.errors import ErrorCode, RequestError
+
+
+class CountedConnection(Protocol):
+    """A connection that is counted to the customer of its last request."""
+
+    def occupy(self, customer_id: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -28,6 +36,10 @@ class RoutedRequest:
     def remote(self) -> str | None:
         """The client's address."""
         return self.request.remote
+
+    def occupy(self, customer_id: str) -> None:
+        """Count the connection to this customer. Raises RequestError if it has too many."""
+        cast("CountedConnection", self.request.protocol).occupy(customer_id)
 
 
 Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]
@@ -116,3 +128,53 @@ class DrainState:
         # clients send a request on a connection that is just being closed.
         self.leaving = False
         self.closed = False  # New requests are rejected.
+
+
+class CustomerConnections:
+    """Open connections and gRPC calls of each customer at one gateway: at most `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[str, int] = {}  # Without zeros.
+
+    def share(self) -> "ConnectionShare":
+        """The share of one connection, which has no customer yet."""
+        return ConnectionShare(self)
+
+    def take(self, customer_id: str) -> None:
+        """Raises RequestError 429 `too_many_connections` if the customer has as many as it may have."""
+        held = self._held.get(customer_id, 0)
+        if held >= self._most:
+            raise RequestError(ErrorCode.TOO_MANY_CONNECTIONS)
+        self._held[customer_id] = held + 1
+
+    def give_back(self, customer_id: str) -> None:
+        """Undo `take`."""
+        self._held[customer_id] -= 1
+        if not self._held[customer_id]:
+            del self._held[customer_id]
+
+
+class ConnectionShare:
+    """One connection, counted to the customer of its last request: behind a proxy it has requests of several."""
+
+    __slots__ = ("_counts", "_customer_id")
+
+    def __init__(self, counts: CustomerConnections) -> None:
+        self._counts: CustomerConnections | None = counts  # None: closed.
+        self._customer_id = ""
+
+    def occupy(self, customer_id: str) -> None:
+        """Count the connection to this customer. Raises RequestError as `CustomerConnections.take`."""
+        if customer_id == self._customer_id or self._counts is None:
+            return
+        self._counts.take(customer_id)
+        if self._customer_id:
+            self._counts.give_back(self._customer_id)
+        self._customer_id = customer_id
+
+    def close(self) -> None:
+        """The connection is closed, and counts no more."""
+        if self._counts is not None and self._customer_id:
+            self._counts.give_back(self._customer_id)
+        self._counts = None

@@ -22,7 +22,7 @@ from gateway.http.cors import Cors, serves_customers
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.header_cache import HeaderCache
 from gateway.http.response import Headers, HttpResponse
-from gateway.http.router import DrainState, RoutedRequest, Router, path_of
+from gateway.http.router import CustomerConnections, DrainState, RoutedRequest, Router, path_of
 from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
@@ -80,6 +80,7 @@ class EdgeServer(web.Server):
         self.ping_watch: ProgressTimers[EventStream] = ProgressTimers(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
+        self.customer_connections = CustomerConnections(config.customer_connections)
 
     def __call__(self) -> RequestHandler:
         return EdgeConnection(self, loop=self._loop, **self._kwargs)

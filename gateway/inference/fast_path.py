@@ -87,6 +87,10 @@ class FastPathRequest(InferenceCall):
         """The client's address."""
         return self._connection.remote
 
+    def occupy(self, customer_id: str) -> None:
+        """Count the connection to this customer. Raises RequestError if it has too many."""
+        self._connection.occupy(customer_id)
+
     def start(self, raw: bytes) -> None:
         """Run the stages up to admission; a rejection is written at once. Never raises."""
         pipeline = self.pipeline

@@ -54,6 +54,7 @@ BEFORE_IDENTITY = frozenset(
         ErrorCode.METHOD_NOT_ALLOWED,
         ErrorCode.REQUEST_TIMEOUT,
         ErrorCode.RATE_LIMIT_EXCEEDED,
+        ErrorCode.TOO_MANY_CONNECTIONS,
         ErrorCode.NO_CAPACITY,
         ErrorCode.INTERNAL_ERROR,
     }

@@ -107,7 +107,11 @@ ANY_PATH = frozenset(
 """Errors of the server itself, at any path: invalid HTTP, wrong method, too slow, too many connections, a fault."""
 
 SERVICE = ANY_PATH | {ErrorCode.INVALID_API_KEY, ErrorCode.RATE_LIMIT_EXCEEDED}
-CUSTOMER = SERVICE | {ErrorCode.ACCOUNT_SUSPENDED, ErrorCode.CATALOG_UNAVAILABLE}
+CUSTOMER = SERVICE | {
+    ErrorCode.ACCOUNT_SUSPENDED,
+    ErrorCode.CATALOG_UNAVAILABLE,
+    ErrorCode.TOO_MANY_CONNECTIONS,
+}
 NOT_INFERENCE = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE})
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 

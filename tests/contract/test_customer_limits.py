@@ -278,9 +278,11 @@ async def test_a_debt_lives_until_it_is_paid(pool: Pool) -> None:
 
 
 async def test_concurrency_counts_requests_in_progress(pool: Pool) -> None:
-    """Queued or running: a place is free again when a request ends."""
-    first = [await accept(pool, max_concurrency=3) for _ in range(3)]
-    assert await admit(pool, max_concurrency=3) == ["concurrency"]
+    """Queued or running, jobs and lines of batches included: a place is free again when a request ends."""
+    first = [await accept(pool, max_concurrency=3, background=number > 0) for number in range(3)]
+    assert (
+        await admit(pool, max_concurrency=3) == await admit(pool, max_concurrency=3, background=True) == ["concurrency"]
+    )
 
     await pool.terminations.cancel([(first[0].id, ErrorCode.CANCELLED)])
     (verdict,) = await pool.admit([pool.submission(max_concurrency=3)])

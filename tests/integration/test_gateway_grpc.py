@@ -209,6 +209,28 @@ async def test_messages_in_memory_are_bounded(
             await eventually(lambda: not stack.gateway.inference.bodies.in_all, f"{end}: its bytes are returned")
 
 
+async def test_calls_of_one_customer(client: Redis, redis_url: str) -> None:
+    """An open stream counts as one connection, whatever it sends; further calls are rejected until it has ended."""
+    async with (
+        running_stack(client, redis_url, grpc=GrpcConfig(port=0), customer_connections=1) as stack,
+        grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
+    ):
+        open_stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(metadata=key(stack))
+        for _ in range(2):
+            await open_stream.write(request("ab").SerializeToString())
+            assert all([await open_stream.read() for _ in range(2)])  # The output, and the end.
+        ready = channel.unary_unary(f"{SERVICE}/ModelReady")
+        for refused in (infer(stack, channel, request("ab")), ready(b"", metadata=key(stack))):
+            status, _, trailing = await failure(refused)
+            assert (status, trailing["error-code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_connections")
+        await open_stream.done_writing()
+        assert await open_stream.read() is grpc.aio.EOF
+        assert await open_stream.code() is grpc.StatusCode.OK
+
+        for _ in range(2):
+            assert (await infer(stack, channel, request("ab"))).outputs[0].contents.bytes_contents[0] == b"ba"
+
+
 async def test_the_deadline_and_the_end_of_a_call(stack: Stack, channel: Channel) -> None:
     """The deadline of the call is that of the request; a cancelled call cancels its requests. Both are recorded."""
     stack.worker.hold = True

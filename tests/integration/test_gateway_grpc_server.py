@@ -19,6 +19,7 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyResponse,
 )
 from gateway.grpc.server import GrpcServer, InferenceService
+from gateway.http.router import CustomerConnections
 from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack
 from scheduler.errors import StartError
@@ -127,7 +128,7 @@ async def test_what_cannot_be_used_stops_the_start(changes: dict[str, Any], word
     host = changes.pop("host", "127.0.0.1")
     config = GatewayConfig(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s", host=host)
     gateway = Gateway(config, LiteralCatalog())
-    service = InferenceService(gateway.open_inference, gateway.inference, config)
+    service = InferenceService(gateway.open_inference, gateway.inference, config, CustomerConnections(1))
     server = GrpcServer(service, config, GrpcConfig(**{"port": 0} | changes))
 
     with pytest.raises(StartError) as caught:

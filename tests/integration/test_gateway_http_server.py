@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import uvloop
@@ -225,6 +226,57 @@ async def test_the_connection_cap(stack: Stack) -> None:
         return b"200 OK" in await stack.raw(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
 
     await eventually(room, "there is room again")
+
+
+class Line:
+    """A connection that stays open for several requests."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def get(self, stack: Stack, tier_name: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+        """The response to `GET /v1/models` with the key of the tier's customer."""
+        key = stack.key(tier_name)["Authorization"]
+        self.writer.write(f"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: {key}\r\n\r\n".encode())
+        return await self.response()
+
+    async def infer(self, stack: Stack, *lines: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+        """The response to an inference of the tier free, which takes the fast path."""
+        self.writer.write(request_bytes(stack, *lines))
+        return await self.response()
+
+    async def response(self) -> tuple[int, dict[str, str], dict[str, Any]]:
+        """Status, headers and document of the next response."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return head_of(head + await self.reader.readexactly(int(length.partition(b":")[2])))
+
+
+async def test_connections_of_one_customer(client: Redis, redis_url: str) -> None:
+    """More than its part get 429 and are closed, on the fast path and beside it; others are served, and room is counted."""
+    async with running_stack(client, redis_url, max_connections=8, customer_connections=2) as stack:
+        lines = [Line(*await asyncio.open_connection("127.0.0.1", stack.gateway.port)) for _ in range(6)]
+        try:
+            first, second, third, fourth, fifth, other = lines
+            for line in (first, second):  # Each has two requests, and counts once.
+                assert [(await line.infer(stack))[0], (await line.get(stack, "free"))[0]] == [200, 200]
+            for refused in (await third.infer(stack), await fourth.get(stack, "free")):
+                status, headers, document = refused
+                assert (status, document["error"]["code"]) == (429, "too_many_connections")
+                assert (headers["connection"], 1 <= int(headers["retry-after"]) <= 2) == ("close", True)
+            assert [await line.reader.read() for line in (third, fourth)] == [b"", b""]
+            assert (await other.get(stack, "paid"))[0] == 200
+            assert (await first.get(stack, "paid"))[0] == 200  # A proxy's connection: it has left the tier free.
+            assert (await fifth.get(stack, "free"))[0] == 200
+        finally:
+            for line in lines:
+                line.writer.close()
+
+        async def room() -> bool:
+            return (await stack.infer())[0] == 200
+
+        await eventually(room, "closed connections count no more")
 
 
 async def ok(call: RoutedRequest) -> HttpResponse:

@@ -14,7 +14,7 @@ from gateway.auth.service_tier import own, served_as
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import IdentityView
 from gateway.http.errors import ErrorResponses, RejectionError
-from gateway.http.router import RoutedRequest
+from gateway.http.router import CustomerConnections, RoutedRequest
 from identities import identity
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
@@ -41,8 +41,14 @@ class OneKey:
 
 def call(presented: str | None) -> RoutedRequest:
     """A request with this bearer token."""
-    headers = CIMultiDict({} if presented is None else {"Authorization": f"Bearer {presented}"})
-    request = SimpleNamespace(headers=CIMultiDictProxy(headers), remote="192.0.2.1")
+    return routed([] if presented is None else [("Authorization", f"Bearer {presented}")])
+
+
+def routed(headers: list[tuple[str, str]]) -> RoutedRequest:
+    """A request with these headers, on a connection of its own."""
+    connection = CustomerConnections(1).share()
+    sent = CIMultiDictProxy(CIMultiDict(headers))
+    request = SimpleNamespace(headers=sent, remote="192.0.2.1", protocol=connection)
     return RoutedRequest(cast("web.BaseRequest", request), "req_1")
 
 
@@ -96,14 +102,12 @@ def test_one_short_bearer_token_is_required(values: list[str], expected: str) ->
 )
 def test_a_header_with_the_key_alone(headers: list[tuple[str, str]], key_header: str, expected: str) -> None:
     """It is read where the API has one, if there is no Authorization."""
-    request = SimpleNamespace(headers=CIMultiDictProxy(CIMultiDict(headers)), remote="192.0.2.1")
-    routed = RoutedRequest(cast("web.BaseRequest", request), "req_1")
-    auth = authenticator(OneKey())
+    request, auth = routed(headers), authenticator(OneKey())
     if not isinstance(expected, ErrorCode):
-        assert auth.identify(routed, key_header).key_id == expected
+        assert auth.identify(request, key_header).key_id == expected
         return
     with pytest.raises(RequestError) as error:
-        auth.identify(routed, key_header)
+        auth.identify(request, key_header)
     assert error.value.code is expected
 
 

@@ -14,7 +14,7 @@ from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
 from gateway.http.request import BodyBudget
 from gateway.http.response import HttpResponse
-from gateway.http.router import RoutedRequest, Router
+from gateway.http.router import ConnectionShare, CustomerConnections, RoutedRequest, Router
 from gateway.http.server import check_parser
 from gateway.http.sse import ProgressTimers
 from identities import identity
@@ -177,6 +177,37 @@ def test_body_bytes_are_returned_once() -> None:
     share.give_back()
 
     assert (budget.in_all, budget._held) == (0, {})
+
+
+def occupied(connection: ConnectionShare, customer: str) -> str:
+    """Count a connection to a customer; the code of the rejection, or an empty text."""
+    try:
+        connection.occupy(customer)
+    except RequestError as error:
+        return error.code
+    return ""
+
+
+def test_connections_are_limited_by_customer() -> None:
+    """A connection counts once, to the customer of its last request; of one that is refused it keeps the last one."""
+    counts = CustomerConnections(2)
+    first, second, third = (counts.share() for _ in range(3))
+
+    assert [occupied(each, "a") for each in (first, first, second, third)] == ["", "", "", "too_many_connections"]
+    assert [occupied(third, "b"), occupied(third, "a"), counts._held] == ["", "too_many_connections", {"a": 2, "b": 1}]
+    assert [occupied(first, "b"), occupied(third, "a"), counts._held] == ["", "", {"a": 2, "b": 1}]
+
+
+def test_closed_connections_count_no_more() -> None:
+    """However often they are closed, with a customer or without one, and if a request is still in progress."""
+    counts = CustomerConnections(2)
+    used, unused = counts.share(), counts.share()
+    used.occupy("a")
+    for each in (used, used, unused):
+        each.close()
+    used.occupy("a")
+
+    assert counts._held == {}
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         body_timeout_s=settings.body_timeout_ms / 1000,
         idle_timeout_s=settings.idle_timeout_ms / 1000,
         max_connections=settings.max_connections,
+        customer_connections=max(1, round(settings.max_connections * settings.customer_connection_share)),
         notice_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,

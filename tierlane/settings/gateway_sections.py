@@ -88,6 +88,13 @@ class GatewaySettings:
         minimum=1,
         maximum=1_000_000,
     )
+    customer_connection_share: float = setting(
+        0.5,
+        "Share of TIERLANE_MAX_CONNECTIONS for one customer, gRPC calls included; more get 429. Less: more room for others.",
+        "SHARE",
+        minimum=0.001,
+        maximum=1,
+    )
     total_request_ms: int = milliseconds(4000, "Milliseconds from acceptance to response, retries included.")
     notice_ms: int = milliseconds(
         2000,
