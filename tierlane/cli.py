@@ -98,6 +98,7 @@ TOOLS = (
     ("key", "tierlane.admin.commands:key_app", "List, issue, rotate or revoke API keys."),
     ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, month or other period."),
     ("model", "tierlane.admin.commands:model_app", "List, show or change models."),
+    ("price", "tierlane.admin.commands:price_app", "List or change prices of models, for usage and budgets."),
     ("config-changes", "tierlane.admin.commands:config_changes_app", "Show who changed which row from what to what."),
     ("gpu", "tierlane.operate.commands:gpu_app", "List, cordon or uncordon GPUs and their workers."),
     ("queue", "tierlane.operate.commands:queue_app", "List, pause or resume tier queues."),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 WIDE = 400  # Width of output to a file or a program, so that no cell is wrapped.
 _STYLES = {"suspended": "yellow", "revoked": "red", "expired": "red"}
 
@@ -24,7 +26,7 @@ class Column(NamedTuple):
 
 def print_json(value: object) -> None:
     """Print JSON, with times in ISO 8601."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    typer.echo(msgspec.json.format(_encode(value), indent=2).decode())
 
 
 def print_rows(
@@ -54,7 +56,7 @@ def readable(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | Decimal):
         return f"{int(value):,}" if float(value).is_integer() else _rounded(value)
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -63,8 +65,10 @@ def readable(value: object) -> str:
     return printable(str(value))
 
 
-def _rounded(value: float) -> str:
-    """One digit after the point from 100, two from 1, else three significant digits; JSON has all digits."""
+def _rounded(value: float | Decimal) -> str:
+    """One digit after the point from 100, two from 1, else three significant digits; JSON and decimals have all digits."""
+    if isinstance(value, Decimal):
+        return f"{value:,f}"
     if abs(value) < 1:
         return f"{value:.3g}"
     return f"{value:,.{1 if abs(value) >= 100 else 2}f}".rstrip("0").rstrip(".")
@@ -99,7 +103,7 @@ def _print_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> N
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
 def _cell(value: object) -> Text:

@@ -6,10 +6,11 @@ the tables, and asyncpg runs them. Functions that change rows raise ChangeReject
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from asyncpg import IntegrityConstraintViolationError
-from sqlalchemy import Table, delete, func, insert, select, update
+from sqlalchemy import Table, and_, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.expression import ClauseElement
 
@@ -32,6 +33,13 @@ async def fetch(connection: Connection, query: ClauseElement) -> list[Row]:
 async def fetch_one(connection: Connection, query: ClauseElement) -> Row | None:
     rows = await fetch(connection, query)
     return rows[0] if rows else None
+
+
+async def transaction_time(connection: Connection) -> datetime:
+    """The start of the transaction, by PostgreSQL's clock."""
+    row = await fetch_one(connection, select(func.now().label("now")))
+    moment: datetime = (row or {})["now"]
+    return moment
 
 
 HIDDEN = frozenset({"secret_hash"})
@@ -83,15 +91,13 @@ async def alter(connection: Connection, table: Table, old: Row, values: Row, nam
     different = {column: value for column, value in values.items() if old[column] != value}
     new = old
     if different:
-        key = _key(table)
-        new = await _write(connection, table, update(table).where(key == old[key.name]).values(**different), values)
+        new = await _write(connection, table, update(table).where(_is(table, old)).values(**different), values)
     return Change(THINGS[table.name], name or _name(table, old), old, new)
 
 
 async def remove(connection: Connection, table: Table, old: Row, name: str | None = None) -> Change:
     """Delete a row that `find` returned."""
-    key = _key(table)
-    await _write(connection, table, delete(table).where(key == old[key.name]), {})
+    await _write(connection, table, delete(table).where(_is(table, old)), {})
     return Change(THINGS[table.name], name or _name(table, old), old, None)
 
 
@@ -116,6 +122,10 @@ async def _write(connection: Connection, table: Table, statement: Any, values: R
     if row is None:
         raise ChangeRejected(f"The {THINGS[table.name]} was deleted meanwhile.")
     return row
+
+
+def _is(table: Table, row: Row) -> Any:
+    return and_(*(column == row[column.name] for column in table.primary_key.columns))
 
 
 def _key(table: Table) -> Any:

@@ -8,9 +8,9 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
-from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, remove
+from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove, transaction_time
 from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.admin.rows import find_customer
 from ledger.catalog.api_key import NewKey, mint
@@ -37,7 +37,7 @@ async def rotate_key(
     Without `lifetime` the new key gets the lifetime of the old one.
     """
     old = await find(connection, api_keys, key_id)
-    now = await _now(connection)
+    now = await transaction_time(connection)
     _check_valid(old, now)
     meant = old["expires_at"] and old["expires_at"] - old["created_at"]
     owner = await find(connection, customers, old["customer_id"])
@@ -50,7 +50,9 @@ async def rotate_key(
 async def revoke_key(connection: Connection, key_id: str) -> Change:
     """Revoke a key, if it is not revoked yet."""
     old = await find(connection, api_keys, key_id)
-    return await alter(connection, api_keys, old, {"revoked_at": old["revoked_at"] or await _now(connection)})
+    return await alter(
+        connection, api_keys, old, {"revoked_at": old["revoked_at"] or await transaction_time(connection)}
+    )
 
 
 async def _issue(
@@ -62,17 +64,10 @@ async def _issue(
         "customer_id": owner["id"],
         "name": name,
         "secret_hash": key.secret_hash,
-        "expires_at": lifetime and await _now(connection) + lifetime,
+        "expires_at": lifetime and await transaction_time(connection) + lifetime,
         **limit,
     }
     return key, await add(connection, api_keys, values)
-
-
-async def _now(connection: Connection) -> datetime:
-    """The start of the transaction, by PostgreSQL's clock."""
-    row = await fetch_one(connection, select(func.now().label("now")))
-    moment: datetime = (row or {})["now"]
-    return moment
 
 
 def _check_valid(key: Row, now: datetime) -> None:

@@ -8,6 +8,7 @@ The rules are the constraints of ledger/schema/catalog.py. A test fails for a ru
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from asyncpg import (
@@ -133,12 +134,17 @@ def _shown(value: object) -> str:
         return "none"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return f"{value:,}" if isinstance(value, int | float) else repr(value)
+    return f"{value:,}" if isinstance(value, int | float | Decimal) else repr(value)
 
 
 def _comment(table: Table, column: str) -> str:
-    text = (table.c[column].comment or "").rstrip(".") if column in table.c else ""
-    return text[:1].lower() + text[1:]
+    return in_sentence(table.c[column].comment or "") if column in table.c else ""
+
+
+def in_sentence(comment: str) -> str:
+    """The comment of a column as a part of a sentence; a first word such as USD keeps its form."""
+    text = comment.rstrip(".")
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _taken(error: IntegrityConstraintViolationError) -> ChangeRejected:

@@ -1,19 +1,32 @@
-"""Rows of the catalog for administrators: lists, tiers and cordoned workers. All functions raise what asyncpg raises.
+"""Rows of the catalog for administrators: lists, tiers, prices and cordoned workers. All functions raise what asyncpg raises.
 
 Functions that need or change one row raise ChangeRejected if it does not exist or the change is not possible.
 """
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Interval, Select, String, Text, and_, case, cast, func, or_, select
 
-from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, missing, remove, seen
-from ledger.admin.errors import ChangeRejected
+from ledger.admin.changes import (
+    Change,
+    Row,
+    add,
+    alter,
+    fetch,
+    fetch_one,
+    find,
+    missing,
+    remove,
+    seen,
+    transaction_time,
+)
+from ledger.admin.errors import THINGS, ChangeRejected
 from ledger.postgres import Connection
-from ledger.schema.catalog import api_keys, config_changes, cordons, customers, models, quotas, tiers
+from ledger.schema.catalog import api_keys, config_changes, cordons, customers, models, prices, quotas, tiers
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(
@@ -129,6 +142,54 @@ async def check_tier(connection: Connection, name: str) -> None:
     names = [row["name"] for row in await fetch(connection, select(tiers.c.name).order_by(tiers.c.priority))]
     if name not in names:
         raise ChangeRejected(f"There is no tier named {name}; there are {', '.join(names)}.")
+
+
+async def list_prices(connection: Connection, model: str | None = None) -> list[Row]:
+    """The prices of all models or of one, the latest first, each with its state: past, now or later."""
+    same = prices.alias()
+    now = select(func.max(same.c.valid_from)).where(same.c.model == prices.c.model, same.c.valid_from <= func.now())
+    later = prices.c.valid_from > func.now()
+    state = case((later, "later"), (prices.c.valid_from == now.scalar_subquery(), "now"), else_="past").label("state")
+    wanted = [] if model is None else [prices.c.model == model]
+    query = select(*seen(prices), state).where(*wanted).order_by(prices.c.model, prices.c.valid_from.desc())
+    return await fetch(connection, query)
+
+
+async def set_price(connection: Connection, model: str, values: dict[str, float], since: datetime | None) -> Change:
+    """Set prices of a model from a time on, in whole seconds: now, or `since`. Other prices stay as they are then."""
+    if not await list_models(connection, model) and not await list_prices(connection, model):
+        raise missing(models, model)
+    start = (since or await transaction_time(connection)).replace(microsecond=0)
+    until = prices.c.model == model, prices.c.valid_from <= start
+    query = select(prices).where(*until).order_by(prices.c.valid_from.desc()).limit(1).with_for_update()
+    old = await fetch_one(connection, query)
+    new = {column: Decimal(str(value)) for column, value in values.items()}
+    if old is not None and all(old[column] == value for column, value in new.items()):
+        return Change(THINGS[prices.name], _price(old), old, old)
+    if old is not None and old["valid_from"] == start:
+        return await alter(connection, prices, old, new, _price(old))
+    row = (old or {}) | new | {"model": model, "valid_from": start}
+    return await add(connection, prices, row, _price(row))
+
+
+async def remove_price(connection: Connection, model: str, since: datetime) -> list[Change]:
+    """Remove the price of a model from a time on; the one before it applies instead."""
+    have = await list_prices(connection, model)
+    gone = [row for row in have if row["valid_from"].replace(microsecond=0) == since]
+    if not gone:
+        others = ", ".join(_moment(row["valid_from"]) for row in have) or "none"
+        raise ChangeRejected(f"There is no price of {model} from {_moment(since)} on; it has {others}.")
+    for row in gone:
+        del row["state"]
+    return [await remove(connection, prices, row, _price(row)) for row in gone]
+
+
+def _price(row: Row) -> str:
+    return f"of {row['model']} from {_moment(row['valid_from'])} on"
+
+
+def _moment(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 async def list_config_changes(

@@ -21,7 +21,7 @@ from scheduler.errors import RequestError
 __all__ = ["database_url", "db", "postgres_server"]
 
 Connection = Any
-CATALOG = ("tiers", "customers", "api_keys", "quotas", "models", "config_changes", "catalog_version")
+CATALOG = ("tiers", "customers", "api_keys", "quotas", "models", "prices", "config_changes", "catalog_version")
 LAST_ACTOR = "SELECT changed_by FROM config_changes ORDER BY id DESC LIMIT 1"
 GOLD = (
     *("--priority", "4", "--guaranteed-share", "0.1", "--requests-per-second", "50", "--burst", "60"),
@@ -72,6 +72,9 @@ def columns_of(document: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ["quota", "set", "acme", "2/day"],
         ["quota", "set", "--tier", "free", "2/day"],
         ["quota", "remove", "acme", "1/day"],
+        ["price", "set", "tiny", "--usd-per-gpu-s", "2"],
+        ["price", "set", "tiny", "--usd-per-gpu-s", "2", "--from", "2026-01-01"],
+        ["price", "remove", "tiny", "2026-01-01"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -82,6 +85,7 @@ async def test_a_dry_run_shows_the_change_and_does_not_make_it(
     await admin.done("model", "create", "tiny")
     await admin.done("quota", "set", "acme", "1/day")
     await admin.done("quota", "set", "--tier", "free", "5/hour")  # It is deleted with its tier.
+    await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "1", "--from", "2026-01-01")
     key = (await admin.json("key", "create", "acme", "ci"))["key"]
     words = [word.replace("<key>", key[3:15]) for word in arguments]
     before = await tables(db)
@@ -352,6 +356,58 @@ async def test_quotas_are_listed_and_removed(admin: Admin, db: Connection) -> No
     assert await quotas() == ["3/day"]
 
 
+async def test_a_price_begins_at_a_time(admin: Admin, db: Connection) -> None:
+    """Now unless a time is given; what is not given stays. Earlier prices stay in force for earlier requests."""
+    await admin.done("model", "create", "tiny")
+    await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "0.002", "--from", "2026-01-01")
+    past = await admin.done(
+        "price", "set", "tiny", "--usd-per-1000-tokens", "0.1", "--from", "2026-01-02 13:00:00+01:00"
+    )
+    await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "1,000", "--from", "2100-01-01T12:30")
+    now = await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "0.000000000001")
+
+    async def prices() -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in await admin.json("price", "list", "tiny")]
+
+    later, current, *past_ones = await prices()
+    assert current[2:] == (1e-12, 0.1, "now")
+    assert [later, *past_ones] == [
+        ("tiny", "2100-01-01T12:30:00Z", 1000, 0.1, "later"),
+        ("tiny", "2026-01-02T12:00:00Z", 0.002, 0.1, "past"),
+        ("tiny", "2026-01-01T00:00:00Z", 0.002, 0, "past"),
+    ]
+    assert "The cost of earlier requests changes in exports" in past
+    assert "exports" not in now
+    assert "0.000000000001" in await admin.done("price", "list")
+    assert "price of tiny from 2026-01-02 12:00:00 UTC on" in past
+
+
+async def test_a_price_is_changed_and_removed(admin: Admin, db: Connection) -> None:
+    """One that begins at the same second is replaced; the same price again changes nothing. Both are recorded."""
+    await admin.done("model", "create", "tiny")
+    assert await admin.done("price", "list") == "No prices.\n"
+    for price in ("1", "2", "2"):
+        changed = await admin.done("price", "set", "tiny", "--usd-per-gpu-s", price, "--from", "2026-01-01")
+    unchanged = await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "2")
+    await admin.done("model", "delete", "tiny")
+    await admin.done("price", "set", "tiny", "--usd-per-gpu-s", "3", "--from", "2026-01-02")  # Of earlier requests.
+
+    assert "nothing to change" in changed
+    assert "nothing to change" in unchanged
+    line = await admin.fault(1, "price", "remove", "tiny", "2026-01-03")
+    assert line == (
+        "There is no price of tiny from 2026-01-03 00:00:00 UTC on; it has 2026-01-02 00:00:00 UTC, 2026-01-01 00:00:00 UTC."
+    )
+    await admin.done("price", "remove", "tiny", "2026-01-01 00:00:00 UTC")
+    await admin.done("price", "remove", "tiny", "2026-01-02")
+    assert await db.fetchval("SELECT count(*) FROM prices") == 0
+    await admin.done("model", "create", "tiny")
+    for price in ("2000000", "inf", "nan"):
+        line = await admin.fault(2, "price", "set", "tiny", "--usd-per-gpu-s", price)
+        assert line.startswith("usd_per_gpu_s must be 0 to 1,000,000, not ")
+    assert len(await admin.json("config-changes", "--table", "prices")) == 5
+
+
 @pytest.mark.parametrize("hosts", ["a.example, *.b.example:8443 ,[2001:db8::1]:80", "", "none", "Hooks.Example:65535"])
 async def test_callback_hosts_are_set(admin: Admin, db: Connection, acme: str, hosts: str) -> None:
     """Gateways can read each list that the table accepts; `none` selects the list of the deployment, "" allows none."""
@@ -469,6 +525,19 @@ async def test_a_revoked_key_cannot_be_used_or_rotated(admin: Admin, db: Connect
         (2, ["key", "create", "acme", ""], "name must have 1 to 200 characters, no control characters, not '' ("),
         (2, ["key", "create", "acme", "ci", "--burst", "5"], "--burst: requires --requests-per-second"),
         (2, ["key", "rotate", "abcdefghijkl", "--grace", "0h"], "--grace: must be a number and s, m, h, d or w"),
+        (1, ["price", "set", "none", "--usd-per-gpu-s", "1"], "There is no model named none."),
+        (2, ["price", "set", "none"], "Specify at least one column: --usd-per-gpu-s or --usd-per-1000-tokens."),
+        (2, ["price", "set", "none", "--usd-per-gpu-s", "free"], "--usd-per-gpu-s: must be a number, got 'free' (USD"),
+        (
+            2,
+            ["price", "set", "none", "--usd-per-gpu-s", "1", "--from", "soon"],
+            "--from: must be a time, such as 2026-11-01",
+        ),
+        (
+            1,
+            ["price", "remove", "tiny", "2026-11-01"],
+            "There is no price of tiny from 2026-11-01 00:00:00 UTC on; it has none.",
+        ),
         (1, ["key", "show", "tl_abcdefghijkl_secret"], "There is no key abcdefghijkl."),
     ],
 )

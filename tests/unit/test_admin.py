@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, SmallInteger, Text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, Numeric, SmallInteger, Text
 
 from ledger.admin.errors import BadValue, check_integers, rule_in_words
 from ledger.schema import metadata
@@ -16,6 +16,7 @@ from tierlane.output import Column, aligned, print_rows, printable, readable
 
 KINDS = {
     Double: "decimal",
+    Numeric: "decimal",
     Integer: "whole",
     SmallInteger: "whole",
     BigInteger: "whole",
@@ -27,12 +28,13 @@ NOT_SET = {
     "customers": {"id", "name", "status", "created_at"},
     "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
     "models": {"name"},
+    "prices": {"model", "valid_from"},
 }
 """Columns that are named by an argument, or changed by a verb of their own."""
 
 RULES = [
     (table, str(rule.name))
-    for table in ("tiers", "customers", "api_keys", "quotas", "models", "cordons")
+    for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons")
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
 ]

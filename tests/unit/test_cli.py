@@ -19,6 +19,7 @@ TOOLS = {
     "key": ["list", "show", "create", "rotate", "revoke"],
     "quota": ["list", "set", "remove"],
     "model": ["list", "show", "set", "create", "delete"],
+    "price": ["list", "set", "remove"],
     "config-changes": [],
     "gpu": ["list", "cordon", "uncordon"],
     "queue": ["list", "pause", "resume"],
@@ -37,7 +38,7 @@ VERBS = [
     *([tool] for tool, verbs in TOOLS.items() if not verbs),
     ["check", "model"],
 ]
-ADMIN = ("tier", "customer", "key", "quota", "model", "gpu", "queue", "config-changes")
+ADMIN = ("tier", "customer", "key", "quota", "model", "price", "gpu", "queue", "config-changes")
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 PROGRAM = """
 import sys

@@ -1,4 +1,4 @@
-"""`tierlane customer`, `key`, `quota`, `tier`, `model` and `config-changes`: their verbs and options."""
+"""`tierlane customer`, `key`, `quota`, `tier`, `model`, `price` and `config-changes`: their verbs and options."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -9,6 +9,7 @@ from tierlane.admin.options import (
     CUSTOMER,
     KEY,
     MODEL,
+    PRICE,
     TIER,
     CustomerName,
     Field,
@@ -263,6 +264,48 @@ _add_verbs(
     ),
     ("model", "tiny", "--max-batch-size 16 --gpu-timeout-ms 5000", "big --pool default --max-batch-size 8"),
 )
+
+PricedModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="The model, by name.")]
+
+price_app = verb_group("Prices of models in USD: list, set, remove.", "price set tiny --usd-per-gpu-s 0.002")
+
+
+@reads(price_app, "list", "price list tiny")
+def price_list(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Only of this model.", show_default=False)
+    ] = None,
+) -> Work:
+    """Show prices and when they begin, the latest first; a model without one is free."""
+    return tiers_and_models.show_prices(model)
+
+
+@writes(
+    price_app,
+    "set",
+    "price set tiny --usd-per-gpu-s 0.002\nprice set tiny --usd-per-1000-tokens 0.4 --from 2027-01-01",
+    PRICE,
+)
+def price_set(
+    model: PricedModel,
+    given: Given,
+    since: Annotated[
+        str | None,
+        no_variable("--from", "First time that it applies to, such as 2027-01-01, in UTC.", "now", metavar="TIME"),
+    ] = None,
+) -> Work:
+    """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
+    return tiers_and_models.set_price(model, runner.changes_of(PRICE, given), since)
+
+
+@writes(price_app, "remove", "price remove tiny 2026-11-01T12:30:00")
+def price_remove(
+    model: PricedModel,
+    since: Annotated[str, typer.Argument(metavar="FROM", help="When it begins, as `price list` shows it.")],
+) -> Work:
+    """Remove a price; the one before it applies instead."""
+    return tiers_and_models.remove_price(model, since)
+
 
 config_changes_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE

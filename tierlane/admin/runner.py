@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import typer
 
 from ledger.admin.changes import Change, Row, changing
-from ledger.admin.errors import BadValue, ChangeRejected
+from ledger.admin.errors import BadValue, ChangeRejected, in_sentence
 from ledger.catalog.api_key import NewKey
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS
@@ -211,7 +211,7 @@ def _value(field: Field, text: str) -> Any:
         return parse(text)
     except (ValueError, KeyError):
         must_be += " or none" if field.none else ""
-        meaning = field.says[:1].lower() + field.says[1:].rstrip(".")
+        meaning = in_sentence(field.says)
         raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
 
 

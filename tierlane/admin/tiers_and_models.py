@@ -1,14 +1,18 @@
-"""The verbs on tiers and models: list, show, set, create, delete. The work of a verb raises ChangeRejected and BadValue."""
+"""The verbs on tiers, models and prices. The work of a verb raises ChangeRejected and BadValue."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ledger.admin.changes import Change, Row, add, alter, find, missing, remove
-from ledger.admin.rows import delete_tier, list_models, list_tiers
+from ledger.admin.rows import delete_tier, list_models, list_prices, list_tiers
+from ledger.admin.rows import remove_price as delete_price
+from ledger.admin.rows import set_price as upsert_price
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
 from tierlane.admin.options import VerbCall, Work, without_sql
 from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
+from tierlane.connect import UsageError
 from tierlane.output import Column, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
@@ -118,3 +122,54 @@ MODELS = NamedRows(
         Column("capabilities", "CAPABILITIES"),
     ),
 )
+
+PRICE_COLUMNS = (
+    Column("model", "MODEL"),
+    Column("valid_from", "FROM"),
+    Column("usd_per_gpu_s", "USD/GPU-S"),
+    Column("usd_per_1000_tokens", "USD/1000 TOKENS"),
+    Column("state", "IN FORCE"),
+)
+
+
+def show_prices(model: str | None) -> Work:
+    """Print the prices of all models or of one, the latest first."""
+
+    async def read(connection: Connection) -> tuple[list[Row], int]:
+        return await list_prices(connection, model), 0
+
+    return show_rows(read, PRICE_COLUMNS, "prices")
+
+
+def set_price(model: str, values: Row, since: str | None) -> Work:
+    """Set prices of a model, from now or from a time on. Raises UsageError."""
+    start = None if since is None else time_of("--from", since)
+
+    async def change(connection: Connection) -> ChangeResult:
+        made = await upsert_price(connection, model, values, start)
+        is_past = start is not None and start < datetime.now(UTC) and made.old != made.new
+        notes = ["The cost of earlier requests changes in exports; quotas keep what was charged."]
+        return ChangeResult([made], notes=notes if is_past else [])
+
+    return lambda call: apply(call, change)
+
+
+def remove_price(model: str, since: str) -> Work:
+    """Remove the price of a model that applies from a time on. Raises UsageError."""
+    start = time_of("FROM", since)
+
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult(await delete_price(connection, model, start))
+
+    return lambda call: apply(call, change)
+
+
+def time_of(name: str, text: str) -> datetime:
+    """A time in ISO 8601 or as lists show it; UTC unless it has an offset. Raises UsageError."""
+    try:
+        time = datetime.fromisoformat(text.removesuffix(" UTC")).replace(microsecond=0)
+    except ValueError:
+        raise UsageError(
+            f"{name}: must be a time, such as 2026-11-01 or '2026-11-01 12:30:00' in UTC, got {text!r}"
+        ) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
