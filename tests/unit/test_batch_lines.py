@@ -77,6 +77,7 @@ def test_which_errors_end_a_line(code: ErrorCode) -> None:
     error = RequestError(code)
     passing = code.value in {
         "rate_limit_exceeded", "quota_exceeded", "backpressure", "catalog_unavailable", "reduced_capacity", "shed_for_priority",
+        "too_many_connections",
         "queue_full", "no_capacity", "draining", "queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow",
         "invalid_output", "worker_lost", "gateway_lost", "abandoned", "internal_error",
     }  # fmt: skip
