@@ -217,6 +217,7 @@ class Dispatcher:
             arrivals_per_s=self._arrivals.per_second(now_s),
             service=self._service(),
             since_ms=(now_s - self._due_s) * 1000,
+            quiet=queues.quiet,
         )
         return plan(snapshot, policy, self._credit)
 

@@ -13,7 +13,7 @@ never ahead: so background work gives way within one batch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler.batching.timing import UNKNOWN, Service, distance_ms, since_due_ms, target_size, window_ms
@@ -72,7 +72,8 @@ class TierQueue:
 class PoolSnapshot:
     """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
-    `since_ms`: time since the last batch was due to leave. `background`: the background queue of each tier.
+    `since_ms`: time since the last batch was due to leave. `background`: the background queue of each tier. `quiet`: tiers in
+    which a batch of quiet customers may leave.
     """
 
     tiers: Mapping[str, TierQueue]
@@ -83,6 +84,7 @@ class PoolSnapshot:
     service: Service = UNKNOWN
     since_ms: float = math.inf
     background: Mapping[str, TierQueue] = field(default_factory=dict)
+    quiet: Collection[str] = ()
 
     @property
     def waiting(self) -> int:
@@ -159,7 +161,8 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
         owed[_BACKGROUND] = credit.get(_BACKGROUND, 0.0)
         picks, owed = _with_background(picks, owed, snapshot, policy)
     # An idle worker may be about to claim the ready batch: allow one more for it.
-    return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
+    most_ready = limit + bool(snapshot.idle) + _has_quiet(snapshot, policy)
+    return Decision(picks, None, NEVER, most_ready, owed, since_due_ms(snapshot.since_ms, distance))
 
 
 def _background_only(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decision) -> Decision:
@@ -249,6 +252,7 @@ def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
         leased_batches=leased,
         since_ms=decision.since_ms,
         background=background,
+        quiet=(),
     )
 
 
@@ -258,16 +262,25 @@ def _waits(
     """None if a batch leaves now; else the delay in ms and the wake condition."""
     if snapshot.waiting and not snapshot.workers:
         return None, NEVER
-    if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle:
-        return None, WakeCondition(0, limit // 2)
+    quiet = _has_quiet(snapshot, policy)
+    if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle + quiet:
+        return None, WakeCondition(0, limit if quiet else limit // 2)
     saturated = snapshot.waiting >= policy.max_batch_size * (snapshot.idle + 1)
-    if saturated and snapshot.since_ms < distance:
+    if saturated and not quiet and snapshot.since_ms < distance:
         return distance - snapshot.since_ms, WakeCondition(0, limit // 2)
-    if snapshot.waiting >= policy.max_batch_size:
+    if quiet or snapshot.waiting >= policy.max_batch_size:
         return None
     if snapshot.waiting and not snapshot.idle:
         return None, WakeCondition(policy.max_batch_size, 0)
     return _gathers(snapshot, policy)
+
+
+def _has_quiet(snapshot: PoolSnapshot, policy: BatchPolicy) -> bool:
+    """Whether the highest tier that waits has requests of quiet customers. Their batch leaves before those that are ready, so one
+    more is formed for them.
+    """
+    waiting = (tier.name for tier in policy.order if tier.name in snapshot.tiers and snapshot.tiers[tier.name].depth)
+    return next(waiting, None) in snapshot.quiet
 
 
 def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None, WakeCondition] | None:

@@ -38,6 +38,6 @@ if enqueue() then
   evict_replays()
   local waiting = 0
   for _, count in pairs(depth) do waiting = waiting + count end
-  if ARGV[18] ~= '' then wake() else wake_for_depth(waiting) end
+  if ARGV[18] ~= '' or backlogs.urgent then wake() else wake_for_depth(waiting) end
 end
 return '\146' .. pack_groups() .. pack_array(verdicts)

@@ -41,6 +41,13 @@ local function overtakes(tier)
   return call('LLEN', P .. 'batch_queue') <= READY_MAX
 end
 
+-- empty_part(picks) -> the part of the places that no request of a batch of quiet customers has; all are of one tier.
+local function empty_part(picks)
+  for _, pick in ipairs(picks) do
+    if pick[1] == tiers_used[1] then return math.max(0, 1 - size / pick[2]) end
+  end
+end
+
 local picks, fewest, tiers = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11]), cmsgpack.unpack(ARGV[6])
 backlogs.counts(tiers)
 if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
@@ -50,6 +57,7 @@ end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
   if has_estimates then call('HSET', P .. 'batch:' .. id, 'costs', cmsgpack.pack(estimates)) end
+  if apart.used then call('HSET', P .. 'batch:' .. id, 'empty', empty_part(picks)) end
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.

@@ -30,13 +30,17 @@ def with_background(tiers: Sequence[str]) -> list[str]:
 
 
 class Queues(msgspec.Struct, array_like=True, frozen=True):
-    """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted."""
+    """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted.
+
+    `quiet`: tiers in which a batch of quiet customers may leave now.
+    """
 
     now_ms: int
     tiers: list[TierDepth]
     ready_batches: int
     leased_batches: int
     healthy_gpus: int
+    quiet: list[str] = []
 
     @property
     def interactive(self) -> dict[str, TierDepth]:

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from customer_limits import in_force
 from pool import TIERS, Pool, done
+from scheduler.batching.policy import WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission, TierLimit
 from scheduler.redis_client.keys import Keys
@@ -95,30 +96,57 @@ async def test_a_quiet_customer_leaves_before_a_backlog(pool: Pool) -> None:
     assert (await pool.inflight())[f"inflight:free:{batch}"][0] == quiet
 
 
-@pytest.mark.parametrize(("quiet_cost", "alone"), [(1.0, True), (9.0, False)])
-async def test_cheap_requests_of_a_quiet_customer_do_not_wait_for_expensive_ones(
-    pool: Pool, quiet_cost: float, *, alone: bool
+@pytest.mark.parametrize(("credit_ms", "alone"), [(5.0, True), (0.0, False), (-5.0, False)])
+async def test_requests_of_quiet_customers_form_a_batch_of_their_own(
+    pool: Pool, credit_ms: float, *, alone: bool
 ) -> None:
-    """They form a batch of their own, before the ready one; for at most one of 16 batches."""
-    await pool.gateway_lives("g1")
-    cost = {"flood": 10.0, "quiet": quiet_cost}
-    owner = dict.fromkeys(await wait_in_line(pool, "flood", 400), "flood")
-    owner |= dict.fromkeys(await wait_in_line(pool, "quiet", 8), "quiet")
-    for _ in range(10):  # The costs of both are known.
-        await run_batch(pool, 8, owner, cost)
-    await pool.client.hset("fair:free", "apart", 1)
+    """It leaves before the ready one, and admission wakes the dispatcher for it; as long as there is GPU time for empty places."""
+    await wait_in_line(pool, "flood", 100)
+    await pool.client.hset("fair:free", "apart", credit_ms)
     ready = await pool.form([("free", 8)])
+    await pool.batches.look(TIERS, "dispatcher", WakeCondition(0, 0), 60_000)
     quiet = await wait_in_line(pool, "quiet", 1)
+    assert await pool.client.llen("wake") == alone
+    assert (await pool.batches.look(TIERS)).quiet == (["free"] if alone else [])
 
     batch = await pool.form([("free", 8)])
 
     members = (await pool.inflight())[f"inflight:free:{batch}"]
-    assert (members == quiet, quiet[0] in members) == (alone, True)
+    assert members == quiet if alone else len(members) == 8
+    assert quiet[0] in members
     assert [await pool.pop(), await pool.pop()] == ([batch, ready] if alone else [ready, batch])
-    again = await wait_in_line(pool, "quiet", 1)
-    batch = await pool.form([("free", 8)])
-    assert len((await pool.inflight())[f"inflight:free:{batch}"]) == 8
-    assert again[0] in (await pool.inflight())[f"inflight:free:{batch}"]
+    assert (await pool.batches.look(TIERS)).quiet == []
+    await pool.form([("free", 8)])
+    assert len((await pool.inflight())["inflight:free:b3"]) == 8
+
+
+async def test_customers_with_a_backlog_form_no_batch_of_their_own(pool: Pool) -> None:
+    """Neither while they always have one, nor when they send more."""
+    await wait_in_line(pool, "a", 50)
+    await wait_in_line(pool, "b", 50)
+    for _ in range(8):
+        batch = await pool.form([("free", 8)])
+        assert len((await pool.inflight())[f"inflight:free:{batch}"]) == 8
+        await wait_in_line(pool, "a", 1)
+        await wait_in_line(pool, "b", 1)
+        assert (await pool.batches.look(TIERS)).quiet == []
+
+
+async def test_empty_places_of_quiet_batches_take_a_fiftieth_of_the_gpu_time(pool: Pool) -> None:
+    """Each ms of GPU time allows 0.02 ms; a batch of quiet customers takes its time in proportion to its empty places."""
+    await pool.gateway_lives("g1")
+    owner = dict.fromkeys(await wait_in_line(pool, "flood", 100), "flood")
+    cost = {"flood": 10.0, "quiet": 8.0}
+    await pool.client.hset("fair:free", "apart", 1.0)
+    await run_batch(pool, 8, owner, cost)
+    before = float(await pool.client.hget("fair:free", "apart"))
+    await run_batch(pool, 8, owner, cost)
+    assert float(await pool.client.hget("fair:free", "apart")) == pytest.approx(before + 0.02 * 80)
+
+    before += 0.02 * 80
+    owner |= dict.fromkeys(await wait_in_line(pool, "quiet", 2), "quiet")
+    assert await run_batch(pool, 8, owner, cost) == {"quiet": 16.0}
+    assert float(await pool.client.hget("fair:free", "apart")) == pytest.approx(before + (0.02 - 6 / 8) * 16)
 
 
 async def test_a_batch_may_be_larger_than_a_call_of_lua_can_move(pool: Pool) -> None:
@@ -135,9 +163,9 @@ async def test_a_batch_may_be_larger_than_a_call_of_lua_can_move(pool: Pool) -> 
 @pytest.mark.parametrize("count", [1, 3, 8])
 async def test_the_number_of_waiting_requests_is_exact(pool: Pool, count: int) -> None:
     """Regression: with many customers of few requests, forming batches lost the number, and requests waited for its repair."""
-    await pool.gateway_lives("g1")
     waiting = 0
     for turn in range(40):
+        await pool.gateway_lives("g1")
         for number in range(turn % 7 * 6):
             await wait_in_line(pool, f"c{number}", 1 + number % 2)
         await pool.form([("free", count * (1 + turn % 3))])
@@ -145,6 +173,7 @@ async def test_the_number_of_waiting_requests_is_exact(pool: Pool, count: int) -
         waiting = sum([await pool.client.llen(key) for key in keys])
         assert int(await pool.client.get("waiting:free") or 0) == waiting
     while await pool.depth("free"):
+        await pool.gateway_lives("g1")
         assert (await pool.batches.form(f"last-{waiting}", [("free", count)], 1000, TIERS)).size
         waiting -= 1
     assert [key async for key in pool.client.scan_iter("backlog*")] == []

@@ -268,6 +268,32 @@ PACED = BatchPolicy(
 
 
 @pytest.mark.parametrize(
+    ("quiet", "enterprise", "ready", "limit", "condition"),
+    [
+        ("", 0, 1, None, WakeCondition(0, 0)),  # enough batches are ready
+        ("free", 0, 1, 2, None),  # one more is formed, which leaves first
+        ("free", 0, 2, None, WakeCondition(0, 1)),  # only one
+        ("free", 5, 1, None, WakeCondition(0, 0)),  # a higher tier waits
+        ("paid", 0, 1, None, WakeCondition(0, 0)),  # of a tier that does not wait
+    ],
+)
+def test_a_batch_of_quiet_customers_does_not_wait_for_the_ready_one(
+    quiet: str, enterprise: int, ready: int, limit: int | None, condition: WakeCondition | None
+) -> None:
+    """All four workers are busy."""
+    snapshot = PoolSnapshot(
+        waiting(enterprise=enterprise, free=99), ready, 4 + ready, 4, 900.0, MEASURED, quiet=[quiet]
+    )
+
+    decision = decide(snapshot, policy(), {})
+
+    if condition:
+        assert (decision.picks, decision.condition) == ((), condition)
+    else:
+        assert (dict(decision.picks), decision.ready_limit) == ({"free": 32}, limit)
+
+
+@pytest.mark.parametrize(
     ("waits", "leased", "since_ms", "changes", "wait_ms"),
     [
         (500, 12, 1.5, {}, 2.67),  # saturated: the batch is not due yet

@@ -11,7 +11,7 @@ function backlogs.append(tier, name, ids)
 end
 
 -- backlogs.push(tier, ids_of) -> how many: adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight,
--- keys = {key = {ids, weight = weight}} of keys with a weight}}.
+-- keys = {key = {ids, weight = weight}} of keys with a weight}}. `backlogs.urgent`: a batch of quiet customers may leave now.
 function backlogs.push(tier, ids_of)
   local count, check = 0, now_us % backlogs.CHECKS == 0 or backlogs.waiting[tier] == 0
   for customer, ids in pairs(ids_of) do
@@ -20,7 +20,12 @@ function backlogs.push(tier, ids_of)
     count = count + #ids + (ids.keys and backlogs.push(name, ids.keys) or 0)
     if ids.keys then call('HSET', P .. 'flow:' .. name, 'keyed', 1) end -- before `list`, which sets the lifetime
     if check or not had_backlog or ids.keys or backlogs.flows[P .. 'flow:' .. name] then
-      backlogs.list(tier, backlogs.flow(tier, customer), ids.weight)
+      local flow, fair = backlogs.flow(tier, customer), backlogs.tier(tier)
+      backlogs.list(tier, flow, ids.weight)
+      if not had_backlog and flow.tag <= fair.v and (backlogs.waiting[tier] or 0) > 0 then
+        if not fair.quiet then call('HSET', P .. 'fair:' .. tier, 'quiet', 1) end
+        fair.quiet, backlogs.urgent = true, backlogs.urgent or fair.apart > 0
+      end
     end
   end
   if count > 0 then call('INCRBY', P .. 'waiting:' .. tier, count) end

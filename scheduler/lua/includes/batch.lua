@@ -1,10 +1,11 @@
 -- batch: the lists and the lease of one batch (needs prelude, row and finalize).
--- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs}, or nil if the batch does not exist. `losses` is how
--- often its members were lost, `formed` when they left their tier queues; both are the same for all members. A batch that
--- cannot be read is deleted; its gateways end its members at their deadlines.
+-- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs, empty}, or nil if the batch does not exist. `losses` is
+-- how often its members were lost, `formed` when they left their tier queues; both are the same for all members. `empty`: the
+-- empty part of a batch of quiet customers. A batch that cannot be read is deleted; its gateways end its members at their
+-- deadlines.
 local function load_batch(id)
   local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at',
-    'costs')
+    'costs', 'empty')
   if row.err and is_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
@@ -13,7 +14,7 @@ local function load_batch(id)
   end
   if not row[1] then return nil end
   local batch = {id = id, state = row[1], size = tonumber(row[2]), worker = row[3] or '', token = row[4] or '', tiers = {},
-    losses = tonumber(row[6] or 0), formed = tonumber(row[7]), costs = row[8]}
+    losses = tonumber(row[6] or 0), formed = tonumber(row[7]), costs = row[8], empty = tonumber(row[9])}
   for tier in string.gmatch(row[5], '%S+') do batch.tiers[#batch.tiers + 1] = tier end
   return batch
 end

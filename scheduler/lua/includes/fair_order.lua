@@ -21,23 +21,17 @@ local function lowest_tags(tier, count)
   return entries
 end
 
--- A batch takes as long as its members together. So requests of quiet customers that cost much less than those of the customers
--- with a backlog form a batch of their own, before the ready ones, if it is at most one of APART_EVERY batches.
-local APART_EVERY, MUCH = 16, 4
+-- A batch takes as long as its members together, and leaves after those that are ready. So the requests of quiet customers form
+-- a batch of their own, before the ready ones, as long as the empty places of such batches take a small part of the GPU time.
 local apart = {allowed = true, used = false}
 
 -- highest_tag(tier, entries) -> the highest tag of the customers that may join this batch.
 local function highest_tag(tier, entries)
-  local fair, count, most = backlogs.tier(tier), 0, 0
-  while entries[count + 1] and entries[count + 1].tag <= fair.v do
-    count, most = count + 1, math.max(most, entries[count + 1].cost)
-  end
-  local other = entries[count + 1]
-  if not apart.allowed or not other or count == 0 or most * MUCH > other.cost or fair.apart < 1 then
-    fair.apart = math.min(1, fair.apart + 1 / APART_EVERY)
-    return math.huge
-  end
-  fair.apart, apart.used = fair.apart - 1, true
+  local fair, count = backlogs.tier(tier), 0
+  if not apart.allowed or not fair.quiet or fair.apart <= 0 then return math.huge end
+  while entries[count + 1] and entries[count + 1].tag <= fair.v do count = count + 1 end
+  if count == 0 or not entries[count + 1] then return math.huge end
+  apart.used = true
   return fair.v
 end
 
@@ -101,7 +95,7 @@ function serve(tier, count, highest, moved)
     if not highest then apart.used = false end
     local ids = visit(tier, entries, count, highest or highest_tag(tier, entries), moved)
     if #ids > 0 then
-      call('HSET', P .. 'fair:' .. tier, 'v', backlogs.tier(tier).v, 'apart', backlogs.tier(tier).apart)
+      call('HSET', P .. 'fair:' .. tier, 'v', backlogs.tier(tier).v, 'quiet', 0)
       call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
       return ids
     end

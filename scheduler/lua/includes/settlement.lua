@@ -3,6 +3,7 @@
 -- customer in its field `costs`. Work that was cancelled, or that failed for another reason than its input, costs nothing.
 local settlements, CHARGED_FAILURES, COST = {}, {poison_request = true, invalid_request = true}, 5
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
+local APART_SHARE, APART_MOST = 0.02, 16 -- of the GPU time, for the empty places of batches of quiet customers; in mean requests
 local SAME = 0.01 -- a smaller relative change of a mean is not stored
 
 -- settle_part(account, cost): a follower pays a part of a run. Its customer is charged if it has a backlog.
@@ -26,9 +27,10 @@ local function settle(batch, account, state, cost)
   if not sum then return end
   if not sum.count then
     settlements[#settlements + 1] = sum
-    sum.tier, sum.customer, sum.change, sum.measured, sum.count = account.tier, account.customer, 0, 0, 0
+    sum.tier, sum.customer, sum.change, sum.measured, sum.count, sum.apart = account.tier, account.customer, 0, 0, 0, 0
   end
   sum.change = sum.change + (cost or 0) - sum[1]
+  sum.apart = sum.apart + (cost or 0) * (APART_SHARE - (batch.empty or 0))
   if cost and state == 'completed' then sum.measured, sum.count = sum.measured + cost, sum.count + 1 end
 end
 
@@ -58,13 +60,16 @@ local function apply_settlements()
   local means = {}
   for _, sum in ipairs(settlements) do
     pcall(apply_settlement, sum)
-    local mean = means[sum.tier] or {measured = 0, count = 0}
+    local mean = means[sum.tier] or {measured = 0, count = 0, apart = 0}
     means[sum.tier], mean.measured, mean.count = mean, mean.measured + sum.measured, mean.count + sum.count
+    mean.apart = mean.apart + sum.apart
   end
   for tier, mean in pairs(means) do
     if mean.count > 0 then
       local cost = moving_mean(backlogs.tier(tier).cost, mean.measured, mean.count)
-      redis.pcall('HSET', P .. 'fair:' .. tier, 'cost', cost)
+      local most = APART_MOST * cost
+      local apart = math.max(-most, math.min(most, backlogs.tier(tier).apart + mean.apart))
+      redis.pcall('HSET', P .. 'fair:' .. tier, 'cost', cost, 'apart', apart)
       redis.pcall('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
     end
   end
