@@ -96,28 +96,48 @@ async def test_a_quiet_customer_leaves_before_a_backlog(pool: Pool) -> None:
     assert (await pool.inflight())[f"inflight:free:{batch}"][0] == quiet
 
 
-@pytest.mark.parametrize(("credit_ms", "alone"), [(5.0, True), (0.0, False), (-5.0, False)])
-async def test_requests_of_quiet_customers_form_a_batch_of_their_own(
-    pool: Pool, credit_ms: float, *, alone: bool
-) -> None:
-    """It leaves before the ready one, and admission wakes the dispatcher for it; as long as there is GPU time for empty places."""
+async def test_requests_of_quiet_customers_form_a_batch_of_their_own(pool: Pool) -> None:
+    """It leaves before the ready one, and admission wakes the dispatcher for it."""
     await wait_in_line(pool, "flood", 100)
-    await pool.client.hset("fair:free", "apart", credit_ms)
     ready = await pool.form([("free", 8)])
     await pool.batches.look(TIERS, "dispatcher", WakeCondition(0, 0), 60_000)
     quiet = await wait_in_line(pool, "quiet", 1)
-    assert await pool.client.llen("wake") == alone
-    assert (await pool.batches.look(TIERS)).quiet == (["free"] if alone else [])
+    assert await pool.client.llen("wake") == 1
+    assert (await pool.batches.look(TIERS)).quiet == ["free"]
 
     batch = await pool.form([("free", 8)])
 
-    members = (await pool.inflight())[f"inflight:free:{batch}"]
-    assert members == quiet if alone else len(members) == 8
-    assert quiet[0] in members
-    assert [await pool.pop(), await pool.pop()] == ([batch, ready] if alone else [ready, batch])
+    assert (await pool.inflight())[f"inflight:free:{batch}"] == quiet
+    assert [await pool.pop(), await pool.pop()] == [batch, ready]
     assert (await pool.batches.look(TIERS)).quiet == []
     await pool.form([("free", 8)])
     assert len((await pool.inflight())["inflight:free:b3"]) == 8
+
+
+@pytest.mark.parametrize(("later", "with_others"), [(1, True), (7, False)])
+async def test_without_gpu_time_for_empty_places_quiet_customers_wait_for_one_batch(
+    pool: Pool, later: int, *, with_others: bool
+) -> None:
+    """Then theirs leaves alone if it is full, and with other requests if not. The dispatcher is not woken."""
+    await wait_in_line(pool, "flood", 100)
+    ready = await pool.form([("free", 8)])
+    await pool.client.hset("fair:free", "apart", 0)
+    await pool.batches.look(TIERS, "dispatcher", WakeCondition(0, 0), 60_000)
+    quiet = await wait_in_line(pool, "quiet-0", 1)
+    assert await pool.client.llen("wake") == 0
+    assert (await pool.batches.look(TIERS)).quiet == []
+
+    others = await pool.form([("free", 8)])
+    for number in range(later):
+        quiet += await wait_in_line(pool, f"quiet-{number + 1}", 1)
+    batch = await pool.form([("free", 8)])
+
+    batches = await pool.inflight()
+    assert not set(batches[f"inflight:free:{others}"]) & set(quiet)
+    assert len(batches[f"inflight:free:{batch}"]) == 8
+    assert set(batches[f"inflight:free:{batch}"]) >= set(quiet)
+    order = [ready, others, batch] if with_others else [batch, ready, others]
+    assert [await pool.pop() for _ in range(3)] == order
 
 
 async def test_customers_with_a_backlog_form_no_batch_of_their_own(pool: Pool) -> None:
@@ -349,6 +369,7 @@ async def test_the_calls_of_admission_and_forming_do_not_grow_with_the_customers
             for start in range(0, customers, 200):
                 many = [r for n in range(start, min(customers, start + 200)) for r in requests_of(pool, f"c{n}", 1)]
                 await pool.admit(many, WIDE)
+        await pool.gateway_lives("g1")
         await pool.form([("free", 8)])
         await pool.client.config_resetstat()
         await pool.admit(requests_of(pool, "c1", 8), WIDE)

@@ -23,8 +23,8 @@ function backlogs.push(tier, ids_of)
       local flow, fair = backlogs.flow(tier, customer), backlogs.tier(tier)
       backlogs.list(tier, flow, ids.weight)
       if not had_backlog and flow.tag <= fair.v and (backlogs.waiting[tier] or 0) > 0 then
-        if not fair.quiet then call('HSET', P .. 'fair:' .. tier, 'quiet', 1) end
-        fair.quiet, backlogs.urgent = true, backlogs.urgent or fair.apart > 0
+        if fair.quiet == 0 then call('HSET', P .. 'fair:' .. tier, 'quiet', 1) end
+        fair.quiet, backlogs.urgent = math.max(1, fair.quiet), backlogs.urgent or fair.apart > 0
       end
     end
   end

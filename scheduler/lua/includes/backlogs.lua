@@ -42,13 +42,13 @@ function backlogs.drop(tier, list)
 end
 
 -- backlogs.tier(tier) -> {v, weights, cost, apart, quiet}; backlogs.flow(tier, customer) -> {tag, weight, cost, keyed}: both are read once
--- per call. `keyed`: keys of the customer have a weight. `quiet`: a customer without a backlog, and with less than its share, sent
--- a request since the last batch. `apart`: the GPU time in ms that the empty places of batches of such customers may still take.
+-- per call. `keyed`: keys of the customer have a weight. `quiet`: 1 if a customer without a backlog, and with less than its share,
+-- sent a request since the last batch, 2 if it waited for that one. `apart`: the GPU time in ms that the empty places of batches of such customers may still take.
 function backlogs.tier(tier)
   if not backlogs.tiers[tier] then
     local row = backlogs.read(P .. 'fair:' .. tier, 'v', 'weights', 'cost', 'apart', 'quiet')
     backlogs.tiers[tier] = {v = tonumber(row[1] or 0), weights = tonumber(row[2] or 0), cost = tonumber(row[3] or 1),
-      apart = tonumber(row[4] or 1), quiet = row[5] == '1'}
+      apart = tonumber(row[4] or 1), quiet = tonumber(row[5] or 0)}
   end
   return backlogs.tiers[tier]
 end

@@ -10,9 +10,9 @@ local function place(entries, flow)
   table.insert(entries, i + 1, flow)
 end
 
--- lowest_tags(tier, count) -> the flows with the lowest tags. More than `count` cannot be chosen for so many ids.
+-- lowest_tags(tier, count) -> the flows with the lowest tags, one more than can be chosen for `count` ids.
 local function lowest_tags(tier, count)
-  local stored, entries = call('ZRANGE', P .. 'backlogs:' .. tier, 0, count - 1, 'WITHSCORES'), {first = 1}
+  local stored, entries = call('ZRANGE', P .. 'backlogs:' .. tier, 0, count, 'WITHSCORES'), {first = 1}
   for i = 1, #stored, 2 do
     local flow = backlogs.flow(tier, stored[i])
     flow.tag = tonumber(stored[i + 1])
@@ -23,16 +23,22 @@ end
 
 -- A batch takes as long as its members together, and leaves after those that are ready. So the requests of quiet customers form
 -- a batch of their own, before the ready ones, as long as the empty places of such batches take a small part of the GPU time.
+-- Otherwise they wait for one batch of the others, in which time theirs may become full.
 local apart = {allowed = true, used = false}
 
--- highest_tag(tier, entries) -> the highest tag of the customers that may join this batch.
-local function highest_tag(tier, entries)
+-- select_customers(tier, entries, places) -> the highest tag of the customers that join this batch; moves entries.first behind those that
+-- wait for theirs.
+local function select_customers(tier, entries, places)
   local fair, count = backlogs.tier(tier), 0
-  if not apart.allowed or not fair.quiet or fair.apart <= 0 then return math.huge end
+  if fair.quiet == 0 or not apart.allowed and not fair.held then return math.huge end
   while entries[count + 1] and entries[count + 1].tag <= fair.v do count = count + 1 end
   if count == 0 or not entries[count + 1] then return math.huge end
-  apart.used = true
-  return fair.v
+  if not fair.held and (fair.apart > 0 or count >= places) then
+    apart.used = true
+    return fair.v
+  end
+  if fair.held or fair.quiet == 1 then fair.held, entries.first = true, count + 1 end
+  return math.huge
 end
 
 -- save_tags(tier, entries, gone): of the customers that still have a backlog, and of those without.
@@ -93,9 +99,10 @@ function serve(tier, count, highest, moved)
     local entries = lowest_tags(tier, count)
     if #entries == 0 then return {} end
     if not highest then apart.used = false end
-    local ids = visit(tier, entries, count, highest or highest_tag(tier, entries), moved)
+    local ids = visit(tier, entries, count, highest or select_customers(tier, entries, count), moved)
     if #ids > 0 then
-      call('HSET', P .. 'fair:' .. tier, 'v', backlogs.tier(tier).v, 'quiet', 0)
+      local fair = backlogs.tier(tier)
+      call('HSET', P .. 'fair:' .. tier, 'v', fair.v, 'quiet', fair.held and 2 or 0)
       call('PEXPIRE', P .. 'fair:' .. tier, backlogs.FAIR_MS)
       return ids
     end

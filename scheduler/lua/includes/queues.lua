@@ -13,7 +13,7 @@ local function queues(tiers)
     end
     if waiting[i] > 0 then
       local fair = backlogs.read(P .. 'fair:' .. tier, 'quiet', 'apart')
-      if fair[1] == '1' and tonumber(fair[2] or 1) > 0 then quiet[#quiet + 1] = tier end
+      if tonumber(fair[1] or 0) > 0 and tonumber(fair[2] or 1) > 0 then quiet[#quiet + 1] = tier end
     end
     rows[i] = {tier, call('LLEN', P .. 'queue:' .. tier) + waiting[i], oldest_ms}
   end
