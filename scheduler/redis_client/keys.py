@@ -157,7 +157,13 @@ KEYS = (
     RedisKey(
         "rl:key:<key>", "hash", "bucket of a key with its own limit: `tokens`, `at`, `rate`", "admit", "1 h to 7 days"
     ),
-    RedisKey("rl:tier:<tier>", "hash", "bucket of a tier, with the same fields", "admit", "1 h to 7 days"),
+    RedisKey(
+        "rl:tier:<tier>",
+        "hash",
+        "bucket of a tier or, as `<tier>.background`, of its jobs, with the same fields",
+        "admit",
+        "1 h to 7 days",
+    ),
     RedisKey("history", "list", "points of the dashboard's charts, newest 1,800", "gateway", "60 min from the newest"),
     RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
     RedisKey("pools", "set", "pools to serve", "scheduler"),

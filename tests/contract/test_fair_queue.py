@@ -359,6 +359,43 @@ async def test_only_the_customer_with_the_large_backlog_is_shed(pool: Pool) -> N
     assert Admission.ACCEPTED not in refused
 
 
+async def test_an_empty_bucket_of_the_tier_rejects_only_customers_over_their_share(pool: Pool) -> None:
+    """With backlogs, a customer has its share if it has no more of them than the others, by weight. The bucket may go into debt by
+    its size; then all are rejected.
+    """
+    await wait_in_line(pool, "flood", 20)
+    await wait_in_line(pool, "other", 10)
+    limits = [TierLimit("free", 1e-6, 20.0, 1000, ["free"], places=PLACES)]
+    await pool.client.hset("rl:tier:free", mapping={"tokens": 0, "rate": 1e-6})
+
+    async def outcomes(customer: str, count: int, weight: float = 1.0) -> Counter[str]:
+        verdicts = [(await pool.admit(requests_of(pool, customer, 1, weight), limits))[0] for _ in range(count)]
+        return Counter(v.outcome for v in verdicts)
+
+    assert await outcomes("flood", 3) == {Admission.TIER_LIMIT: 3}
+    assert await outcomes("quiet", 2) == {Admission.ACCEPTED: 2}
+    assert await outcomes("heavy", 10, 4.0) == {Admission.ACCEPTED: 10}
+    assert await outcomes("other", 4) == {Admission.TIER_LIMIT: 4}
+    late = [await outcomes(f"late-{number}", 1) for number in range(10)]
+    assert sum(late, Counter()) == {Admission.ACCEPTED: 8, Admission.TIER_LIMIT: 2}
+
+
+async def test_background_requests_take_nothing_from_the_bucket_of_interactive_ones(pool: Pool) -> None:
+    """They have a bucket of the same rate and size."""
+    limits = [TierLimit("free", 1e-6, 4.0, 1000, ["free"], places=PLACES)]
+    jobs = [pool.submission(customer_id="a", background=True) for _ in range(6)]
+
+    assert Counter(v.outcome for v in await pool.admit(jobs, limits)) == {
+        Admission.ACCEPTED: 1,
+        Admission.TIER_LIMIT: 5,
+    }
+    interactive = [pool.submission(customer_id=f"c{n}") for n in range(6)]
+    assert Counter(v.outcome for v in await pool.admit(interactive, limits)) == {
+        Admission.ACCEPTED: 1,
+        Admission.TIER_LIMIT: 5,
+    }
+
+
 async def test_the_calls_of_admission_and_forming_do_not_grow_with_the_customers(pool: Pool) -> None:
     """The same commands with 20 and with 1,000 customers that have a backlog."""
     counts = []

@@ -1,12 +1,30 @@
 -- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer,
 -- enqueue and shedding).
--- is_quiet(g, count): whether a customer has few open requests. Such a customer is not rejected because others have emptied the
--- bucket of the tier: the bucket goes into debt, of at most its size.
-local QUIET_SHARE = 16 -- of the places in the tier queue, for a weight of 1
-local function is_quiet(g, count)
-  local c, b = g.customer, g.tier_bucket
-  if c.max_concurrency == 0 or b.tokens - count < -b.burst then return false end
-  return c.in_use + count <= math.max(1, c.weight * g.tier.places / QUIET_SHARE)
+-- own_flow(g) -> the flow of the customer. `length`: the number of its ids in the backlogs, those of this call included.
+local function own_flow(g)
+  if g.flow then return g.flow end
+  local own = g.tier.backlogs[g.customer_id] or {}
+  g.flow = backlogs.flow(g.tier.name, g.customer_id)
+  if not g.flow.length then
+    g.flow.length = backlogs.length(g.tier.name, g.flow) + #own
+    for _, ids in pairs(own.keys or {}) do g.flow.length = g.flow.length + #ids end
+  end
+  return g.flow
+end
+
+-- is_within_share(g, count): whether a customer has no more than its part of the backlogs, by weight, or, without backlogs, few
+-- open requests. Such a customer is not rejected because others have emptied the bucket of the tier: the bucket goes into debt, of
+-- at most its size.
+local OPEN_PART, OPEN = 4, 2 -- of the places in the tier queue, for a weight of 1; for every customer
+local function is_within_share(g, count)
+  local t, c, b = g.tier, g.customer, g.tier_bucket
+  if b.tokens - count < -b.burst then return false end
+  if t.waiting == 0 then
+    return c.max_concurrency > 0 and c.in_use + count <= math.max(OPEN, c.weight * t.places / OPEN_PART)
+  end
+  local flow, weights = own_flow(g), backlogs.tier(t.name).weights
+  if flow.length == 0 then weights = weights + c.weight end
+  return flow.length + count <= math.max(1, t.waiting * c.weight / math.max(weights, c.weight))
 end
 
 -- check_limits(g, o, count, sums, coalesced) -> the limit that rejects `count` requests, and ms until it would not; nil if none
@@ -17,7 +35,7 @@ local function check_limits(g, o, count, sums, coalesced)
   local limit, retry_ms = check_customer(g.customer, o, count, sums, g.meter)
   if limit then return limit, retry_ms end
   local wanted = math.max(1, math.min(count, tier_bucket.burst)) -- more are accepted if it is full; the debt rejects later ones
-  if not coalesced and tier_bucket.tokens < wanted and not is_quiet(g, count) then
+  if not coalesced and tier_bucket.tokens < wanted and not is_within_share(g, count) then
     return 'tier_limit', ms_until(tier_bucket.tokens, wanted, tier_bucket.rate)
   end
 end
@@ -28,15 +46,7 @@ end
 local function own_depth(g)
   local t = g.tier
   if t.waiting == 0 then return depth[t.name] end
-  if not g.flow then
-    local own = t.backlogs[g.customer_id] or {}
-    g.flow = backlogs.flow(t.name, g.customer_id)
-    if not g.flow.length then
-      g.flow.length = backlogs.length(t.name, g.flow) + #own
-      for _, ids in pairs(own.keys or {}) do g.flow.length = g.flow.length + #ids end
-    end
-  end
-  return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, g.flow, g.customer.weight))
+  return math.min(depth[t.name], t.queued + #t.ids + backlogs.own(t.name, own_flow(g), g.customer.weight))
 end
 
 -- is_full(g, count): whether the tier is full for this customer. One with less than its fair share may exceed the limit of the

@@ -27,15 +27,17 @@ end
 read_tiers(cmsgpack.unpack(ARGV[4]), {})
 for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
 
--- in_background[n]: whether the n-th group waits in the background queue of its tier; it is charged to the same buckets.
+-- in_background[n]: whether the n-th group waits in the background queue of its tier. Its requests take nothing from the bucket of
+-- the tier: `rl:tier:<tier>.background` has the same rate. The buckets of customer and key are the same.
 local in_background = ARGV[18] ~= '' and cmsgpack.unpack(ARGV[18]) or {}
 
 local function group(n)
   local g = groups[n]
   if g.tier then return g end
   local t, customer_id, key_id, key_rate, key_burst, limits = tiers[g[1]], g[2], g[3], g[5], g[6], g[7]
-  local tier_bucket = bucket(P .. 'rl:tier:' .. g[1], t.rate, t.burst)
+  local rate, burst = t.rate, t.burst
   if in_background[n] then t = tiers[g[1] .. '.background'] end
+  local tier_bucket = bucket(P .. 'rl:tier:' .. t.name, rate, burst)
   g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {},
     customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
     key = key_rate > 0 and bucket('rl:key:' .. key_id, key_rate, key_burst) or nil}
