@@ -4,13 +4,14 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from cases.capacity import draw as draw_capacity
+from cases.fairness_plots import draw_kills, draw_parts, draw_quiet
 
 from tierlane.embedded.redis import find_jemalloc
 
@@ -25,6 +26,8 @@ TITLES = {
     "depth": "Cost by depth of the queue",
     "customers": "Cost by customers",
     "fairness": "Fair between customers",
+    "fairness_gateways": "Fair over gateways and kills",
+    "fairness_fleet": "Fair in a large fleet",
     "workers": "Cost by workers",
     "pools": "Pools side by side",
     "model": "A real model beside a bare loop",
@@ -48,8 +51,6 @@ NOTHING = ("0", "0.00 %")
 LEFT_OUT = {"Idle p50", "Processes", "Keys, tiers, audit"}
 """Columns of the peers; docs/performance.md says what only Tierlane does."""
 HARDWARE = ("processor", "memory", "system")
-PLOT = "enterprise-p99.png"
-CAPACITY_PLOT = "capacity.png"
 
 
 def machine() -> dict[str, str]:
@@ -84,9 +85,10 @@ def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the page of the stored `cases`, by name, and its plots in images/."""
     images = page.parent / "images"
     images.mkdir(parents=True, exist_ok=True)
-    for name, plot, draw in (("overload", PLOT, draw_overload), ("capacity", CAPACITY_PLOT, draw_capacity)):
+    for name, plots in PLOTS.items():
         if data := cases.get(name, {}).get("data"):
-            draw(images / plot, data)
+            for plot in plots:
+                plot.draw(images / plot.file, data)
     # Batching is simulated; docs/performance.md has its result.
     known = [name for name in TITLES if name in cases and (name != "batching" or cases[name]["error"])]
     counted = Counter(_when(cases[name]) for name in known)
@@ -111,10 +113,8 @@ def _section(name: str, case: Mapping[str, Any], usual: str) -> str:
         lines += [_varying(table), ""]
     for rows in _figures(case["checks"] if name != "peers" else []):  # The table above has these figures.
         lines += [*rows, ""]
-    if name == "overload":
-        lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
-    if name == "capacity":
-        lines += [f"![Estimate, true capacity, served and rejected requests over time](images/{CAPACITY_PLOT})", ""]
+    for plot in PLOTS.get(name, ()):
+        lines += [f"![{plot.title}](images/{plot.file})", ""]
     return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
 
 
@@ -193,3 +193,26 @@ def draw_overload(path: Path, overload: Mapping[str, Any]) -> None:
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Software": None})
+
+
+class Plot(NamedTuple):
+    """A file in images/, its text, and the function that draws it."""
+
+    file: str
+    title: str
+    draw: Callable[[Path, Mapping[str, Any]], None]
+
+
+PLOTS = {
+    "overload": [Plot("enterprise-p99.png", "p99 of enterprise against the offered load", draw_overload)],
+    "capacity": [
+        Plot("capacity.png", "Estimate, true capacity, served and rejected requests over time", draw_capacity),
+    ],
+    "fairness": [
+        Plot("fairness-quiet.svg", "Latency of a quiet customer before and beside a flood", draw_quiet),
+        Plot("fairness-parts.svg", "GPU time of ten saturated customers that start one after the other", draw_parts),
+    ],
+    "fairness_gateways": [
+        Plot("fairness-kills.svg", "GPU time of ten saturated customers while processes are killed", draw_kills),
+    ],
+}
