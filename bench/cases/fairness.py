@@ -19,6 +19,7 @@ from cases.saturated import (
     check_turns,
     check_weights,
     doubts,
+    errors,
     saturate,
     take_turns,
 )
@@ -29,7 +30,8 @@ SHORT, LONG = 4, 40
 """Words of a request."""
 QUIET_RPS, FLOOD_RPS, QUIET_CUSTOMERS, FLOODS = 6.0, 600.0, 50, 3
 CUSTOMERS = QUIET_CUSTOMERS + FLOODS
-JOBS = (100, 1000)
+JOBS = (0, 100, 1000)
+"""Without jobs, the others have only the flood beside them."""
 LAW = (
     "By the law: a batch is not interrupted, so a quiet request waits for the first of n workers. The p99 of that wait is "
     "T (1 - 0.01^(1/n)) for batches of T that end independently of each other, and at most T/n if they end at even intervals."
@@ -51,12 +53,19 @@ def run(*, quick: bool) -> Outcome:
         data = {
             "quiet": beside_floods(stack, WORKERS, quiet(1), floods(1), seconds),
             "many_quiet": beside_floods(stack, WORKERS, quiet(QUIET_CUSTOMERS), floods(FLOODS), seconds),
-            "jobs": {str(count): beside_jobs(stack, keys, count, seconds / 2) for count in JOBS},
+            "jobs": {str(count): beside_jobs(stack, keys, count) for count in JOBS},
             "equal": saturate(stack, keys, EQUAL, seconds),
             "weights": saturate(stack, keys, WEIGHTS, seconds),
+            "order_alone": saturate(stack, keys, WEIGHTS, seconds, shadow=True),
             "turns": take_turns(stack, keys, rounds=2 if quick else 8, seconds=4 if quick else 10),
         }
-    notes = [*doubts("equal weights", data["equal"]), *doubts("weights 1:2:4", data["weights"])]
+    doubted = {
+        "equal": "equal weights",
+        "weights": "weights 1:2:4",
+        "order_alone": "order alone",
+        "turns": "throughput",
+    }
+    notes = [note for name, title in doubted.items() for note in doubts(title, data[name])]
     return Outcome(judge(data), data, [LAW, *notes])
 
 
@@ -73,6 +82,8 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         *checks,
         *check_equal(f"{SATURATED} saturated customers, costs 1:10", equal),
         check_weights("weights 1:2:4", weights),
+        errors("weights 1:2:4", weights),
+        check_weights("weights 1:2:4, the capacity's limit not enforced", data["order_alone"]),
         figure("requests/s of all", f"{equal['rps']:.0f}, {weights['rps']:.0f}"),
         *check_turns(data["turns"]),
     ]

@@ -59,6 +59,7 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         figure(f"{skewed}: its requests at that one", f"{equal['of_gateway']:.1%}, {weights['of_gateway']:.1%}"),
         *check_equal(skewed, equal),
         check_weights(f"{skewed}, weights 1:2:4", weights),
+        errors(f"{skewed}, weights 1:2:4", weights),
     ]
     for kill, window in zip(data["kills"]["kills"], data["kills"]["windows"], strict=True):
         title = f"across SIGKILL of a {kill['role']}"

@@ -20,10 +20,11 @@ from cases.customer_load import (
     run_loads,
 )
 from cases.outcome import Check, figure, none_of
-from cases.saturated import LONG, SHORT
 from cases.stack import Stack
 
-OTHERS, REQUESTS = 10, 200
+OTHERS, REQUESTS, SEND_S = 10, 200, 10.0
+SHORT, LONG = 40, 400
+"""Words of the requests of others, of jobs and of the flood."""
 FLOOD_RPS = 120.0
 """More than eight workers can do of long requests, so that the jobs wait."""
 SUBMIT_S, OTHERS_S = 1.0, 4.0
@@ -33,11 +34,11 @@ DRAIN_S = 120.0
 TIER = "free"
 
 
-def beside_jobs(stack: Stack, keys: Sequence[str], count: int, seconds: float) -> dict[str, Any]:
+def beside_jobs(stack: Stack, keys: Sequence[str], count: int) -> dict[str, Any]:
     """Submit `count` jobs of one customer during a flood by another; then ten others send 200 requests."""
-    window = Window(0, OTHERS_S + seconds)
+    window = Window(0, OTHERS_S + SEND_S)
     flood = Load(keys[OTHERS + 1], LONG, FLOOD_RPS, end_s=window.end)
-    rate = REQUESTS / OTHERS / seconds
+    rate = REQUESTS / OTHERS / SEND_S
     others = [Load(key, SHORT, rate, begin_s=OTHERS_S, end_s=window.end) for key in keys[:OTHERS]]
     accepted: Counter[int] = Counter()
     waiting: list[int] = []
@@ -46,7 +47,7 @@ def beside_jobs(stack: Stack, keys: Sequence[str], count: int, seconds: float) -
         await asyncio.sleep(SUBMIT_S)
         accepted.update(await _submit(stack, keys[OTHERS], count))
         waiting.append(await asyncio.to_thread(_waiting, stack))
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(SEND_S)
         waiting.append(await asyncio.to_thread(_waiting, stack))
 
     run_loads(stack, [flood, *others], submit)

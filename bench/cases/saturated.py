@@ -28,13 +28,14 @@ from cases.customer_load import (
 from cases.outcome import Check, at_least, at_most, figure, none_of
 from cases.stack import Stack, used_us
 
-SHORT, LONG = 40, 400
+SHORT, LONG = 80, 800
 """Words of a request."""
-SATURATED, WORDS_IN_FLIGHT, APART_S, SETTLE_S = 10, 48_000, 2.0, 4
+SATURATED, WORDS_IN_FLIGHT, APART_S, SETTLE_S = 10, 40_000, 2.0, 4
 LEAST_INDEX, MOST_ERROR, LEAST_THROUGHPUT = 0.98, 3.0, 98.0
 LEAST_BUSY = 0.95
+NAMES = [f"fair-{number}" for number in range(1, SATURATED + 1)]
 EQUAL, WEIGHTS = (1.0,) * SATURATED, (1.0, 2.0, 4.0)
-SATURABLE = "UPDATE tiers SET shed_depth = NULL, shed_wait_ms = NULL, max_queue_ms = 15000"
+SATURABLE = "UPDATE tiers SET shed_depth = NULL, shed_wait_ms = NULL, max_queue_ms = 15000, shadow = {shadow}"
 WEIGH = "UPDATE customers SET weight = {weight} WHERE name = 'fair-{number}'"
 OF_GATEWAY = """
 SELECT coalesce(avg((r.gateway_id LIKE '{gateway}-%')::int), 0) FROM requests AS r JOIN customers AS c ON c.id = r.customer_id
@@ -59,10 +60,13 @@ def parts(gpu_ms: Sequence[float], weights: Sequence[float]) -> Parts:
     return Parts(index, max(abs(share / fair - 1) for share in shares))
 
 
-def weigh(stack: Stack, weights: Sequence[float]) -> None:
-    """Set the weights of the first customers; requests may wait for long from now on, so that customers are saturated."""
+def weigh(stack: Stack, weights: Sequence[float], *, shadow: bool = False) -> None:
+    """Set the weights of the first customers; requests may wait for long from now on, so that customers are saturated.
+
+    `shadow`: the limit of the capacity is not enforced either, so that the order alone decides.
+    """
     changes = (WEIGH.format(weight=weight, number=number) for number, weight in enumerate(weights, 1))
-    stack.sql(SATURABLE, *changes)
+    stack.sql(SATURABLE.format(shadow=str(shadow).lower()), *changes)
 
 
 def loads_of(keys: Sequence[str], end_s: float, apart_s: float = APART_S, gateway: str = "") -> list[Load]:
@@ -76,10 +80,16 @@ def loads_of(keys: Sequence[str], end_s: float, apart_s: float = APART_S, gatewa
 
 
 def saturate(
-    stack: Stack, keys: Sequence[str], weights: Sequence[float], seconds: int, gateway: str = ""
+    stack: Stack,
+    keys: Sequence[str],
+    weights: Sequence[float],
+    seconds: int,
+    *,
+    gateway: str = "",
+    shadow: bool = False,
 ) -> dict[str, Any]:
     """Run one load for each weight; the last `seconds` are judged, after all have started."""
-    weigh(stack, weights)
+    weigh(stack, weights, shadow=shadow)
     window = Window(round(len(weights) * APART_S) + SETTLE_S, round(len(weights) * APART_S) + SETTLE_S + seconds)
     found = observe(stack, loads_of(keys[: len(weights)], window.end, gateway=gateway), weights, [window])
     if gateway:
@@ -98,20 +108,17 @@ def observe(
     """Run these loads, and `beside()` at the same time; the parts of the customers in each window, and in each second."""
     began = run_loads(stack, loads, beside)
     wait_for_audit(stack, began, loads)
-    names = [f"fair-{number}" for number in range(1, len(loads) + 1)]
-    seconds = gpu_ms_by_second(stack, began, Window(0, windows[-1].end), names)
-    workers = sum(process.role == "worker" for process in stack.info.processes)
+    seconds = gpu_ms_by_second(stack, began, Window(0, windows[-1].end), NAMES[: len(loads)])
     judged = []
     for window in windows:
-        length_s = window.end - window.start
         gpu_ms = [sum(of_customer[int(window.start) : int(window.end)]) for of_customer in seconds]
         answers = answers_in(loads, window)
         judged.append(
             {
                 **parts(gpu_ms, weights)._asdict(),
                 "gpu_ms": [round(each) for each in gpu_ms],
-                "busy": sum(gpu_ms) / 1000 / (workers * length_s),
-                "rps": (served := len(latencies_of(answers))) / length_s,
+                "busy": _busy(stack, gpu_ms, window),
+                "rps": (served := len(latencies_of(answers))) / (window.end - window.start),
                 "served": served,
                 "refused": refused(answers),
                 "failed": failed(answers),
@@ -121,6 +128,12 @@ def observe(
     # As text, since the file of figures has one number a line.
     series = [" ".join(f"{each:.0f}" for each in of_customer) for of_customer in seconds]
     return {"began": began, "gpu_ms_by_second": series, "windows": judged}
+
+
+def _busy(stack: Stack, gpu_ms: Sequence[float], window: Window) -> float:
+    """The part of all GPU time for which customers paid."""
+    workers = sum(process.role == "worker" for process in stack.info.processes)
+    return sum(gpu_ms) / 1000 / (workers * (window.end - window.start))
 
 
 def check_equal(title: str, found: Mapping[str, Any]) -> list[Check]:
@@ -146,18 +159,23 @@ def doubts(title: str, found: Mapping[str, Any]) -> list[str]:
     """A note on a load that did not saturate the GPUs: then customers get what they ask for, whatever the order is."""
     if found["busy"] >= LEAST_BUSY:
         return []
-    return [f"{title}: the GPUs were only {found['busy']:.0%} busy, so the order did not decide the parts."]
+    return [f"{title}: the GPUs were only {found['busy']:.0%} busy, so the processors decided, not the order."]
 
 
 def take_turns(stack: Stack, keys: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
     """Measure both orders in each round, each of them first in every other round."""
-    weigh(stack, EQUAL)
+    weigh(stack, EQUAL, shadow=True)
     orders = {"fair": keys[:SATURATED], "arrival": keys[:1] * SATURATED}
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in orders}
     for number in range(rounds):
         for name in sorted(orders, reverse=bool(number % 2)):
             turns[name].append(_turn(stack, orders[name], seconds))
-    return {"turns": turns, **{f"{what}_ratio": turns_ratio(turns, what) for what in ("rps", "words", "cpu_us")}}
+    least_busy = min(turn["busy"] for of_order in turns.values() for turn in of_order)
+    return {
+        "turns": turns,
+        "busy": least_busy,
+        **{f"{what}_ratio": turns_ratio(turns, what) for what in ("rps", "words", "cpu_us")},
+    }
 
 
 def turns_ratio(turns: Mapping[str, Sequence[Mapping[str, Any]]], what: str) -> float:
@@ -183,14 +201,17 @@ def _turn(stack: Stack, keys: Sequence[str], seconds: float) -> dict[str, Any]:
     window, of_each = Window(SETTLE_S, SETTLE_S + seconds), WORDS_IN_FLIGHT // len(keys) // 2
     loads = [Load(key, words, loops=of_each // words, end_s=window.end) for key in keys for words in (SHORT, LONG)]
     before = stack.reading()
-    run_loads(stack, loads)
+    began = run_loads(stack, loads)
     after = stack.reading()
+    wait_for_audit(stack, began, loads)
+    gpu_ms = gpu_ms_by_second(stack, began, window, NAMES)
     served = [len(latencies_of(answers_in([load], window))) for load in loads]
     every = [each for load in loads for each in load.answers]
     return {
         "rps": sum(served) / seconds,
         "words": sum(count * load.words for count, load in zip(served, loads, strict=True)) / seconds,
         "cpu_us": sum(used_us(before, after, len(every)).values()),
+        "busy": _busy(stack, [sum(of_customer) for of_customer in gpu_ms], window),
         "refused": refused(every),
         "failed": failed(every),
     }
