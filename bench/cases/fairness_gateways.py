@@ -84,7 +84,7 @@ def _across_kills(stack: Stack, keys: Sequence[str], seconds: int) -> dict[str, 
             await asyncio.sleep(start + window.start - time.monotonic())
             kills.append(await _kill(stack, role, start))
 
-    found = observe(stack, loads_of(keys, windows[-1].end), EQUAL, windows, kill_in_turn)
+    found = observe(stack, loads_of(keys, EQUAL, windows[-1].end), EQUAL, windows, kill_in_turn)
     return {**found, "kills": kills}
 
 

@@ -1,7 +1,8 @@
 """Customers that always have more requests than the GPUs can do: their parts of the GPU time by the audit, and the throughput.
 
 Requests are long, so that the GPUs are the bottleneck, not the processors. For the parts, the first customer has short
-requests, the second long ones, and so on; they start two seconds apart, with the same number of words in flight.
+requests, the second long ones, and so on; they start two seconds apart, with words in flight in proportion to
+their weights.
 
 The throughput of fair order is compared with that of first come, first served, by turns. The product has no switch for the
 order and needs none: requests of one customer are served in order of arrival. So the same closed loops, short and long ones
@@ -69,12 +70,13 @@ def weigh(stack: Stack, weights: Sequence[float], *, shadow: bool = False) -> No
     stack.sql(SATURABLE.format(shadow=str(shadow).lower()), *changes)
 
 
-def loads_of(keys: Sequence[str], end_s: float, apart_s: float = APART_S, gateway: str = "") -> list[Load]:
-    """A load for each key, until `end_s`. `gateway`: the one that gets all requests of the first customer."""
-    loads, of_each = [], WORDS_IN_FLIGHT // len(keys)
-    for number, key in enumerate(keys):
+def loads_of(keys: Sequence[str], weights: Sequence[float], end_s: float, gateway: str = "") -> list[Load]:
+    """A load for each weight, until `end_s`. `gateway`: the one that gets all requests of the first customer."""
+    loads = []
+    for number, (key, weight) in enumerate(zip(keys, weights, strict=False)):
         words = LONG if number % 2 else SHORT
-        loads.append(Load(key, words, loops=of_each // words, begin_s=number * apart_s, end_s=end_s))
+        loops = int(WORDS_IN_FLIGHT * weight / sum(weights) / words)
+        loads.append(Load(key, words, loops=loops, begin_s=number * APART_S, end_s=end_s))
     loads[0].gateway = gateway
     return loads
 
@@ -91,7 +93,7 @@ def saturate(
     """Run one load for each weight; the last `seconds` are judged, after all have started."""
     weigh(stack, weights, shadow=shadow)
     window = Window(round(len(weights) * APART_S) + SETTLE_S, round(len(weights) * APART_S) + SETTLE_S + seconds)
-    found = observe(stack, loads_of(keys[: len(weights)], window.end, gateway=gateway), weights, [window])
+    found = observe(stack, loads_of(keys, weights, window.end, gateway), weights, [window])
     if gateway:
         of_gateway = OF_GATEWAY.format(gateway=gateway, start=found["began"])
         found["of_gateway"] = float(stack.value(of_gateway))

@@ -62,11 +62,11 @@ def test_answers_of_a_window() -> None:
     assert percentile([1.0], 99) == 0.0
 
 
-def test_saturated_loads_have_equal_words_in_flight() -> None:
+def test_saturated_loads_have_words_in_flight_by_weight() -> None:
     """But for less than one request. Short and long ones alternate; only the first customer has a gateway of its own."""
-    loads = loads_of(["a", "b", "c"], 60.0, gateway="gateway-1")
+    loads = loads_of(["a", "b", "c", "d"], [1, 2, 5], 60.0, "gateway-1")
 
-    assert [load.words * load.loops for load in loads] == pytest.approx([13_333] * 3, abs=800)
+    assert [load.words * load.loops for load in loads] == pytest.approx([5_000, 10_000, 25_000], abs=800)
     assert [load.begin_s for load in loads] == [0.0, 2.0, 4.0]
     assert [load.gateway for load in loads] == ["gateway-1", "", ""]
 
