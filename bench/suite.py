@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import (
+    batch_lane,
     batching,
     capacity,
     customers,
@@ -56,6 +57,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "fairness": fairness.run,
     "fairness_gateways": fairness_gateways.run,
     "fairness_fleet": fairness_fleet.run,
+    "batch_lane": batch_lane.run,
     "workers": workers.run,
     "streams": streams.run,
     "pools": pools.run,

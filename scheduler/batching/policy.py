@@ -7,9 +7,9 @@ guards that bound the wait of every admitted request: a guaranteed share for eac
 and ageing (while a tier's oldest request has waited for `ageing_ms`, its share is at least a twentieth). A larger share
 would invert the order after a loss of GPUs, when all lower tiers are late and the highest must not wait for their backlog.
 
-Jobs and batch lines wait in the background queues. They get a share of every batch, places that cost no time, and batches of
-their own for workers that would be idle. Such a batch is formed only when a worker is idle and no interactive request waits,
-never ahead: so background work gives way within one batch.
+Jobs and batch lines wait in the background queues. They get places that cost no time, batches of their own for workers that
+would be idle, and a share of every batch while these are less. Such a batch is formed only when a worker is idle, never ahead:
+so background work gives way within one batch. Runs begin at nearly even intervals, so that one soon ends.
 """
 
 import math
@@ -155,26 +155,67 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
     waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
-        return _background_only(snapshot, policy, Decision((), *waits, limit, credit, snapshot.since_ms))
+        return _beside_background(snapshot, policy, Decision((), *waits, limit, credit, snapshot.since_ms))
+    return _leaves(snapshot, policy, limit, credit)
+
+
+def _leaves(snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, credit: Mapping[str, float]) -> Decision:
+    """A batch of interactive requests, with background work if some waits."""
+    distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
     picks, owed = choose(snapshot.tiers, policy, credit)
     if snapshot.in_background:
         owed[_BACKGROUND] = credit.get(_BACKGROUND, 0.0)
         picks, owed = _with_background(picks, owed, snapshot, policy)
+        distance = max(distance, _spread_ms(snapshot, policy))
     # An idle worker may be about to claim the ready batch: allow one more for it.
     most_ready = limit + bool(snapshot.idle) + _has_quiet(snapshot, policy)
     return Decision(picks, None, NEVER, most_ready, owed, since_due_ms(snapshot.since_ms, distance))
 
 
-def _background_only(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decision) -> Decision:
-    """A batch of background work if a worker is idle and no interactive request waits; else `waits`, also until one is idle."""
+def _beside_background(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decision) -> Decision:
+    """The decision while no interactive batch is due: `waits`, unless background work waits and a worker is idle.
+
+    Interactive requests that gather leave at once if background work fills their batch without noticeable time. Otherwise one
+    idle worker is kept for them, and background work gets the others.
+    """
     if not snapshot.in_background or not snapshot.workers:
         return waits
-    if snapshot.idle and not snapshot.waiting:
-        picks = _oldest_background(snapshot, policy, policy.max_batch_size)
-        return replace(
-            waits, picks=picks, wait_ms=None, condition=NEVER, ready_limit=snapshot.ready_batches + snapshot.idle
-        )
-    return replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)))
+    woken = replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)))
+    size, waiting = policy.max_batch_size, snapshot.waiting
+    are_ready = waiting and snapshot.ready_batches >= waits.ready_limit + snapshot.idle
+    if not snapshot.idle or waiting >= size or are_ready:
+        return woken
+    if waiting and waiting + min(snapshot.in_background, _free_places(snapshot.service, size)) >= size:
+        return _leaves(snapshot, policy, waits.ready_limit, waits.credit)
+    if waiting and snapshot.idle == 1:
+        return woken
+    spread = _spread_ms(snapshot, policy)
+    if snapshot.since_ms < spread:
+        left_ms = spread - snapshot.since_ms
+        return replace(woken, wait_ms=left_ms if woken.wait_ms is None else min(left_ms, woken.wait_ms))
+    picks = _oldest_background(snapshot, policy, size)
+    owed = _background_credit(waits.credit, policy) - sum(count for _, count in picks)
+    return replace(
+        waits,
+        picks=picks,
+        wait_ms=None,
+        condition=NEVER,
+        ready_limit=snapshot.ready_batches + snapshot.idle,
+        credit={**waits.credit, _BACKGROUND: max(-MOST_AHEAD * size, owed)},
+        since_ms=since_due_ms(snapshot.since_ms, spread),
+    )
+
+
+SPREAD = 0.97
+"""Runs of a pool that background work fills begin at intervals of at least this part of the even one. Workers that started
+together would otherwise also end together, and an interactive request would wait for the rest of a run; at the whole
+interval, workers would wait for each other."""
+
+
+def _spread_ms(snapshot: PoolSnapshot, policy: BatchPolicy) -> float:
+    """The least time between the starts of two runs."""
+    service = snapshot.service
+    return SPREAD * (service.base_ms + policy.max_batch_size * service.item_ms) / snapshot.workers
 
 
 def _with_background(
@@ -184,8 +225,8 @@ def _with_background(
     that are left and add no noticeable time.
     """
     size = policy.max_batch_size
-    share = min(float(size), owed[_BACKGROUND] + policy.background_share * size)
-    guaranteed = min(int(share + 1e-9), snapshot.in_background)
+    share = _background_credit(owed, policy)
+    guaranteed = min(max(0, int(share + 1e-9)), snapshot.in_background)
     left, kept = size - guaranteed, list[tuple[str, int]]()
     for name, count in picks:
         if places := min(count, left):
@@ -193,11 +234,22 @@ def _with_background(
             left -= places
     free = min(left, _free_places(snapshot.service, size))
     background = _oldest_background(snapshot, policy, guaranteed + free)
-    return [*kept, *background], {**owed, _BACKGROUND: max(0.0, share - sum(count for _, count in background))}
+    left_share = share - sum(count for _, count in background)
+    return [*kept, *background], {**owed, _BACKGROUND: max(-MOST_AHEAD * size, left_share)}
 
 
 _BACKGROUND = ""
-"""The name of the credit of background work."""
+"""The name of the credit of background work: negative after it got more than its share."""
+
+MOST_AHEAD = 4.0
+"""Batches that background work may have got more than its share, for which it gets no share later."""
+
+
+def _background_credit(credit: Mapping[str, float], policy: BatchPolicy) -> float:
+    """The places that are owed to background work in the next batch."""
+    size = policy.max_batch_size
+    return min(float(size), credit.get(_BACKGROUND, 0.0) + policy.background_share * size)
+
 
 UNNOTICED = 0.05
 """The part of a batch's duration that free places may add."""

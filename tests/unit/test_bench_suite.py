@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cases import (
+    batch_lane,
     customers,
     depth,
     disk,
@@ -122,6 +123,23 @@ def test_a_case_is_judged_by_each_figure(case: Any, good: Any, bad: Any, number:
     """Good figures miss no target; each bad one misses its own, whatever the others are."""
     assert failures(case.judge(good)) == set()
     assert len(failures(case.judge(bad))) == number
+
+
+def batch_turns(busy: float, p99_ms: float) -> dict[str, Any]:
+    without = {"p50_ms": 210.0, "p99_ms": 250.0, "failed": 0, "busy": 90.0, "lines_per_s": 0.0}
+    beside = {**without, "p99_ms": p99_ms, "busy": busy, "lines_per_s": 80.0}
+    return {"without": without, "beside": beside, "turns": [without, beside]}
+
+
+def test_a_batch_beside_interactive_requests() -> None:
+    """The targets are those of the load at half of the capacity."""
+    good, bad = batch_turns(95.0, 262.0), batch_turns(94.0, 270.0)
+
+    assert failures(batch_lane.judge({"half": good, "tenth": bad})) == set()
+    assert failures(batch_lane.judge({"half": bad, "tenth": good})) == {
+        "half of the capacity: p99 beside a batch over that",
+        "half of the capacity: GPUs busy beside a batch",
+    }
 
 
 def test_a_failed_case_is_kept_with_its_error() -> None:

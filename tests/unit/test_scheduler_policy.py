@@ -234,6 +234,54 @@ def test_background_work_gives_way(
     assert list(decide(snapshot, policy(), {}).picks) == picks
 
 
+COSTLY = Service(
+    base_ms=20.0, item_ms=1.0, seen_batch=32.0
+)  # A full batch takes 52 ms: of four workers, one each 13 ms.
+
+
+@pytest.mark.parametrize(
+    ("waits", "leased", "since_ms", "service", "picks", "wait_ms"),
+    [
+        # others could join within the window, but background work fills the batch without additional time
+        (2, 3, math.inf, MEASURED, [("free", 2), ("free.background", 30)], None),
+        # it would add time: the last idle worker is kept for those that gather, and the others get background work
+        (2, 3, math.inf, COSTLY, [], 15.0),
+        (2, 2, math.inf, COSTLY, [("free.background", 32)], None),
+        # at even intervals: 52 / 4 x 0.97 = 12.61
+        (0, 3, 2.0, COSTLY, [], 10.61),
+        (0, 3, 12.7, COSTLY, [("free.background", 32)], None),
+        (
+            2,
+            3,
+            2.0,
+            MEASURED,
+            [("free", 2), ("free.background", 30)],
+            None,
+        ),  # interactive requests do not wait for that
+    ],
+)
+def test_background_work_beside_requests_that_gather(
+    waits: int, leased: int, since_ms: float, service: Service, picks: list[tuple[str, int]], wait_ms: float | None
+) -> None:
+    """Idle workers get it, nearly evenly apart, but never the last one for which interactive requests gather."""
+    snapshot = PoolSnapshot(waiting(free=waits), 0, leased, 4, 1000.0, service, since_ms, {"free": TierQueue(99, 9.0)})
+    decision = decide(snapshot, policy(), {})
+
+    assert list(decision.picks) == picks
+    assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
+
+
+def test_background_work_that_got_idle_workers_gets_no_share() -> None:
+    """A batch of its own counts as its share of the next ones, of four batches at most."""
+    behind = {"free": TierQueue(99, 9.0)}
+    alone = decide(PoolSnapshot(waiting(), 0, 3, 4, 0.0, COSTLY, background=behind), policy(), {})
+    full = decide(PoolSnapshot(waiting(free=99), 0, 3, 4, 0.0, COSTLY, background=behind), policy(), alone.credit)
+
+    assert list(alone.picks) == [("free.background", 32)]
+    assert list(full.picks) == [("free", 32)]
+    assert full.credit[""] == pytest.approx(2 * 1.6 - 32)
+
+
 def test_waiting_background_work_wakes_the_dispatcher_when_a_worker_is_idle() -> None:
     """Whatever the condition of interactive requests is."""
     snapshot = PoolSnapshot(waiting(), 0, 4, 4, 0.0, MEASURED, background={"free": TierQueue(5, 9.0)})
