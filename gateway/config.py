@@ -50,14 +50,14 @@ class BatchConfig:
     """Configuration of files and batches. Limits are those of one customer, except of a file and a batch."""
 
     database_url: str = field(repr=False)
-    window: int = 256  # Lines of one batch in Redis at a time.
+    window: int = 4096  # Most lines of one batch in Redis at a time.
     max_file_bytes: int = 100 << 20
     max_lines: int = 50_000
     max_open: int = 16
     max_stored_bytes: int = 1 << 30
     kept_s: float = 30 * 86_400.0  # Files and ended batches.
     total_s: float = 86_400.0  # From the creation of a batch until its open lines expire.
-    lease_s: float = 5.0  # Another gateway continues the batches of a lost one after this time.
+    lease_s: float = 3.0  # Another gateway continues the batches of a lost one after this time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, over
-from cases.stack import Stack, started
+from cases.stack import SHADOW, Stack, started
 from openai import OpenAI
 
 BATCH_MS, WORKERS, BATCH, GATEWAYS = 100, 8, 4, 2
@@ -39,7 +39,7 @@ def run(*, quick: bool) -> Outcome:
     """Measure both loads, each with and without a batch by turns."""
     seconds, rounds = (8, 1) if quick else (30, 3)
     with started(workers=WORKERS, batch=BATCH, backend=f"simulated:{BATCH_MS}", gateways=GATEWAYS) as stack:
-        stack.raise_limits()
+        stack.raise_limits(SHADOW)
         client = OpenAI(base_url=f"{stack.info.http_url}/v1", api_key=stack.info.keys["free"], max_retries=5)
         file = client.files.create(file=("lines.jsonl", input_lines(client.models.list().data[0].id)), purpose="batch")
         data = {}

@@ -129,6 +129,7 @@ def started(
     workers: int,
     batch: int = 64,
     gateways: int = 2,
+    schedulers: int = 1,
     backend: str = "simulated:50",
     durable: bool = False,
     **settings: object,
@@ -143,7 +144,16 @@ def started(
         log = home / "up.log"
         command = [sys.executable, "-m", "tierlane", "up", "--data-dir", str(home / "data")]
         command += [] if durable else ["--ephemeral"]
-        command += ["--port", "0", "--gateways", str(gateways), "--schedulers", "1", "--workers", str(workers)]
+        command += [
+            "--port",
+            "0",
+            "--gateways",
+            str(gateways),
+            "--schedulers",
+            str(schedulers),
+            "--workers",
+            str(workers),
+        ]
         command += ["--backend", backend, "--max-batch-size", str(batch)]
         environment = os.environ | {f"TIERLANE_{name.upper()}": str(value) for name, value in settings.items()}
         with log.open("wb") as sink:

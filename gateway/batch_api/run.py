@@ -44,7 +44,7 @@ from scheduler.request_id import new_request_id
 T = TypeVar("T")
 log = structlog.get_logger("gateway")
 
-POLL_S, MAX_POLL_S = 0.02, 0.5
+POLL_S, MAX_POLL_S = 0.02, 0.25
 SCAN_EVERY_S = 1.0  # All submitted lines are read, not only the oldest ones.
 READ_LINES = 32  # Read at a time; the next ones follow if most of these have ended.
 ADMITTED_LINES = 64  # Of a call, so that interactive requests are admitted in between.
@@ -52,6 +52,9 @@ YIELD_LINES = 16  # Built or read before other tasks of the gateway get their tu
 WRITTEN_LINES, WRITTEN_BYTES = 256, 1 << 20
 MAX_BYTES = 4 << 20  # Of the bodies of one batch in memory.
 STALE_ID_S = 60.0  # A refused line gets another id then, because the audit takes the creation time from it.
+KNOWN_LINES = 1024  # Rows of a batch that another gateway ran are read so many at a time.
+COVERED_S = 5.0  # The lines of this time are in Redis, so that GPUs have work until another gateway continues a batch.
+LEAST_WINDOW, RATE_KEPT = 256, 0.8
 RETRY_S = 0.5  # After PostgreSQL or Redis was not available.
 MAX_WAIT_S = 30.0  # After a refusal.
 LAST_S = 10.0  # Time for running lines to end once the batch is cancelled or has expired.
@@ -122,7 +125,12 @@ class BatchRun:
         self._read: list[FileLine] = []  # Of the last slice, until their rows were read.
         self._buffer: deque[tuple[FileLine, str]] = deque()  # Lines with their request ids.
         self._exhausted = False
-        self._room = parts.config.window
+        self._known_rows: dict[int, KnownLine] = {}
+        self._known_to = 0
+        self._window = self._room = min(parts.config.window, LEAST_WINDOW)
+        self._rate = 0.0  # Lines/s that ended lately.
+        self._ended = 0  # Lines since the last scan.
+        self._scanned_at = clock()
         self._not_before = 0.0
         self._poll_s = POLL_S
         self._scan_at = 0.0
@@ -198,7 +206,7 @@ class BatchRun:
 
     async def _fill(self) -> None:
         """Read lines until the window is full."""
-        while len(self._lines) < self._parts.config.window and self._bytes < MAX_BYTES and not self._exhausted:
+        while len(self._lines) < self._window and self._bytes < MAX_BYTES and not self._exhausted:
             if self._buffer:
                 line, request_id = self._buffer.popleft()
                 self._add(line, request_id)
@@ -218,8 +226,12 @@ class BatchRun:
         """The rows of these lines. A batch that no other gateway ran has none."""
         if not self._resumed:
             return {}
-        batch_id, first, last = self._row.id, lines[0].number, lines[-1].number
-        return await self._db(lambda c: batches.known_lines(c, batch_id, first, last))
+        if lines[-1].number > self._known_to:
+            batch_id, first = self._row.id, lines[0].number
+            last = max(lines[-1].number, first + KNOWN_LINES - 1)
+            self._known_rows = await self._db(lambda c: batches.known_lines(c, batch_id, first, last))
+            self._known_to = last
+        return self._known_rows
 
     def _add(self, line: FileLine, request_id: str) -> None:
         found = read_line(line.raw)
@@ -311,7 +323,7 @@ class BatchRun:
             if refused_ms:
                 self._wait(self._clock() + min(MAX_WAIT_S, max(POLL_S, refused_ms / 1000)))
                 return
-        self._room = min(self._parts.config.window, self._room + max(8, self._room // 4))
+        self._room = min(self._window, self._room + max(8, self._room // 4))
 
     def _wait(self, until: float) -> None:
         """Submit nothing before this time (monotonic seconds), and then few lines at first."""
@@ -349,6 +361,8 @@ class BatchRun:
         """Read the ends of submitted lines from Redis, the oldest first. Returns how many have ended."""
         now, ended = self._clock(), 0
         whole = now >= self._scan_at or bool(self._code)
+        if now >= self._scan_at:
+            self._adapt_window(now)
         if whole:
             self._scan_at = now + SCAN_EVERY_S
         for redis, lines in self._by_pool(self._lines.values()).items():
@@ -358,7 +372,14 @@ class BatchRun:
                 ended += found
                 if found < len(some) // 2 and not whole:
                     break
+        self._ended += ended
         return ended
+
+    def _adapt_window(self, now: float) -> None:
+        """Size the window by the lines that end in COVERED_S. After a fault it gets smaller slowly."""
+        self._rate = max(RATE_KEPT * self._rate, self._ended / max(SCAN_EVERY_S, now - self._scanned_at))
+        self._ended, self._scanned_at = 0, now
+        self._window = min(self._parts.config.window, max(LEAST_WINDOW, int(COVERED_S * self._rate)))
 
     async def _read_ends(self, redis: JobRedis, lines: Sequence[Line]) -> int:
         calls = [(line, line.call) for line in lines if line.call is not None]

@@ -1,4 +1,4 @@
-"""The batches that this gateway runs: each by a task, under a lease in PostgreSQL that the gateway renews each second.
+"""The batches that this gateway runs: each by a task, under a lease in PostgreSQL that the gateway renews.
 
 A batch whose owner is lost is claimed by another gateway when the lease has ended, and at once if the owner was stopped.
 Losing a lease stops the run here. Two runs of one batch at a time cost GPU time, but write each line once.
@@ -18,7 +18,7 @@ from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")
 
-RENEW_EVERY_S = 1.0
+RENEW_EVERY_S = 0.5
 COUNT_EVERY_S = 5.0
 MAX_RUNS = 32
 """Batches that one gateway runs at a time: each has a window of lines, and up to 4 MiB of bodies, in memory."""

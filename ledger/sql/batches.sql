@@ -45,9 +45,12 @@ RETURNING id
 
 -- name: claim_batches
 -- $1: owner. $2: seconds of its lease. $3: limit. $4: batches of one customer that are run at a time, by all owners. $5: only
--- those of this pool, null for all. The oldest batch of each customer first.
+-- those of this pool, null for all. The oldest batch of each customer first. No lease ends before its owner could renew it after
+-- a restart of PostgreSQL.
 WITH unfinished AS (
-    SELECT id, customer_id, created_at, owned_until > clock_timestamp() IS TRUE AS owned FROM batches
+    SELECT id, customer_id, created_at, owned_until IS NOT NULL
+        AND greatest(owned_until, pg_postmaster_start_time() + make_interval(secs => $2)) > clock_timestamp() AS owned
+    FROM batches
     WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND ($5::text IS NULL OR pool = $5)
 ), ranked AS (
     SELECT id, created_at, owned,

@@ -1,6 +1,5 @@
-"""A batch of 50,000 lines through OpenAI's client while processes of every role are killed and Redis is emptied in turn.
-
-TIERLANE_TEST_BATCH_LINES sets another number of lines.
+"""A batch of 50,000 lines through OpenAI's client, beside interactive requests at half of the capacity, while processes of every
+role are killed and Redis is emptied in turn. TIERLANE_TEST_BATCH_LINES sets another number of lines.
 """
 
 import asyncio
@@ -20,24 +19,27 @@ from redis.exceptions import RedisError
 
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
+from load import load, verdict
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 LINES = int(os.environ.get("TIERLANE_TEST_BATCH_LINES", "50000"))
-WORKERS = 4  # Of 32 requests in 50 ms: 2,560 requests/s.
+WORKERS, BATCH, BATCH_MS = 8, 4, 100
+CAPACITY_RPS = WORKERS * BATCH * 1000 / BATCH_MS
 GPUS = (
-    *("--backend", "simulated:50", "--workers", str(WORKERS), "--max-batch-size", "32"),
+    *("--backend", f"simulated:{BATCH_MS}", "--workers", str(WORKERS), "--max-batch-size", str(BATCH)),
     *("--gateways", "2", "--schedulers", "2"),
 )
-ROLES = ("gateway", "flushall", "scheduler", "worker", "postgres", "redis", "model", "gateway")
-BETWEEN_S = 2.5
+ROLES = ("gateway", "flushall", "scheduler", "worker", "postgres", "redis", "model")
+BETWEEN_S = 7.0
+AFTER_S = 5.0  # After each fault, for which the busy share is printed.
 CALL = {"max_retries": 20, "timeout": 60.0}
 
 
 @pytest.fixture
 def batch_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two gateways, two schedulers, four simulated GPUs."""
+    """Two gateways, two schedulers, eight simulated GPUs."""
     with start_stack(tmp_path_factory.mktemp("batches"), *GPUS) as stack:
         yield stack
 
@@ -76,16 +78,30 @@ async def fault(stack: Stack, role: str, turn: int) -> str:
     return name
 
 
-async def faults(stack: Stack, done: asyncio.Event) -> list[str]:
-    """Cause one fault after the other until the batch has ended."""
-    caused: list[str] = []
+async def faults(stack: Stack, done: asyncio.Event) -> list[tuple[float, str, str]]:
+    """Cause one fault after the other until the batch has ended. Returns their times, roles and names."""
+    caused: list[tuple[float, str, str]] = []
     while not done.is_set():
         for role in ROLES:
             await asyncio.sleep(BETWEEN_S)
             if done.is_set():
                 break
-            caused.append(await fault(stack, role, len(caused)))
+            caused.append((time.time(), role, await fault(stack, role, len(caused))))
     return caused
+
+
+async def busy_after(stack: Stack, caused: list[tuple[float, str, str]]) -> dict[str, list[str]]:
+    """The share of all GPUs that runs used in the seconds after each fault, by role; of runs that ended."""
+    rows = await query(
+        stack,
+        "SELECT extract(epoch FROM max(completed_at))::float8 AS ended, max(gpu_ms) / 1000 AS s FROM requests "
+        "WHERE gpu_ms > 0 GROUP BY batch_id",
+    )
+    shares: dict[str, list[str]] = {}
+    for at, role, _ in caused:
+        spans = (min(row["ended"], at + AFTER_S) - max(row["ended"] - row["s"], at) for row in rows)
+        shares.setdefault(role, []).append(f"{sum(max(0.0, span) for span in spans) / WORKERS / AFTER_S:.0%}")
+    return shares
 
 
 async def memory_of_redis(stack: Stack, done: asyncio.Event) -> list[int]:
@@ -111,7 +127,7 @@ async def content(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[
 
 async def test_every_line_ends_once(batch_stack: Stack) -> None:
     """Every custom_id is once in the output or the error file, with its own output, and has a closed audit row."""
-    await query(batch_stack, "UPDATE tiers SET shadow = true WHERE name = 'enterprise'")
+    await query(batch_stack, "UPDATE tiers SET shadow = true")
     model = (await query(batch_stack, "SELECT name FROM models LIMIT 1"))[0]["name"]
     raw = input_lines().replace(b'"simulated"', json.dumps(model).encode())
     done = asyncio.Event()
@@ -124,6 +140,9 @@ async def test_every_line_ends_once(batch_stack: Stack) -> None:
         uploaded_s = time.monotonic() - began
         causing = asyncio.create_task(faults(batch_stack, done))
         measuring = asyncio.create_task(memory_of_redis(batch_stack, done))
+        sending = asyncio.create_task(
+            load(batch_stack, CAPACITY_RPS / 2, 1.0, ("enterprise", "paid"), done=done.is_set), name="interactive"
+        )
 
         async def ended() -> Any:
             await asyncio.sleep(0.5)
@@ -133,11 +152,12 @@ async def test_every_line_ends_once(batch_stack: Stack) -> None:
         last = await eventually(ended, "the batch has ended", 1000.0)
         ended_s = time.monotonic() - began
         done.set()
-        caused, memory = await causing, await measuring
+        caused, memory, answers = await causing, await measuring, await sending
         outputs, errors = await content(client, last.output_file_id), await content(client, last.error_file_id)
 
     print(f"{len(raw):,} bytes uploaded in {uploaded_s:.1f} s; {LINES:,} lines ended after {ended_s:.1f} s,")
-    print(f"{LINES / (ended_s - uploaded_s):.0f} lines/s; faults: {caused}")
+    print(f"{LINES / (ended_s - uploaded_s):.0f} lines/s; faults: {[name for _, _, name in caused]}")
+    print(f"interactive requests: {verdict(answers)}")
     print(f"Redis memory: {min(memory):,} to {max(memory):,} bytes; counts {last.request_counts}")
     seen = Counter(each["custom_id"] for each in (*outputs, *errors))
     wrong = [
@@ -162,7 +182,8 @@ async def test_every_line_ends_once(batch_stack: Stack) -> None:
         ids,
     )
     busy = await query(batch_stack, "SELECT sum(gpu_ms / batch_size) / 1000 AS s FROM requests WHERE gpu_ms > 0")
-    print(f"GPUs busy with completed lines: {busy[0]['s'] / WORKERS / (ended_s - uploaded_s):.0%}")
+    print(f"GPUs busy with completed requests: {busy[0]['s'] / WORKERS / (ended_s - uploaded_s):.0%}")
+    print(f"in the {AFTER_S:.0f} s after each fault: {await busy_after(batch_stack, caused)}")
     print(f"audit: {audited:,} completed, {missing[0]['n']} of {len(ids):,} output lines without a row")
 
     assert last.status == "completed"

@@ -220,8 +220,9 @@ class BatchSettings:
     """Settings of files and batches. Limits are those of one customer, except of a file and a batch."""
 
     batch_lines_in_progress: int = number(
-        256,
-        "Lines of one batch in Redis at a time. More: larger Redis; fewer: workers may wait for lines.",
+        4096,
+        "Most lines of one batch in Redis at a time: those of five seconds, but at least 256. More: larger Redis; fewer: workers "
+        "may wait for lines after the loss of a gateway.",
         minimum=1,
         maximum=10_000,
     )
