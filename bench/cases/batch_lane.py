@@ -15,7 +15,7 @@ from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, ov
 from cases.stack import SHADOW, Stack, started
 from openai import OpenAI
 
-BATCH_MS, WORKERS, BATCH, GATEWAYS = 100, 8, 4, 2
+BATCH_MS, WORKERS, BATCH, GATEWAYS = 200, 8, 4, 2
 CAPACITY_RPS = WORKERS * BATCH * 1000 / BATCH_MS
 LOADS = {"half": 0.5, "tenth": 0.1}
 """Interactive load, as a part of the capacity."""
