@@ -15,7 +15,17 @@ from ratelimit.limits import (
 )
 
 TOKEN_BUCKET = BUCKETS[1]
-_NAMES = {"rate", "burst", "tokens_per_minute", "max_concurrency", "quotas", "key_rate", "key_burst"}
+_NAMES = {
+    "rate",
+    "burst",
+    "tokens_per_minute",
+    "max_concurrency",
+    "quotas",
+    "key_rate",
+    "key_burst",
+    "weight",
+    "key_weight",
+}
 
 
 def in_force(
@@ -27,13 +37,15 @@ def in_force(
     quotas: Sequence[tuple[str, int]] = (),
     key_rate: float = 0.0,
     key_burst: float = 0.0,
+    weight: float = 1.0,
+    key_weight: float = 0.0,
 ) -> EffectiveLimits:
     """Limits in force; 0 means that there is no such limit."""
     buckets = [Bucket(REQUEST_BUCKET, rate, burst)]
     if tokens_per_minute:
         buckets.append(Bucket(TOKEN_BUCKET, tokens_per_minute, tokens_per_minute))
     key = Bucket(REQUEST_BUCKET, key_rate, key_burst) if key_rate else None
-    return EffectiveLimits(tuple(buckets), key, max_concurrency, tuple(quotas))
+    return EffectiveLimits(tuple(buckets), key, max_concurrency, tuple(quotas), weight, key_weight=key_weight)
 
 
 def with_limits(fields: Mapping[str, Any]) -> dict[str, Any]:

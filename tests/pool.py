@@ -42,6 +42,11 @@ class Pool:
     async def gateway_lives(self, gateway_id: str) -> BeatReply:
         return await self.presence.gateway_beat(GatewayStats(gateway_id, 0.0, {}))
 
+    async def gateway_stays(self, gateway_id: str) -> None:
+        """Its heartbeat does not expire, however slow this machine is."""
+        await self.gateway_lives(gateway_id)
+        await self.client.pexpire(self.keys.gateway(gateway_id), 600_000)
+
     async def worker_beats(self, worker_id: str, status: str = "ready") -> None:
         await self.presence.worker_beat(WorkerReport(worker_id, status, 0.5, 1, 100.0, 50.0, "simulated", "v1"))
 
@@ -179,8 +184,8 @@ class Pool:
 
     async def expire_leases(self) -> None:
         """Expire all leases."""
-        for batch_id in await self.client.zrange(self.keys.leases, 0, -1):
-            await self.client.zadd(self.keys.leases, {batch_id: 1})
+        if leased := await self.client.zrange(self.keys.leases, 0, -1):
+            await self.client.zadd(self.keys.leases, dict.fromkeys(leased, 1))
 
 
 def done(request_id: str, output: str = "olleh") -> Outcome:

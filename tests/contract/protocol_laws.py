@@ -15,6 +15,7 @@ from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
 CUSTOMERS = ("customer", "other")
+CROWD = tuple(f"c{number}" for number in range(24))
 CLIENT_FAULTS = {"poison_request", "invalid_request", "cancelled"}
 """Failures that stay charged."""
 
@@ -43,13 +44,15 @@ class Row(NamedTuple):
     tier: str
     paid: bool = False
     tokens: int = 0  # What it has of the metered quota: reserved, or settled.
+    overdue: bool = False
 
 
 class Backlogs(NamedTuple):
-    """The backlogs of a tier: their lengths, the customers in the index, the stored number of ids and sum of weights."""
+    """The index of a tier, or of a customer's keys (`<tier>:<customer>`): its members with their weights, the stored number of
+    ids and sum of weights.
+    """
 
-    lengths: dict[str, int]
-    listed: set[str]
+    listed: dict[str, float]
     waiting: int
     weights: float
 
@@ -58,7 +61,7 @@ class Scan(NamedTuple):
     """The whole state in Redis, read while nothing else runs."""
 
     rows: dict[str, Row]
-    queues: dict[str, list[str]]  # With the backlogs of their customers.
+    queues: dict[str, list[str]]  # With the backlogs of their customers and keys.
     inflight: dict[str, list[str]]  # "<tier>:<batch>" -> ids
     leases: dict[str, float]
     batches: dict[str, str]  # id -> state
@@ -70,7 +73,14 @@ class Scan(NamedTuple):
     tokens: int  # What is used of its metered quota.
     followers: dict[str, list[str]]  # Primary -> its followers.
     sharing: list[str]  # Ended primaries with remaining followers.
+    lists: dict[str, list[str]]  # "<tier>:<customer>", "<tier>:<customer>:<key>" -> ids
     backlogs: dict[str, Backlogs]
+
+    def runnable(self, tier: str) -> int:
+        """How many of its requests wait and may run."""
+        return sum(
+            self.rows[i].state == "queued" and not self.rows[i].overdue for i in self.queues[tier] if i in self.rows
+        )
 
     def members(self) -> dict[str, list[str]]:
         """Batch -> its ids."""
@@ -81,67 +91,85 @@ class Scan(NamedTuple):
 
 
 EVERYTHING = """
-local rows, queues, inflight, batches, riders, backlogs = {}, {}, {}, {}, {}, {}
-for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who', 'charged') end
-for i, tier in ipairs(KEYS) do
-  queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1)
-  backlogs[i] = {redis.call('ZRANGE', 'backlogs:' .. tier, 0, -1), redis.call('GET', 'waiting:' .. tier) or '0',
-    redis.call('HGET', 'fair:' .. tier, 'weights') or '0', redis.call('LRANGE', 'backlog:' .. tier .. ':customer', 0, -1),
-    redis.call('LRANGE', 'backlog:' .. tier .. ':other', 0, -1)}
+local rows, queues, open, spent, tokens = {}, {}, {}, 0, 0
+local function all(pattern, read)
+  local found = {}
+  for i, key in ipairs(redis.call('KEYS', pattern)) do found[i] = {string.match(key, ':(.*)$'), read(key)} end
+  return found
 end
-for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
-for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
-for i, key in ipairs(redis.call('KEYS', 'riders:*')) do riders[i] = {key, redis.call('LRANGE', key, 0, -1)} end
-local leases = redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES')
-local line, dead = redis.call('LRANGE', 'batch_queue', 0, -1), redis.call('LRANGE', 'dlq', 0, -1)
-local open, spent = {}, 0
-for _, customer in ipairs({'customer', 'other'}) do
-  spent = spent + (string.match(redis.call('HGET', 'rl:customer:' .. customer, 'q:1year') or '', ' (%d+)$') or 0)
-  for _, id in ipairs(redis.call('ZRANGE', 'rl:leases:' .. customer, 0, -1)) do open[#open + 1] = id end
+local function list(key) return redis.call('LRANGE', key, 0, -1) end
+local function used(text) return tonumber(string.match(text or '', ' (%d+)$') or 0) end
+for i, id in ipairs(ARGV) do
+  rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who', 'charged', 'env')
 end
-local tokens = string.match(redis.call('HGET', 'rl:customer:customer', 'q:1year:tokens') or '', ' (%d+)$') or 0
-return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1),
-  open, {spent, tokens}, riders, redis.call('ZRANGE', 'sharing', 0, -1), backlogs}
+for i, tier in ipairs(KEYS) do queues[i] = list('queue:' .. tier) end
+local backlogs = all('backlogs:*', function(key)
+  local name, weights = string.sub(key, 10), {}
+  local members = redis.call('ZRANGE', key, 0, -1)
+  for i, member in ipairs(members) do weights[i] = redis.call('HGET', 'flow:' .. name .. ':' .. member, 'weight') or '1' end
+  return {members, weights, redis.call('HGET', 'fair:' .. name, 'weights') or '0'}
+end)
+for _, of_customer in ipairs(all('rl:leases:*', function(key) return redis.call('ZRANGE', key, 0, -1) end)) do
+  for _, id in ipairs(of_customer[2]) do open[#open + 1] = id end
+end
+all('rl:customer:*', function(key)
+  spent = spent + used(redis.call('HGET', key, 'q:1year'))
+  tokens = tokens + used(redis.call('HGET', key, 'q:1year:tokens'))
+end)
+return {rows, queues, all('inflight:*', list), redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES'),
+  all('batch:*', function(key) return redis.call('HGET', key, 'state') end), list('batch_queue'), list('dlq'), list('outbox'),
+  open, {spent, tokens}, all('riders:*', list), redis.call('ZRANGE', 'sharing', 0, -1), all('backlog:*', list), backlogs,
+  all('waiting:*', function(key) return redis.call('GET', key) end)}
 """
 """One round trip, because it runs after every step."""
 
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
     found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
-    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, followers, sharing, kept = found
-    backlogs = {tier: backlogs_of(*values) for tier, values in zip(TIERS, kept, strict=True)}
+    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, followers, sharing, *waiting = found
+    lists = named_lists(waiting[0])
     return Scan(
         rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
         queues={
-            tier: texts(queue) + [i for ids in own[3:] for i in texts(ids)]
-            for tier, queue, own in zip(TIERS, queues, kept, strict=True)
+            tier: texts(queue) + [i for name, own in lists.items() if name.startswith(f"{tier}:") for i in own]
+            for tier, queue in zip(TIERS, queues, strict=True)
         },
-        inflight={key.decode().removeprefix("inflight:"): texts(members) for key, members in inflight},
+        inflight=named_lists(inflight),
         leases={batch.decode(): float(at) for batch, at in zip(leases[::2], leases[1::2], strict=True)},
-        batches={key.decode().removeprefix("batch:"): state.decode() for key, state in batches},
+        batches={batch.decode(): state.decode() for batch, state in batches},
         line=texts(line),
         dead=texts(dead),
         records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
         under_way=set(texts(under_way)),
         spent=int(spent[0]),
         tokens=int(spent[1]),
-        followers={key.decode().removeprefix("riders:"): texts(ids) for key, ids in followers},
+        followers=named_lists(followers),
         sharing=texts(sharing),
-        backlogs=backlogs,
+        lists=lists,
+        backlogs=backlogs_of(*waiting[1:]),
     )
 
 
-def backlogs_of(listed: list[bytes], waiting: bytes, weights: bytes, *lists: list[bytes]) -> Backlogs:
-    lengths = {name: len(ids) for name, ids in zip(CUSTOMERS, lists, strict=True) if ids}
-    return Backlogs(lengths, set(texts(listed)), int(waiting), float(weights))
+def named_lists(found: list[tuple[bytes, list[bytes]]]) -> dict[str, list[str]]:
+    return {name.decode(): texts(ids) for name, ids in found}
+
+
+def backlogs_of(indexes: list[Any], counts: list[tuple[bytes, bytes]]) -> dict[str, Backlogs]:
+    waiting = {name.decode(): int(count) for name, count in counts}
+    found = {name: Backlogs({}, count, 0.0) for name, count in waiting.items()}
+    for key, (members, weights, total) in indexes:
+        listed = dict(zip(texts(members), map(float, weights), strict=True))
+        found[key.decode()] = Backlogs(listed, waiting.get(key.decode(), 0), float(total))
+    return found
 
 
 def row_of(values: list[bytes | None]) -> Row:
-    state, code, losses, who, charged = ((v or b"").decode() for v in values)
+    state, code, losses, who, charged, env = ((v or b"").decode() for v in values)
     _, _, tier, paid, *_ = who.split(" ") if who else [""] * 4
     metered = re.search(r"1year:tokens:\d+:(\d+)", charged)
     is_paid = paid.removesuffix("+") in {"all", "requests", "listed"}
-    return Row(state, code, int(losses or 0), tier, is_paid, int(metered[1]) if metered else 0)
+    is_overdue = "0" * 12 + "1" in env.split(" ")[1:3]
+    return Row(state, code, int(losses or 0), tier, is_paid, int(metered[1]) if metered else 0, is_overdue)
 
 
 def texts(found: list[bytes]) -> list[str]:
@@ -162,11 +190,18 @@ def check_laws(state: Scan, life: Life) -> None:
 
 
 def check_backlogs(state: Scan) -> None:
-    """The index and the numbers of a tier agree with the backlogs of its customers."""
-    for tier, (lengths, listed, waiting, weights) in state.backlogs.items():
-        assert listed >= set(lengths), ("a backlog without an entry in the index", tier, lengths, listed)
-        assert waiting == sum(lengths.values()), ("number of waiting ids", tier, waiting, lengths)
-        assert weights == len(listed), ("sum of weights", tier, weights, listed)
+    """The index and the numbers of a tier agree with the backlogs of its customers, and those of a customer with its keys'."""
+    lengths: dict[str, Counter[str]] = {name: Counter() for name in [*TIERS, *state.backlogs]}
+    for name, ids in state.lists.items():
+        tier, customer, *key = name.split(":")
+        lengths[tier][customer] += len(ids)
+        if key:
+            lengths.setdefault(f"{tier}:{customer}", Counter())[key[0]] += len(ids)
+    for name, own in lengths.items():
+        listed, waiting, weights = state.backlogs.get(name, Backlogs({}, 0, 0.0))
+        assert set(listed) >= set(own), ("a backlog without an entry in the index", name, own, listed)
+        assert waiting == own.total(), ("number of waiting ids", name, waiting, own)
+        assert weights == sum(listed.values()), ("sum of weights", name, weights, listed)
 
 
 def check_membership(state: Scan) -> None:

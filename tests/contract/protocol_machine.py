@@ -2,11 +2,14 @@
 are lost, clients that retry, lost replies, and a Redis that loses its data.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from contract.protocol_laws import CUSTOMERS, ESTIMATE, Life, check_laws
+from contract.protocol_laws import CROWD, CUSTOMERS, ESTIMATE, Life, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
 from pool import TIERS
@@ -27,7 +30,15 @@ CODES = (ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NO_CAPACITY
 QUOTA, METERED = ("1year", 1_000_000), ("1year:tokens", 1_000_000)
 UNMETERED = {"total_ms": LONG_MS, "queue_ms": LONG_MS, "max_concurrency": 1000, "tokens": ESTIMATE, "quotas": [QUOTA]}
 LIMITS = UNMETERED | {"quotas": [QUOTA, METERED], "meter": Meter()}
+WEIGHTS = st.sampled_from((0.0, 3.0))
+SIZES = st.lists(st.integers(1, 4), max_size=24)
 SHUT = [TierLimit(name, 0.0, 0.0, 0, TIERS, 0, 0) for name in TIERS]
+
+
+def weights_of(number: int, turn: int) -> dict[str, Any]:
+    """The weight of a customer of the crowd, and of the key of its n-th request: every third customer has two such keys."""
+    key = f"key{turn % 2}" if number % 3 == 0 else "key"
+    return {"weight": (1.0, 2.0, 0.5, 4.0)[number % 4], "api_key_id": key, "key_weight": 3.0 if key != "key" else 0.0}
 
 
 class Protocol(World):
@@ -46,6 +57,21 @@ class Protocol(World):
         fresh = [self.pool.submission(tier, **own, customer_id=customer) for _ in range(count)]
         assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
         self.enter(fresh)
+
+    @precondition(lambda self: self.crowds < 2)
+    @rule(tier=st.sampled_from(TIERS), counts=st.lists(st.integers(1, 3), min_size=8, max_size=len(CROWD)), sizes=SIZES)
+    def a_crowd(self, tier: str, counts: list[int], sizes: list[int]) -> None:
+        """Few requests each of many customers, some of them with keys of a weight; then batches of some of them."""
+        self.crowds += 1
+        fresh = [
+            self.pool.submission(tier, **UNMETERED, **weights_of(number, turn), customer_id=customer)
+            for number, (customer, count) in enumerate(zip(CROWD, counts, strict=False))
+            for turn in range(count)
+        ]
+        assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
+        self.enter(fresh)
+        for size in sizes:
+            self.form([size * (name == tier) for name in TIERS], 1000, owner=True)
 
     @precondition(lambda self: self.life.submissions)
     @rule(some=ANY, lost=st.booleans())
@@ -66,10 +92,16 @@ class Protocol(World):
             if verdict.outcome == Admission.ACCEPTED:
                 self.enter([submission])
 
-    @rule(tier=st.sampled_from(TIERS), same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, 0, LONG_MS)), count=FEW)
-    def submit_same(self, tier: str, same: str, keep_ms: int, count: int) -> None:
-        """Equal requests share a run or a cached result."""
-        share = {"same": same, "keep_answer_ms": keep_ms, "model_version": "v1"}
+    @rule(
+        tier=st.sampled_from(TIERS),
+        same=st.sampled_from("pq"),
+        keep_ms=st.sampled_from((0, 0, LONG_MS)),
+        count=FEW,
+        weight=WEIGHTS,
+    )
+    def submit_same(self, tier: str, same: str, keep_ms: int, count: int, weight: float = 0.0) -> None:
+        """Equal requests share a run or a cached result. `weight`: of their key."""
+        share = {"same": same, "keep_answer_ms": keep_ms, "model_version": "v1", "key_weight": weight}
         fresh = [self.pool.submission(tier, **LIMITS, **share) for _ in range(count)]
         verdicts = self.run(self.pool.admit(fresh))
         assert {v.outcome for v in verdicts} == {Admission.ACCEPTED}
@@ -79,10 +111,18 @@ class Protocol(World):
                 self.life.told[submission.id] += 1
                 self.answer(decode_reply(verdict.reply))
 
-    @rule(same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, LONG_MS)), how=st.sampled_from(STORIES))
-    def a_shared_run(self, same: str, keep_ms: int, how: str) -> None:
-        """Equal requests, and the end of their primary."""
-        self.submit_same("free", same, keep_ms, 1 if how == "is lifted, and left" else 3)
+    @rule(
+        same=st.sampled_from("pq"),
+        keep_ms=st.sampled_from((0, LONG_MS)),
+        how=st.sampled_from(STORIES),
+        weight=WEIGHTS,
+        ahead=st.booleans(),
+    )
+    def a_shared_run(self, same: str, keep_ms: int, how: str, weight: float, *, ahead: bool) -> None:
+        """Equal requests, and the end of their primary. `ahead`: others have the places in the tier queue."""
+        if ahead:
+            self.submit("free", 2)
+        self.submit_same("free", same, keep_ms, 1 if how == "is lifted, and left" else 3, weight)
         if how == "is lifted, and left":
             self.submit_same("paid", same, keep_ms, 1)
             self.cancel([-1], ErrorCode.CANCELLED)
@@ -138,6 +178,7 @@ class Protocol(World):
         self.losses += 1
         self.run(self.check_replies(heard=heard))
         self.run(self.client.flushall())
+        self.run(self.gateways_live())
         pending = [s for i, s in self.life.submissions.items() if i not in self.answered]
         self.life = Life()
         self.stale, self.held = self.stale + self.held, []
@@ -151,11 +192,21 @@ class Protocol(World):
     # Schedulers
 
     @rule(counts=st.tuples(*[st.integers(0, 3)] * len(TIERS)), lookahead=st.integers(1, 4), owner=OFTEN)
-    def form(self, counts: tuple[int, ...], lookahead: int, *, owner: bool) -> None:
-        """`owner`: whether the gateways of all requests run, or have been lost for some time."""
-        self.run(self.gateways_live() if owner else self.gateways_die())
-        self.run(self.pool.form([(t, n) for t, n in zip(TIERS, counts, strict=True) if n], lookahead))
-        self.run(self.gateways_live())
+    def form(self, counts: Sequence[int], lookahead: int, *, owner: bool) -> None:
+        """`owner`: whether the gateways of all requests run, or have been lost for some time.
+
+        A request that waits leaves: there is a batch, unless enough are ready or too many ended requests are first.
+        """
+        if not owner:
+            self.run(self.gateways_die())
+        picks, before = [(t, n) for t, n in zip(TIERS, counts, strict=True) if n], self.scan()
+        batch_id = self.run(self.pool.form(picks, lookahead))
+        if owner and len(before.line) < lookahead:
+            waiting = {t: before.runnable(t) for t, n in picks if len(before.queues[t]) - before.runnable(t) <= 3 * n}
+            formed = any(waiting.values()) and self.run(self.client.exists(self.pool.keys.batch(batch_id)))
+            assert formed or not any(waiting.values()), ("left idle", waiting)
+        if not owner:
+            self.run(self.gateways_live())
 
     @rule(reaped=OFTEN)
     def leases_run_out(self, *, reaped: bool) -> None:
@@ -184,7 +235,10 @@ class Protocol(World):
         self.waves += 1
         for tier in TIERS:
             self.take(tier, 2, late=False)
-        before, later_us = self.scan().rows, self.now_us() + LONG_MS * 1000  # Nothing is deposited before that time.
+        before, later_us = (
+            self.scan().rows,
+            (self.lease("")[1] + LONG_MS) * 1000,
+        )  # Nothing is deposited before that time.
         self.run(self.client.hset(self.pool.keys.retry_budget, mapping={"tokens": balance, "at": later_us}))
         self.run(self.client.pexpire(self.pool.keys.retry_budget, 60_000))
         self.run(self.pool.reaped())
@@ -219,15 +273,14 @@ class Protocol(World):
 
     def after_the_lease(self, batch_id: str) -> int:
         """A millisecond after the lease of the batch began, so that an old lease does not pass for a new one."""
-        at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
-        while (now_ms := self.now_us() // 1000) <= (at or 0) - LEASE_MS:
-            pass
+        at, now_ms = self.lease(batch_id)
+        while at and now_ms <= at - LEASE_MS:
+            at, now_ms = self.lease(batch_id)
         return now_ms
 
     def lease_is_fresh(self, batch_id: str, called_ms: int) -> None:
-        at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
-        assert at is not None
-        assert called_ms <= at - LEASE_MS <= self.now_us() // 1000, ("the lease was not renewed", batch_id, at)
+        at, now_ms = self.lease(batch_id)
+        assert called_ms <= at - LEASE_MS <= now_ms, ("the lease was not renewed", batch_id, at)
 
     @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3), late=st.booleans(), reply=REPLIES, leaves=OFTEN)
     def take(self, tier: str, count: int, *, late: bool, reply: str = "comes", leaves: bool = False) -> None:
@@ -280,16 +333,18 @@ class Protocol(World):
         else:
             assert self.unchanged(call) in {False, len(ids)}
 
-    @precondition(lambda self: self.life.submissions)
+    @precondition(lambda self: self.life.submissions and not self.poisons)
     @rule(verbs=st.sampled_from(CHAINS))
     def poison(self, verbs: tuple[str, ...]) -> None:
         """All running batches are lost or released repeatedly, a chain that random rules rarely make."""
+        self.poisons += 1
         for verb in verbs:
             self.submit("free", 1)
             self.form((3, 3, 3), 100, owner=True)
             while batch_id := self.run(self.pool.pop()):
                 self.popped.append(batch_id)
                 self.claim(len(self.popped) - 1, "comes")
+            self.laws()
             while self.held:
                 self.let_go_by(0, verb)
             self.leases_run_out(reaped=True)

@@ -22,6 +22,7 @@ T = TypeVar("T")
 LONG_MS = 600_000  # Deadlines pass only by rules.
 PATIENCE_S = 10.0  # A machine that is busy for longer than the timeout of a gateway is not a fault of the protocol.
 GATEWAYS = ("g1", "g2")
+LEASE = "return {redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0', unpack(redis.call('TIME'))}"
 
 
 class Held(NamedTuple):
@@ -50,6 +51,7 @@ class World(RuleBasedStateMachine):
         self.pool = Pool(self.client, Keys(), places=2)  # Later ids wait in backlogs.
         self.channel = self.listener.pubsub()
         self.run(self.channel.subscribe(*map(self.pool.keys.responses, GATEWAYS)))
+        self.run(self.gateways_live())
         self.life = Life()
         self.accepted: set[str] = set()  # Since the start, before losses of Redis too.
         self.answered: dict[str, tuple[str, str]] = {}  # The responses, which gateways remember.
@@ -57,7 +59,7 @@ class World(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.stale: list[Held] = []  # Batches of lost, slow or finished workers, which may continue.
         self.number = 0
-        self.losses = self.waves = 0  # Rare rules, because they leave little state.
+        self.losses = self.waves = self.crowds = self.poisons = 0  # Rare: they leave little state, or take many calls.
 
     def run(self, call: Awaitable[T]) -> T:
         async def called() -> T:
@@ -113,10 +115,8 @@ class World(RuleBasedStateMachine):
         self.life.pairs.update(ids)
 
     async def gateways_live(self) -> None:
-        """Their heartbeats do not expire, however slow this machine is."""
         for gateway in GATEWAYS:
-            await self.pool.gateway_lives(gateway)
-            await self.client.pexpire(self.pool.keys.gateway(gateway), LONG_MS)
+            await self.pool.gateway_stays(gateway)
 
     async def gateways_die(self) -> None:
         """So long ago that all queued requests are older."""
@@ -124,9 +124,10 @@ class World(RuleBasedStateMachine):
             await self.pool.presence.gateway_gone(gateway)
         await self.pool.aged(list(self.life.submissions), 2100)
 
-    def now_us(self) -> int:
-        seconds, micros = self.run(self.client.time())
-        return seconds * 1_000_000 + micros
+    def lease(self, batch_id: str) -> tuple[int, int]:
+        """When the lease of a batch ends (0: it has none), and the present time, in ms."""
+        at, seconds, micros = self.run(self.client.eval(LEASE, 1, self.pool.keys.leases, batch_id))
+        return int(at), int(seconds) * 1000 + int(micros) // 1000
 
     def let_go(self, some: int) -> Held:
         self.stale.append(self.held.pop(some % len(self.held)))

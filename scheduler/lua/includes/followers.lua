@@ -25,6 +25,18 @@ local function finalize_followers(primary, result)
   return each_follower(primary, function(follower, row) return not finalize(follower, row, state, code, batch, run) end)
 end
 
+-- leave_backlog(tier, customer, id): removes an id from the list of its customer, or from that of its key if that has a weight.
+local function leave_backlog(tier, customer, id)
+  local node = tier .. ':' .. customer
+  local removed = call('LREM', P .. 'backlog:' .. node, -1, id)
+  for _, key in ipairs(removed == 0 and call('ZRANGE', P .. 'backlogs:' .. node, 0, -1) or {}) do
+    local of_key = call('LREM', P .. 'backlog:' .. node .. ':' .. key, -1, id)
+    backlogs.remove(node, of_key)
+    removed = removed + of_key
+  end
+  backlogs.remove(tier, removed)
+end
+
 -- queue_follower(id, row, losses): a follower runs in place of its primary, first in its tier; its queue timeout no longer
 -- applies. With losses it is a batch by itself, because it must not join new requests.
 local function queue_follower(id, row, losses)
@@ -32,7 +44,7 @@ local function queue_follower(id, row, losses)
   local batch = {id = sub(id, 5), losses = losses, last = row[DEADLINE]}
   -- A former primary may still be in its tier queue: with two entries it would run twice.
   if call('HDEL', key, 'lifted') == 1 and call('LREM', P .. 'queue:' .. tier, -1, id) == 0 then
-    backlogs.remove(tier, call('LREM', P .. 'backlog:' .. tier .. ':' .. account_of(row).customer, -1, id))
+    leave_backlog(tier, account_of(row).customer, id)
   end
   call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
   if losses == 0 then call('RPUSH', P .. 'queue:' .. tier, id)
