@@ -127,6 +127,18 @@ async def test_without_gpu_time_for_empty_places_quiet_customers_wait_for_one_ba
     assert [await pool.pop() for _ in range(3)] == order
 
 
+async def test_a_batch_of_ended_requests_of_quiet_customers_takes_others(pool: Pool) -> None:
+    """A call that finds only ended ones still forms a batch."""
+    await wait_in_line(pool, "flood", 100)
+    await pool.form([("free", 8)])
+    quiet = await wait_in_line(pool, "quiet", 2)
+    await pool.overdue(quiet)
+
+    formed = await pool.batches.form("next", [("free", 8)], 100, TIERS)
+
+    assert (formed.size, formed.dropped) == (8, 2)
+
+
 async def test_customers_with_a_backlog_form_no_batch_of_their_own(pool: Pool) -> None:
     """Neither while they always have one, nor when they send more."""
     await wait_in_line(pool, "a", 50)

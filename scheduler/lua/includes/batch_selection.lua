@@ -24,10 +24,11 @@ end
 -- take(tier, count, visit): pops the oldest `count` requests that may run, and calls visit(id, row) for each. One for which
 -- `visit` returns false is not counted.
 local function take(tier, count, visit)
+  apart.used = apart.used and not apart.allowed -- a batch without a runnable request takes others
   local left, reads_left = apart.used and 0 or count, count * READS_PER_PLACE
   while left > 0 and reads_left > 0 do
     local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
-    if not ids and (apart.used or backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then
+    if not ids and (apart.used and not apart.allowed or backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then
       return
     end
     reads_left = reads_left - (ids and #ids or 0)
