@@ -28,9 +28,8 @@ local function take(tier, count, visit)
   local left, reads_left = apart.used and 0 or count, count * READS_PER_PLACE
   while left > 0 and reads_left > 0 do
     local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
-    if not ids and (apart.used and not apart.allowed or backlogs.waiting[tier] == 0 or move_up(tier, math.min(reads_left, left)) == 0) then
-      return
-    end
+    local may_move = backlogs.waiting[tier] > 0 and (apart.allowed or not apart.used)
+    if not ids and (not may_move or move_up(tier, math.min(reads_left, left)) == 0) then return end
     reads_left = reads_left - (ids and #ids or 0)
     for _, id in ipairs(ids or NO_IDS) do
       local row = not seen[id] and read_runnable(id) -- a repaired queue may have an id twice
