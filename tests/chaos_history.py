@@ -1,12 +1,25 @@
 """A builder of histories and evidence for tests of the chaos checker: requests, responses, audit rows, runs and faults."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tierlane.chaos.checker.case import InvariantResult, InvariantResults
 from tierlane.chaos.checker.checker import check
 from tierlane.chaos.checker.evidence import AuditRow, Evidence, Leftovers, ModelRun
-from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked, Stalled, Stray, Unanswered
+from tierlane.chaos.history import (
+    Answered,
+    BatchCreated,
+    BatchEnded,
+    BatchLine,
+    Event,
+    FaultEvent,
+    FaultPhase,
+    Invoked,
+    Stalled,
+    Stray,
+    Unanswered,
+)
 
 CUSTOMER = "11111111-1111-1111-1111-111111111111"
 OTHER_CUSTOMER = "22222222-2222-2222-2222-222222222222"
@@ -37,7 +50,16 @@ class RecordedRun:
         self.complete(901, 0.0, gateway="gateway-1")
         self.complete(902, 0.0, gateway="gateway-2")
 
-    def send(self, number: int, at: float, *, turn: int = 0, gateway: str = "gateway-1", key: str = "") -> None:
+    def send(
+        self,
+        number: int,
+        at: float,
+        *,
+        turn: int = 0,
+        gateway: str = "gateway-1",
+        key: str = "",
+        customer: str = CUSTOMER,
+    ) -> None:
         self.events.append(
             Invoked(
                 at=at,
@@ -46,7 +68,7 @@ class RecordedRun:
                 trace=trace_of(number, turn),
                 gateway=gateway,
                 tier="free",
-                customer=CUSTOMER,
+                customer=customer,
                 key=key,
             )
         )
@@ -97,6 +119,29 @@ class RecordedRun:
         self.run(number, at + 0.05)
         self.answer(number, at + 0.1)
         self.row(number)
+
+    def serve(self, number: int, customer: str, sent: float, began: float, cost_ms: float = 50.0) -> None:
+        """Add a request of a customer that waits until `began`, with its GPU time."""
+        self.send(number, sent, customer=customer)
+        self.run(number, began)
+        self.answer(number, began + 0.06)
+        self.row(number, customer=customer, cost_ms=cost_ms)
+
+    def batch(self, valid: Sequence[str] = ("a", "b"), invalid: Sequence[str] = ("c",), **changes: Any) -> None:
+        """Add a batch and its end, as it should be but for `changes`; without an end if `status` is None."""
+        self.events.append(
+            BatchCreated(at=1.0, batch="batch_1", customer=CUSTOMER, valid=tuple(valid), invalid=tuple(invalid))
+        )
+        end: dict[str, Any] = {
+            "status": "completed",
+            "total": len(valid) + len(invalid),
+            "completed": len(valid),
+            "failed": len(invalid),
+            "outputs": tuple(BatchLine(custom_id, custom_id[::-1]) for custom_id in valid),
+            "errors": tuple(BatchLine(custom_id, "invalid_request") for custom_id in invalid),
+        }
+        if changes.get("status", "") is not None:
+            self.events.append(BatchEnded(at=2.0, batch="batch_1", **end | changes))
 
     def fault(
         self, name: str, target: str, begin: float, end: float | None = None, *, error: str = "", details: str = ""

@@ -16,7 +16,7 @@ from tierlane.bench.http_client import (
 )
 from tierlane.bench.plan import Inputs, filler_of
 from tierlane.chaos.history import LoadCustomer
-from tierlane.chaos.load import request_bytes
+from tierlane.chaos.load.requests import request_bytes
 
 OK = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\nX-Request-ID: req_1\r\n\r\nhello world"

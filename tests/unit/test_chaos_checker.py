@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos_history import RecordedRun, nonce_of, trace_of
+from chaos_history import CUSTOMER, OTHER_CUSTOMER, RecordedRun, nonce_of, trace_of
 from tierlane.chaos.checker.checker import INVARIANTS
 from tierlane.chaos.checker.evidence import FileCount
 from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, step_text
@@ -180,6 +180,17 @@ def unread_audit(run: RecordedRun) -> None:
     run.evidence = replace(run.evidence, errors=("The audit cannot be read: no.",))
 
 
+def unended_batch(run: RecordedRun) -> None:
+    run.batch(status=None)
+
+
+def unfair_order(run: RecordedRun) -> None:
+    """One customer waits for 3.5 s while another one is served."""
+    for number in range(70):
+        run.serve(number, CUSTOMER, 0.05 * number, 0.3 + 0.05 * number)
+    run.serve(100, OTHER_CUSTOMER, 0.0, 3.6)
+
+
 VIOLATIONS: list[tuple[Callable[[RecordedRun], None], str]] = [
     (lost, "lost"),
     (unanswered, "unanswered"),
@@ -201,6 +212,8 @@ VIOLATIONS: list[tuple[Callable[[RecordedRun], None], str]] = [
     (too_many_attempts, "attempts"),
     (too_many_retries, "retries"),
     (unwritten_audit, "conservation"),
+    (unended_batch, "batches"),
+    (unfair_order, "fairness"),
     (leaked_key, "leaked keys"),
     (leaked_files, "leaked files"),
     (unread_audit, "evidence"),

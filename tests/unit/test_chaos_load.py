@@ -27,7 +27,7 @@ from tierlane.chaos.history import (
     read_history,
     request_input,
 )
-from tierlane.chaos.load import AnswerReading, read_answer, watch_stalls
+from tierlane.chaos.load.requests import AnswerReading, read_answer, watch_stalls
 
 TEXT = request_input("0123456789abcdef", 12.5, "xyz")
 OTHER = request_input("fedcba9876543210", 12.5, "")

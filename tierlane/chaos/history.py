@@ -16,20 +16,31 @@ import msgspec
 
 @dataclass(frozen=True)
 class LoadCustomer:
-    """One customer of the load. `id` is the UUID in `customers.id`, as text."""
+    """One customer of the load. `id` is the UUID in `customers.id`, as text.
+
+    `part`: of all requests, in proportion to the parts of the others. `in_flight`: its requests in the saturating load.
+    """
 
     tier: str
     id: str
     name: str
     key: str
+    weight: float = 1.0
+    part: float = 1.0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target of the load: `http_urls`, one per gateway, and all customers; each request uses one of either."""
+    """The target of the load: `http_urls`, one per gateway, and all customers; each request uses one of either.
+
+    `batch_customers` create batches for `model`. Their requests are no requests of the history.
+    """
 
     http_urls: tuple[str, ...]
     customers: tuple[LoadCustomer, ...]
+    batch_customers: tuple[LoadCustomer, ...] = ()
+    model: str = ""
 
 
 class FaultPhase(StrEnum):
@@ -167,7 +178,44 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     since: float
 
 
-Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultEvent
+class BatchCreated(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="batch"):
+    """A batch was created. `valid`, `invalid`: the `custom_id`s of its lines; the endpoint rejects invalid ones."""
+
+    at: float
+    batch: str
+    customer: str
+    valid: tuple[str, ...]
+    invalid: tuple[str, ...]
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """A line of an output or error file. `text`: the output, or the code of the error."""
+
+    custom_id: str
+    text: str
+
+
+class BatchEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="batch_end"):
+    """A batch has ended: its status, its `request_counts`, and all lines of its files."""
+
+    at: float
+    batch: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    outputs: tuple[BatchLine, ...]
+    errors: tuple[BatchLine, ...]
+
+
+class BatchFault(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="batch_fault"):
+    """A call of the batch API got a response that no fault explains, or none in time. `detail` is one sentence."""
+
+    at: float
+    detail: str
+
+
+Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultEvent | BatchCreated | BatchEnded | BatchFault
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

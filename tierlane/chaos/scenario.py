@@ -1,9 +1,9 @@
-"""The scenario of a run: load, faults by the schedule, heal, final load, drain.
+"""The scenario of a run: load, batches and faults by the schedule, heal, final load, saturating load, drain.
 
 Every fault is healed before this returns, also after Ctrl-C or an error. The final load lasts until every gateway has
-completed a request, for longer than the checker allows a gateway to be stuck. A stack is drained when nothing is queued,
-leased or unwritten, and no audit row is open. Recovery is the time from a heal to the first second in which all requests
-succeed.
+completed a request, for longer than the checker allows a gateway to be stuck. The saturating load, which is left out after
+Ctrl-C, shows whether customers of one tier get their shares. A stack is drained when nothing is queued, leased or unwritten,
+and no audit row is open. Recovery is the time from a heal to the first second in which all requests succeed.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import schedule
 from tierlane.chaos.faults.target import StackTargets, inject_fault
 from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, History, Invoked, Recovery, RunInfo, Target
-from tierlane.chaos.load import ChaosLoad
+from tierlane.chaos.load.batches import BatchLoad
+from tierlane.chaos.load.requests import ChaosLoad
+from tierlane.chaos.load.saturation import SaturatingLoad, saturating_customers
 
 ROUND_S = 1.0
 RATE = 20.0
@@ -191,6 +193,8 @@ class Scenario:
         self._load_ended = 0.0
         self._over = asyncio.Event()
         self._load = ChaosLoad(target, options.rate, options.duration, options.seed, history)
+        self._batches = BatchLoad(target, options.seed, history)
+        self._saturation = SaturatingLoad(target, options.seed, history) if saturating_customers(target) else None
         self._planned = schedule(options.seed, options.duration, options.kinds, targets.counts)
         self.info = RunInfo(options.seed, options.duration, options.rate, options.stack)
         self.info.schedule = [fault.text(targets.name(fault.place, fault.index)) for fault in self._planned]
@@ -200,13 +204,25 @@ class Scenario:
         """End the load and heal everything."""
         self.info.interrupted = True
         self._over.set()
+        if self._saturation:
+            self._saturation.stop()
 
     async def run(self, spools: Sequence[Path]) -> None:
         """Run load and faults, then drain. `spools`: data directories of gateways whose spool must become empty."""
-        with timed(self.info.took_s, "load"):
-            await self._under_load()
-        with timed(self.info.took_s, "encore"):
-            await final_load(self._target, self._options.seed, self._history)
+        batches = asyncio.create_task(self._batches.run(), name="batches")
+        try:
+            with timed(self.info.took_s, "load"):
+                await self._under_load()
+            with timed(self.info.took_s, "encore"):
+                await final_load(self._target, self._options.seed, self._history)
+            self._batches.stop()
+            with timed(self.info.took_s, "batches"):
+                await batches
+        finally:
+            batches.cancel()
+        if self._saturation and not self.info.interrupted:
+            with timed(self.info.took_s, "saturation"):
+                await self._saturation.run()
         self._display.show("healed; waiting until all accepted requests have ended and are audited")
         with timed(self.info.took_s, "drain"):
             seconds, self.left = await drain(

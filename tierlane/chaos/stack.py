@@ -5,8 +5,8 @@ Redis has no persistence, so it restarts empty; PostgreSQL keeps committed rows.
 ready and counts every worker healthy. Servers are started from the event loop of a second thread, because that would stall
 the load for a tenth of a second.
 
-Each tier has ten customers with limits that the load does not reach, and the hostile client has a customer. Shedding, queue
-times and the capacity of the GPUs are unchanged.
+Each tier has ten customers of different weights, with limits that the load does not reach; one of tier paid floods. Others
+have batches, and the hostile client has a customer. Shedding, queue times and the capacity of the GPUs are unchanged.
 """
 
 import asyncio
@@ -43,6 +43,11 @@ from tierlane.up.orphan_guard import OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
 CUSTOMERS_PER_TIER = 10
+WEIGHTS = (1.0, 1.0, 2.0, 4.0)
+FLOODED_TIER, FLOODS = TIERS[1], 1
+FLOOD_PART = 20.0  # Of all requests, where the part of each other customer is 1.
+IN_FLIGHT = {FLOODS: 90, 2: 16, 3: 30, 4: 60}  # By number of the customer, in the saturating load.
+BATCH_TIERS = (TIERS[0], TIERS[-1])
 HIGH_LIMIT = 100_000.0
 
 RAISE_LIMITS = """
@@ -52,13 +57,16 @@ UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concu
 # The rate of the model; after some seconds of load it would be measured.
 RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"
 ADD_CUSTOMERS = """
-INSERT INTO customers (name, tier)
-SELECT 'chaos-' || tier || '-' || number, tier
+INSERT INTO customers (name, tier, weight)
+SELECT 'chaos-' || tier || '-' || number, tier, ($3::float8[])[1 + (number - 1) % cardinality($3::float8[])]
 FROM unnest($1::text[]) AS tier, generate_series(1, $2::int) AS number
 """
+ADD_BATCH_CUSTOMERS = (
+    "INSERT INTO customers (name, tier) SELECT 'batches-' || tier, tier FROM unnest($1::text[]) AS tier"
+)
 ISSUE_KEYS = """
-SELECT id::text, name, tier, issue_api_key(name, 'chaos') AS key
-FROM customers WHERE name LIKE 'chaos-%' ORDER BY name
+SELECT id::text, name, tier, weight, issue_api_key(name, 'chaos') AS key
+FROM customers WHERE name LIKE $1 ORDER BY name
 """
 ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
@@ -69,11 +77,32 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
     try:
         await connection.execute(RAISE_LIMITS, HIGH_LIMIT)
         await connection.execute(RATE_MODELS, MEAN_S)
-        await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier)
-        rows = await connection.fetch(ISSUE_KEYS)
+        await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier, WEIGHTS)
+        rows = await connection.fetch(ISSUE_KEYS, "chaos-%")
     finally:
         await connection.close()
-    return tuple(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=row["key"]) for row in rows)
+    return tuple(_load_customer(row) for row in rows)
+
+
+def _load_customer(row: asyncpg.Record) -> LoadCustomer:
+    number = int(row["name"].rpartition("-")[2])
+    flooded = row["tier"] == FLOODED_TIER
+    return LoadCustomer(
+        **row,
+        part=FLOOD_PART if flooded and number == FLOODS else 1.0,
+        in_flight=IN_FLIGHT.get(number, 0) if flooded else 0,
+    )
+
+
+async def seed_batch_customers(database_url: str) -> tuple[LoadCustomer, ...]:
+    """Create the customers with batches."""
+    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+    try:
+        await connection.execute(ADD_BATCH_CUSTOMERS, list(BATCH_TIERS))
+        rows = await connection.fetch(ISSUE_KEYS, "batches-%")
+    finally:
+        await connection.close()
+    return tuple(LoadCustomer(**row) for row in rows)
 
 
 async def seed_hostile(database_url: str) -> str:
@@ -161,6 +190,7 @@ class ChaosStack(StackTargets):
         self._ports = ExitStack()
         self._urls: list[str] = []
         self._customers: tuple[LoadCustomer, ...] = ()
+        self._batch_customers: tuple[LoadCustomer, ...] = ()
         self._hostile_key = self._model = ""
         self.runs = home.path / "runs"
         self.settings = Settings.model_validate(
@@ -223,7 +253,7 @@ class ChaosStack(StackTargets):
     @property
     def target(self) -> Target:
         """The target of the load."""
-        return Target(tuple(self._urls), self._customers)
+        return Target(tuple(self._urls), self._customers, self._batch_customers, self._model)
 
     def sources(self, started_at: float) -> Sources:
         """The sources of evidence; `started_at`: UNIX time before the first request."""
@@ -307,6 +337,7 @@ class ChaosStack(StackTargets):
         self._model = model.name
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
+        self._batch_customers = await seed_batch_customers(settings.database_url)
         self._hostile_key = await seed_hostile(settings.database_url)
 
     async def _start_tls_front(self) -> None:

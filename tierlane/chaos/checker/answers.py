@@ -7,7 +7,7 @@ from scheduler.errors import ErrorCode
 from tierlane.chaos.checker.allowances import ANSWER_S
 from tierlane.chaos.checker.case import Case, InvariantFinding, Request, Try, Violation
 from tierlane.chaos.history import Answered, Invoked, Unanswered
-from tierlane.chaos.load import UNKNOWN_OWNER
+from tierlane.chaos.load.requests import UNKNOWN_OWNER
 
 STUCK_S = 15.0  # Longer than a restart, the pauses of a circuit breaker, and the end of direct mode.
 # Errors that a valid request of a known customer never gets.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tierlane.chaos.checker.allowances import Allowances
 from tierlane.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
-from tierlane.chaos.load import PERIOD_S
+from tierlane.chaos.load.requests import PERIOD_S
 
 IN_DOUBT_S = 6.0  # The longest time that a try without an outcome may have been open.
 

@@ -38,6 +38,10 @@ Excused cases are counted beside the result, under the name of the excuse.
 * alive again: each gateway that gets requests 15 s after the last fault has completed one since.
 * attempts: at most 3 for a request. retries: at most 20 % of the accepted requests, plus 10 a second, plus 100.
 * conservation: after the drain Redis has no open request, no queued or running batch, and no unwritten audit record.
+* batches: each batch ends as completed; each `custom_id` is once in the output or the error file, with its own output;
+  `request_counts` are the numbers of these lines. No call gets an error of the client or no success in 60 s. Never excused.
+* fairness: a customer that has waiting requests all through an interval without faults and direct mode gets its share of the
+  GPU time of its tier, by weight, less a tolerance (see `fairness`).
 * leaked keys: no key without a TTL except permanent ones. leaked files: at most 16 more open files in a process than
   before the load.
 """
@@ -45,7 +49,7 @@ Excused cases are counted beside the result, under the name of the excuse.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tierlane.chaos.checker import answers, stack
+from tierlane.chaos.checker import answers, batches, fairness, stack
 from tierlane.chaos.checker import audit as rows
 from tierlane.chaos.checker.case import MAX_EXAMPLES, Case, InvariantFinding, InvariantResult, InvariantResults, example
 from tierlane.chaos.checker.evidence import Evidence
@@ -79,6 +83,8 @@ INVARIANTS = (
     Invariant("attempts", "no request runs more than 3 times", rows.attempts),
     Invariant("retries", "retries stay within the global budget", rows.retries),
     Invariant("conservation", "nothing is left open", stack.conservation),
+    Invariant("batches", "every line of a batch ends once", batches.lines_end_once),
+    Invariant("fairness", "no waiting customer gets less than its share", fairness.fair_shares),
     Invariant("leaked keys", "every key has a TTL", stack.leaked_keys),
     Invariant("leaked files", "no process keeps files open", stack.leaked_files),
     Invariant("evidence", "the stack is idle and could be read", stack.unread),

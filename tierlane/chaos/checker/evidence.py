@@ -41,6 +41,7 @@ class AuditRow:
     gateway_id: str = ""
     worker_id: str = ""
     mode: str = ""
+    cost_ms: float = 0.0
 
     @property
     def final(self) -> bool:
@@ -88,7 +89,10 @@ class FileCount:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All evidence. `runs` is None where the backend writes no log; `errors`: sentences on evidence that could not be read."""
+    """All evidence. `runs` is None where the backend writes no log; `errors`: sentences on evidence that could not be read.
+
+    `weights`: of customers by id, 1 where there is none.
+    """
 
     rows: tuple[AuditRow, ...] = ()
     runs: tuple[ModelRun, ...] | None = None
@@ -97,6 +101,7 @@ class Evidence:
     files: tuple[FileCount, ...] = ()
     wall_offset_s: float = 0.0
     errors: tuple[str, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 PATIENCE_S = 20.0
@@ -157,7 +162,7 @@ Files = Mapping[tuple[str, int, float], int]
 # Rows without a customer have only an end. They may belong to any run, and should not exist.
 _ROWS = """
 SELECT id, trace_id, customer_id::text, tier, status, error_code, created_at, completed_at, http_status, attempts,
-       gateway_id, worker_id, mode
+       gateway_id, worker_id, mode, cost_ms
 FROM requests WHERE created_at >= $1 AND (customer_id = ANY($2::uuid[]) OR customer_id IS NULL)
 """
 _DEAD_LETTERS = "SELECT request_id FROM dead_letters WHERE dead_at >= $1"
@@ -194,6 +199,7 @@ async def collect(
         files=tuple(files),
         wall_offset_s=time.time() - time.monotonic(),
         errors=tuple(errors),
+        weights={customer.id: customer.weight for customer in customers},
     )
 
 
@@ -233,6 +239,7 @@ def _row(record: asyncpg.Record) -> AuditRow:
         gateway_id=record["gateway_id"] or "",
         worker_id=record["worker_id"] or "",
         mode=record["mode"] or "",
+        cost_ms=record["cost_ms"] or 0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Open-loop load of many customers: requests are a Poisson process that does not wait for responses.
+"""Open-loop load of many customers: requests are a Poisson process that does not wait for responses. One customer floods.
 
 Each request has a secret that its output must contain. A fifth have an `Idempotency-Key`: without a response, or while the
 first try is in progress, they are retried with the same key and body at another gateway until their deadline. All others
@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -35,6 +36,7 @@ from tierlane.chaos.history import (
 NONCE_CHARACTERS = 16
 UNKNOWN_OWNER = "?"
 PATH = "/v1/inference"
+OK_STATUS = 200
 
 
 class _Error(msgspec.Struct):
@@ -87,7 +89,7 @@ def read_answer(response: BenchResponse, text: str) -> AnswerReading:
         status=response.status,
         code=error.code,
         id=body.request_id or error.request_id or in_header,
-        owner=_owner(body.output, text) if response.status == 200 else "",
+        owner=_owner(body.output, text) if response.status == OK_STATUS else "",
         replayed=header(response.head, b"idempotent-replayed") == b"true",
     )
 
@@ -140,7 +142,7 @@ _KINDS = {
 }
 
 
-class _Request:
+class LoadRequest:
     """One request of a customer: its secret, and the number of its tries."""
 
     __slots__ = ("customer", "gateway", "give_up_at", "key", "nonce", "padding", "text", "turn")
@@ -161,7 +163,7 @@ class _Try(Pending):
 
     __slots__ = ("request",)
 
-    def __init__(self, request: _Request, now: float, counters: TierStatistics) -> None:
+    def __init__(self, request: LoadRequest, now: float, counters: TierStatistics) -> None:
         super().__init__(now, 0, b"", counters)
         self.request = request
 
@@ -174,13 +176,14 @@ class ChaosLoad:
         self._random = Random(f"{seed}/load")
         self._turns = Random(f"{seed}/retries")  # Separate, or a retry would change every later request.
         self._target = target
+        self._parts = list(accumulate(customer.part for customer in target.customers))
         self._history = history
         self._due = self._arrivals(rate, duration_s)
         self._next: float | None = None
         self._began = 0.0
         self._open = 0
         self._key, self._key_users = "", set[str]()
-        self._retries: dict[_Request, asyncio.TimerHandle] = {}
+        self._retries: dict[LoadRequest, asyncio.TimerHandle] = {}
         self._done = asyncio.Event()
         self._counters = TierStatistics("all")
         self._names = [f"gateway-{number}" for number in range(1, len(target.http_urls) + 1)]
@@ -261,12 +264,12 @@ class ChaosLoad:
                 pool.expire(time.monotonic())
             asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _drawn(self) -> _Request:
+    def _drawn(self) -> LoadRequest:
         random = self._random
-        customer = random.choice(self._target.customers)
+        customer = random.choices(self._target.customers, cum_weights=self._parts)[0]
         gateway = random.randrange(len(self._pools))
         keyed, padding = random.random() < KEYED_SHARE, "x" * random.randrange(MAX_PADDING)
-        return _Request(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
+        return LoadRequest(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
 
     def _drawn_key(self, customer: LoadCustomer) -> str:
         """A key that this customer has not used; often one that another customer has just used."""
@@ -276,12 +279,12 @@ class ChaosLoad:
         self._key_users.add(customer.id)
         return self._key
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: LoadRequest) -> None:
         self._open += 1
         request.give_up_at = time.monotonic() + PATIENCE_S
         self._try(request)
 
-    def _try(self, request: _Request) -> None:
+    def _try(self, request: LoadRequest) -> None:
         self._retries.pop(request, None)
         self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._counters))
 
@@ -314,7 +317,7 @@ class ChaosLoad:
         )
         in_progress = reading.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
         if not (in_progress and self._retry(request, now)):
-            self._end()
+            self._end(request, served=reading.status == OK_STATUS)
 
     def _unanswered(self, pending: Pending, cause: UnansweredCause, detail: str) -> None:
         request, now = cast("_Try", pending).request, time.monotonic()
@@ -325,9 +328,9 @@ class ChaosLoad:
             Unanswered(at=now, nonce=request.nonce, turn=request.turn, kind=kind, gateway=gateway, detail=detail)
         )
         if cause is UnansweredCause.STOPPED or not self._retry(request, now):
-            self._end()
+            self._end(request, served=False)
 
-    def _retry(self, request: _Request, now: float) -> bool:
+    def _retry(self, request: LoadRequest, now: float) -> bool:
         """Retry at another gateway; False where the client does not retry or its deadline has passed."""
         if not request.key or self._done.is_set() or now + RETRY_AFTER_S >= request.give_up_at:
             return False
@@ -337,6 +340,6 @@ class ChaosLoad:
         self._retries[request] = asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._try, request)
         return True
 
-    def _end(self) -> None:
+    def _end(self, request: LoadRequest, *, served: bool) -> None:  # noqa: ARG002 - for loads that react to it
         self._open -= 1
         self._finish_when_done()
