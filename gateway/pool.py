@@ -4,6 +4,7 @@ Every gateway has one for its own pool (gateway/wiring.py), and one for each oth
 Identities, drain state and counters are `Shared` by all of them.
 """
 
+import asyncio
 import contextlib
 import math
 import time
@@ -48,6 +49,8 @@ from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import command_client, subscriber_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import EndedTask, Loop, TaskRegistry
+
+READ_AUDIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,19 @@ class PoolParts:
             "deadlines": self.sweep.run,
             "heartbeat": self.heartbeat.run,
             "recovery": self.recovery.run,
+            "audit": self._follow_audit,
             "autoscale": self.scale.run,
             **({} if self._standby is None else {"standby scheduler": self._standby.run}),
             **self.direct.loops(),
             **self.jobs.loops(),
         }
+
+    async def _follow_audit(self) -> None:
+        """Read what PostgreSQL does not have yet; never returns."""
+        while True:
+            with contextlib.suppress(RedisUnavailable):
+                self.recovery.unwritten(await self.audit_lag.oldest_ms())
+            await asyncio.sleep(READ_AUDIT_S)
 
     @property
     def under_way(self) -> int:

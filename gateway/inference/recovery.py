@@ -5,10 +5,11 @@ sent again is idempotent by id. One recovery runs at a time, at most one per sec
 for a resubmission ends at its deadline; Redis has no record of it, so its audit records are sent when it ends.
 
 The audit records of recent requests are kept in a ring buffer of bounded length; old ones are dropped only while Redis
-is healthy. A pair is built once for each accepted request, without its body and output, in about a microsecond.
+is healthy, and once PostgreSQL has them: while it is not available, Redis may have the only other copy. A pair is built once for each accepted request, without its body and output, in about a microsecond.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -169,6 +170,7 @@ class RecentOutcomes:
         self.max_pairs = max_pairs
         self._ring: deque[tuple[float, Pair]] = deque(maxlen=max_pairs)
         self.overwritten = 0  # Pairs dropped before KEEP_S because there were too many.
+        self.unwritten_ms = math.inf  # UNIX time of the oldest audit record that PostgreSQL does not have.
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -188,9 +190,9 @@ class RecentOutcomes:
             self._ring.append((now, pair))
 
     def forget_old(self) -> None:
-        """Drop pairs older than KEEP_S. To be called while Redis certainly has them."""
-        before = self._clock() - KEEP_S
-        while self._ring and self._ring[0][0] < before:
+        """Drop pairs older than KEEP_S that PostgreSQL has. To be called while Redis certainly has the others."""
+        before, written_ms = self._clock() - KEEP_S, self.unwritten_ms - KEEP_S * 1000  # Clocks may differ by KEEP_S.
+        while self._ring and self._ring[0][0] < before and self._ring[0][1][1].ended_at_ms < written_ms:
             self._ring.popleft()
 
     def pairs(self) -> list[Pair]:
@@ -249,6 +251,10 @@ class LossRecovery:
     def missed(self) -> None:
         """A heartbeat failed."""
         self._signs.missed()
+
+    def unwritten(self, oldest_ms: int | None) -> None:
+        """The oldest audit record in Redis is of this UNIX time; None: PostgreSQL has all."""
+        self._ends.unwritten_ms = math.inf if oldest_ms is None else oldest_ms
 
     def suspect(self, reason: str, *, at_once: bool = False) -> None:
         """Redis may have lost data. `at_once`: it certainly has, so audit records are sent without delay."""
@@ -334,6 +340,7 @@ class LossRecovery:
             return
         self._resend, self._resend_after = False, now + RESEND_EVERY_S
         self._unsent = deque(self._ends.pairs(), maxlen=self._ends.max_pairs)  # Includes the unsent pairs.
+        self._ends.unwritten_ms = 0.0  # Until the outbox is read again.
 
     async def _send_records(self) -> None:
         while self._unsent:

@@ -229,7 +229,7 @@ class Outbox:
 
 
 class AuditLag:
-    """Reads the oldest entries of the outbox and of the auditors' lists. Called only for health requests."""
+    """Reads the oldest entries of the outbox and of the auditors' lists. Not called for requests of customers."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client

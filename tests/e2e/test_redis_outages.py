@@ -13,7 +13,9 @@ import asyncpg
 import pytest
 
 from eventually import eventually
+from gateway.inference.recovery import KEEP_S
 from integration.sentinel_fixtures import Failover, failover
+from ledger.postgres import asyncpg_dsn
 from load import ALL_WELL, Answer, ask, load, one_row_each, verdict
 from scheduler.redis_client.connections import command_client
 from stack import Stack, start_stack
@@ -124,6 +126,25 @@ async def test_redis_is_emptied(simulated: Stack) -> None:
         await client.flushall()
     await client.aclose()
     answers = await loading
+
+    assert verdict(answers) == ALL_WELL
+    await one_row_each(simulated, answers)
+
+
+@pytest.mark.timeout(90)
+async def test_redis_is_emptied_while_postgresql_is_not_written(simulated: Stack) -> None:
+    """For longer than a gateway keeps records that are written: it still has those of requests that ended before."""
+    redis = command_client(simulated.redis_url)
+    writer = await asyncpg.connect(asyncpg_dsn(simulated.read()["database_url"]))
+    lock = writer.transaction()
+    await lock.start()
+    await writer.execute("LOCK TABLE requests")
+    answers = await load(simulated, 50, 2.0, TIERS)
+    await asyncio.sleep(KEEP_S + 3.0)
+    await redis.flushall()
+    await redis.aclose()
+    await lock.rollback()
+    await writer.close()
 
     assert verdict(answers) == ALL_WELL
     await one_row_each(simulated, answers)

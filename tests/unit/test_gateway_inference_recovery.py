@@ -247,8 +247,33 @@ async def test_old_records_are_dropped_only_while_redis_responds() -> None:
     setup.recovery.heartbeat(1)
     assert len(setup.ends) == 1
     await setup.recovery.recover()
+    setup.recovery.unwritten(None)
     setup.recovery.heartbeat(1)
     assert (len(setup.ends), len(setup.redis.adopted)) == (0, 1)
+
+
+async def test_records_that_postgresql_does_not_have_are_kept() -> None:
+    """Redis may lose them: until the outbox has only records that are newer by KEEP_S; also after they were sent again."""
+    setup, ended = Setup(), pending()
+    setup.end(ended)
+    setup.now = 3 * KEEP_S
+    ended_ms = created_ms(ended.id)
+
+    def kept(oldest_ms: int | None) -> int:
+        setup.recovery.unwritten(oldest_ms)
+        setup.recovery.heartbeat(1)
+        return len(setup.ends)
+
+    oldest_known = (ended_ms - 5000, ended_ms, ended_ms + 1000 * int(KEEP_S))
+    assert [kept(oldest_ms) for oldest_ms in oldest_known] == [1, 1, 1]
+
+    setup.recovery.suspect("a test")
+    assert kept(None) == 1
+    await setup.recovery.recover()
+    setup.recovery.heartbeat(1)
+    assert (len(setup.ends), len(setup.redis.adopted)) == (1, 1)
+
+    assert kept(ended_ms + 4000 * int(KEEP_S)) == 0
 
 
 async def test_the_number_of_records_is_bounded() -> None:
