@@ -191,8 +191,8 @@ class DirectCompletion:
 
 
 def reject(pending: PendingRequest, code: ErrorCode, cancellations: Cancellations) -> None:
-    """Reject a request, unless Redis has accepted it; if Redis may have accepted it, cancel it there."""
-    if pending.accepted:
+    """Reject a request, unless Redis has accepted it or it has a reply; if Redis may have accepted it, cancel it there."""
+    if pending.accepted or isinstance(pending.outcome, Reply):
         return
     if pending.sent:
         cancellations.add(pending.id, code, delivered=True)

@@ -22,7 +22,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit, Verdict
-from scheduler.protocol.replies import readable
+from scheduler.protocol.replies import Reply, readable
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
 
@@ -238,8 +238,9 @@ class AdmissionBatcher:
 
     def _refuse(self, batch: list[PendingRequest], code: ErrorCode) -> None:
         for pending in batch:
-            if not pending.direct:
-                self._cancellations.add(pending.id, code, delivered=True)
+            # Redis may have run the call although it failed: a reply that the client has must not be revoked.
+            if not pending.direct and not isinstance(pending.outcome, Reply):
+                self._cancellations.add(pending.id, pending.error_code or code, delivered=True)
                 pending.finish(code)
         # Requests queued behind would only wait for the same result.
         for pending in self._pending:

@@ -13,6 +13,7 @@ from gateway.circuit_breaker import OnceMore
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequests
+from recovery_setup import reply
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, TierLimit, Verdict, calls_of
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
@@ -252,6 +253,21 @@ async def test_an_outage_does_not_end_requests_in_direct_mode() -> None:
 
     assert redis.admitted == [["taken", "left"]] * 2
     assert (taken.done, left.outcome, len(cancellations)) == (False, ErrorCode.NO_CAPACITY, 1)
+
+
+@pytest.mark.parametrize("code", [None, ErrorCode.DEADLINE_EXCEEDED])
+async def test_a_failed_call_does_not_revoke_what_the_client_got(code: ErrorCode | None) -> None:
+    """Regression: Redis had run the call, and the request; its row became `no_capacity` after the client had its output."""
+    redis, pending = FakeRedis(failures=2), waiting("a")
+    given = code or reply(pending)
+    redis.meanwhile = lambda: pending.finish(given)
+    cancellations = Cancellations(redis)
+    async with running(redis, cancellations) as batcher:
+        batcher.submit(pending)
+    await cancellations.flush()
+
+    assert pending.outcome is given
+    assert redis.cancelled == [[("a", code)] if code else []]
 
 
 @pytest.mark.parametrize("verdict", [ACCEPTED, REJECTED])
