@@ -5,7 +5,8 @@ sent again is idempotent by id. One recovery runs at a time, at most one per sec
 for a resubmission ends at its deadline; Redis has no record of it, so its audit records are sent when it ends.
 
 The audit records of recent requests are kept in a ring buffer of bounded length; old ones are dropped only while Redis
-is healthy, and once PostgreSQL has them: while it is not available, Redis may have the only other copy. A pair is built once for each accepted request, without its body and output, in about a microsecond.
+is healthy, and once PostgreSQL has them: while it is not available, Redis may have the only other copy. A pair is built
+once for each accepted request, without its body and output, in about a microsecond.
 """
 
 import asyncio

@@ -128,7 +128,7 @@ class _Batches:
         self._load.add(
             BatchCreated(at=time.monotonic(), batch=batch.id, customer=self._customer.id, valid=valid, invalid=invalid)
         )
-        if again := (await self._create(body, name)).id != batch.id:
+        if (again := (await self._create(body, name)).id) != batch.id:
             self._fault(f"Its Idempotency-Key created {batch.id} and {again}.")
         await self._until_ended(batch)
 
