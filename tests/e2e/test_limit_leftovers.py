@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 import struct
+import time
 from collections import Counter
 
 import aiohttp
@@ -29,7 +30,14 @@ async def send(url: str, customer: NewCustomer) -> tuple[int, str]:
         return response.status, (body.get("error") or {}).get("code", "")
 
 
-async def leave(stack: Stack, customer: NewCustomer, times: int, chance: random.Random) -> None:
+async def time_of_a_request(stack: Stack, customer: NewCustomer) -> float:
+    """Seconds of a request that is answered, connection included."""
+    began = time.monotonic()
+    assert (await send(stack.url, customer))[0] == 200
+    return time.monotonic() - began
+
+
+async def leave(stack: Stack, customer: NewCustomer, times: int, chance: random.Random, answered_s: float) -> None:
     """Send a request and reset its connection, before, while or after it is admitted."""
     host, _, port = stack.url.removeprefix("http://").partition(":")
     head = f"POST /v1/inference HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {customer.key}\r\n"
@@ -37,7 +45,7 @@ async def leave(stack: Stack, customer: NewCustomer, times: int, chance: random.
     for _ in range(times):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(request)
-        await asyncio.sleep(chance.choice((0.0, 0.002, 0.01, 0.03, 0.06)))
+        await asyncio.sleep(answered_s * chance.choice((0.0, 0.04, 0.2, 0.5, 1.0)))
         # A reset, since a client that only ends its sending side may still read the response.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
@@ -67,7 +75,8 @@ async def test_clients_that_left_leave_no_counter(simulated: Stack, count: int) 
     limits = {"requests_per_second": 50_000, "burst": 50_000, "max_concurrency": 10_000, "tokens_per_minute": 10**12}
     customer = await add_customer(simulated, f"leaves-{count}", "enterprise", **limits)
     client, chance = command_client(simulated.redis_url), random.Random(count)
-    await asyncio.gather(*[leave(simulated, customer, count // CLIENTS + 1, chance) for _ in range(CLIENTS)])
+    times, answered_s = count // CLIENTS + 1, await time_of_a_request(simulated, customer)
+    await asyncio.gather(*[leave(simulated, customer, times, chance, answered_s) for _ in range(CLIENTS)])
     await eventually(lambda: nothing_counts(client, customer, simulated), "no counter is left", 10.0)
     rows = await eventually(lambda: ends(simulated, customer), "every row is closed", 30.0)
 

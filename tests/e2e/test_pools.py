@@ -147,7 +147,7 @@ async def test_a_new_version_is_rolled_out_without_a_lost_request(stack: Stack, 
                 worker(stack, tmp_path, "old-1", *pool, MODEL_VERSION="v1"),
                 worker(stack, tmp_path, "old-2", *pool, MODEL_VERSION="v1"),
             ):
-                await eventually(lambda: healthy(stack, "rolling", 3), "both versions serve", 20.0)
+                await eventually(lambda: healthy(stack, "rolling", 3), "both versions serve", 60.0)
                 loading = asyncio.create_task(load(stack, 100, 4.0, TIERS, "versioned"))
                 await asyncio.sleep(2.0)  # Load on both versions.
             answers = await loading
