@@ -73,7 +73,7 @@ class PoolSnapshot:
     """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
     `since_ms`: time since the last batch was due to leave. `background`: the background queue of each tier. `quiet`: tiers in
-    which a batch of quiet customers may leave.
+    which quiet customers wait.
     """
 
     tiers: Mapping[str, TierQueue]

@@ -61,7 +61,7 @@ if size > 0 then
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.
-  call(apart.used and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', id)
+  call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', id)
 end
 call('DEL', P .. 'wake') -- its requests are in the reply
 flush()

@@ -32,7 +32,7 @@ def with_background(tiers: Sequence[str]) -> list[str]:
 class Queues(msgspec.Struct, array_like=True, frozen=True):
     """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted.
 
-    `quiet`: tiers in which a batch of quiet customers may leave now.
+    `quiet`: tiers in which quiet customers wait.
     """
 
     now_ms: int

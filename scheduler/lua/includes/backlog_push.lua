@@ -11,7 +11,7 @@ function backlogs.append(tier, name, ids)
 end
 
 -- backlogs.push(tier, ids_of) -> how many: adds ids to the backlogs of customers: {customer = {ids, oldest first, weight = weight,
--- keys = {key = {ids, weight = weight}} of keys with a weight}}. `backlogs.urgent`: a batch of quiet customers may leave now.
+-- keys = {key = {ids, weight = weight}} of keys with a weight}}. `backlogs.urgent`: a batch of quiet customers should leave now.
 function backlogs.push(tier, ids_of)
   local count, check = 0, now_us % backlogs.CHECKS == 0 or backlogs.waiting[tier] == 0
   for customer, ids in pairs(ids_of) do
@@ -24,7 +24,7 @@ function backlogs.push(tier, ids_of)
       backlogs.list(tier, flow, ids.weight)
       if not had_backlog and flow.tag <= fair.v and (backlogs.waiting[tier] or 0) > 0 then
         if fair.quiet == 0 then call('HSET', P .. 'fair:' .. tier, 'quiet', 1) end
-        fair.quiet, backlogs.urgent = math.max(1, fair.quiet), backlogs.urgent or fair.apart > 0
+        fair.quiet, backlogs.urgent = math.max(1, fair.quiet), backlogs.urgent or fair.quiet == 0
       end
     end
   end

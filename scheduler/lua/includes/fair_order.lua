@@ -21,10 +21,10 @@ local function lowest_tags(tier, count)
   return entries
 end
 
--- A batch takes as long as its members together, and leaves after those that are ready. So the requests of quiet customers form
--- a batch of their own, before the ready ones, as long as the empty places of such batches take a small part of the GPU time.
--- Otherwise they wait for one batch of the others, in which time theirs may become full.
-local apart = {allowed = true, used = false}
+-- A batch takes as long as its members together. So the requests of quiet customers form a batch of their own, as long as the
+-- empty places of such batches take a small part of the GPU time. Otherwise they wait for one batch of the others, in which time
+-- theirs may become full, and then others fill it. `first`: their batch leaves before those that are ready.
+local apart = {allowed = true, used = false, first = false}
 
 -- select_customers(tier, entries, places) -> the highest tag of the customers that join this batch; moves entries.first behind those that
 -- wait for theirs.
@@ -34,9 +34,10 @@ local function select_customers(tier, entries, places)
   while entries[count + 1] and entries[count + 1].tag <= fair.v do count = count + 1 end
   if count == 0 or not entries[count + 1] then return math.huge end
   if not fair.held and (fair.apart > 0 or count >= places) then
-    apart.used = true
+    apart.used, apart.first = true, true
     return fair.v
   end
+  apart.first = not fair.held and fair.quiet > 1
   if fair.held or fair.quiet == 1 then fair.held, entries.first = true, count + 1 end
   return math.huge
 end

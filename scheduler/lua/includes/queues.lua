@@ -1,6 +1,6 @@
 -- queues: numbers of queued and running work, O(1) in queue length (needs prelude and backlogs).
 -- queues(tiers) -> {now, {{tier, depth with backlogs, oldest_ms}...}, ready batches, leased batches, healthy GPUs or -1, tiers in
--- which a batch of quiet customers may leave}.
+-- which quiet customers wait}.
 local function queues(tiers)
   local rows, waiting, quiet = {}, backlogs.counts(tiers), {}
   for i, tier in ipairs(tiers) do
@@ -11,10 +11,7 @@ local function queues(tiers)
       local accepted_at = type(env) == 'string' and tonumber(string.sub(env, 1, 13))
       if accepted_at then oldest_ms = math.max(oldest_ms, now - accepted_at) end
     end
-    if waiting[i] > 0 then
-      local fair = backlogs.read(P .. 'fair:' .. tier, 'quiet', 'apart')
-      if tonumber(fair[1] or 0) > 0 and tonumber(fair[2] or 1) > 0 then quiet[#quiet + 1] = tier end
-    end
+    if waiting[i] > 0 and tonumber(backlogs.read(P .. 'fair:' .. tier, 'quiet')[1] or 0) > 0 then quiet[#quiet + 1] = tier end
     rows[i] = {tier, call('LLEN', P .. 'queue:' .. tier) + waiting[i], oldest_ms}
   end
   return {now, rows, call('LLEN', P .. 'batch_queue'), call('ZCARD', P .. 'leases'),
