@@ -42,8 +42,8 @@ def beside_floods(
     """Run the quiet loads for `seconds` alone, then for as long beside the floods."""
     alone = Window(RAMP_S, RAMP_S + seconds)
     beside = Window(alone.end + RAMP_S, alone.end + RAMP_S + seconds)
-    for load in quiet:
-        load.end_s = beside.end
+    for number, load in enumerate(quiet):  # Not all at the same time.
+        load.begin_s, load.end_s = number / len(quiet) / load.rate, beside.end
     for load in floods:
         load.begin_s, load.end_s = alone.end, beside.end
     began = run_loads(stack, [*quiet, *floods])
