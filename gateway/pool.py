@@ -174,9 +174,9 @@ class PoolParts:
     async def _follow_audit(self) -> None:
         """Read what PostgreSQL does not have yet; never returns."""
         while True:
+            await asyncio.sleep(READ_AUDIT_S)
             with contextlib.suppress(RedisUnavailable):
                 self.recovery.unwritten(await self.audit_lag.oldest_ms())
-            await asyncio.sleep(READ_AUDIT_S)
 
     @property
     def under_way(self) -> int:
