@@ -45,7 +45,7 @@ async def leave(stack: Stack, customer: NewCustomer, times: int, chance: random.
     for _ in range(times):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(request)
-        await asyncio.sleep(answered_s * chance.choice((0.0, 0.04, 0.2, 0.5, 1.0)))
+        await asyncio.sleep(answered_s * chance.choice((0.0, 0.04, 0.07, 0.1, 0.2, 1.0)))
         # A reset, since a client that only ends its sending side may still read the response.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
