@@ -102,6 +102,7 @@ async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str)
             job.fingerprint or None,
             callback_url,
             job.endpoint or None,
+            not job.background,
         )
         for job, left_s, callback_url in jobs
     ]
@@ -150,7 +151,7 @@ def _resubmission(row: asyncpg.Record) -> Submission:
         input_bytes=input_bytes,
         total_ms=left_ms,
         queue_ms=left_ms,
-        background=True,
+        background=not row["interactive"],
         limits=NO_LIMITS,
         trace_id=row["trace_id"] or "",
         endpoint=row["endpoint"] or "",

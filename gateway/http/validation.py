@@ -44,7 +44,7 @@ _ELSEWHERE = {
     "input": "it belongs to /v1/inference and /v1/embeddings",
     "prompt": "it belongs to /v1/completions",
     "tier": "the tier follows from the API key",
-    "priority": "the priority follows from the tier of the API key",
+    "priority": "the priority follows from the tier of the API key; only a job may ask for another",
 }
 """Fields that clients send to the wrong place -> where they belong."""
 

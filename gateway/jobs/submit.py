@@ -9,7 +9,7 @@ request runs and its result is discarded. The body is that of the native API, wi
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 from asyncpg import PostgresError
@@ -40,24 +40,34 @@ from scheduler.protocol.replies import RequestStatuses
 from scheduler.states import Admission
 
 
+class JobOptions(NamedTuple):
+    """What only the body of a job has. Neither is checked when it is decoded."""
+
+    callback_url: str | None = None
+    interactive: bool = False
+
+
 class JobBody(InferenceBody, forbid_unknown_fields=True, frozen=True):
     """The body of `POST /v1/inference` for a job."""
 
     callback_url: str | UnsetType | None = UNSET
+    priority: Literal["background", "interactive"] = "background"
 
 
 _decoder = msgspec.json.Decoder(JobBody)
+_OWN_FIELDS = (b"callback_url", b"priority", b"\\u")  # With an escape, a name may be spelled in another way.
 
 
-def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, str | None]:
-    """The decoded request and its callback URL, which is not checked here. Raises RequestError that names the field."""
-    if b"callback_url" not in raw and b"\\u" not in raw:  # The name has no other spelling.
-        return read_inference(raw, max_input_bytes), None
+def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, JobOptions]:
+    """The decoded request and the options of the job. Raises RequestError that names the field."""
+    if not any(each in raw for each in _OWN_FIELDS):
+        return read_inference(raw, max_input_bytes), JobOptions()
     body = decode(_decoder, raw)
     check_duplicates(raw)
     fields = {name: value for name in InferenceBody.__struct_fields__ if (value := getattr(body, name)) is not UNSET}
     url = None if body.callback_url is UNSET else body.callback_url
-    return read_inference(msgspec.json.encode(fields), max_input_bytes), url
+    options = JobOptions(url, body.priority == "interactive")
+    return read_inference(msgspec.json.encode(fields), max_input_bytes), options
 
 
 NOT_NOW = "Jobs cannot be taken right now; try again soon."
@@ -112,6 +122,11 @@ class JobSubmitHandler:
         finally:
             self.under_way -= 1
 
+    def may_be_interactive(self, tier: str) -> bool:
+        """Whether jobs of the tier may ask for the priority of interactive requests."""
+        snapshot = self.parts.catalog.snapshot
+        return snapshot is not None and any(row.name == tier and row.interactive_jobs for row in snapshot.tiers)
+
     def problem(self, now: float) -> RequestError | None:
         """Why no job can be admitted now (monotonic seconds); None if nothing is known to prevent it."""
         parts = self.parts
@@ -133,17 +148,17 @@ class JobCall(AwaitedCall):
     FAULT = "taking a job failed"
     BESIDE_REDIS = False  # A job outlives its call, and its gateway.
 
-    __slots__ = ("_callback_url", "_handler", "_outcome")
+    __slots__ = ("_handler", "_options", "_outcome")
 
     def __init__(self, handler: JobSubmitHandler, request: HttpRequest, api_format: ApiFormat = INFERENCE) -> None:
         super().__init__(handler.pipeline, api_format, request)
         self._handler = handler
-        self._callback_url: str | None = None
+        self._options = JobOptions()
         self._outcome: Outcome | None = None
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
-        body, self._callback_url = read_job(raw, self.pipeline.max_input_bytes)
+        body, self._options = read_job(raw, self.pipeline.max_input_bytes)
         return body
 
     def choose_pool(self) -> None:
@@ -155,21 +170,26 @@ class JobCall(AwaitedCall):
     def build(self) -> PendingRequest:
         """Build the pending request, with the deadlines of a job.
 
-        Raises RequestError if the callback URL is not allowed or the model is unknown.
+        Raises RequestError if the callback URL or the priority is not allowed, or the model is unknown.
         """
-        url, config = self._callback_url, self._handler.config
+        (url, interactive), config = self._options, self._handler.config
         if url is not None:
             hosts = self._handler.hosts.of(self.identity.customer_id)
             if problem := url_problem(url, hosts, private=config.private_addresses):
                 raise invalid("callback_url", problem)
         pending = super().build()
         submission = pending.submission
-        # No client waits: it gives way to interactive requests, and the queue time of the tier does not apply.
+        if interactive and not self._handler.may_be_interactive(submission.tier):
+            problem = f"Jobs of the tier {submission.tier} run in the background; omit `priority`."
+            raise invalid("priority", problem)
+        # No client waits: by default it gives way to interactive requests; the queue time of the tier does not apply.
         for each in self._pending_requests:
-            each.submission.background = True
+            each.submission.background = not interactive
             each.submission.total_ms = each.submission.queue_ms = config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
+        if interactive and submission.idempotency:
+            submission.fingerprint = with_more(submission.fingerprint, "interactive")
         pending.deadline = self.started + submission.total_ms / 1000
         return pending
 
@@ -206,7 +226,7 @@ class JobCall(AwaitedCall):
         code = ErrorCode.NO_CAPACITY  # Not the client's fault: its charges are returned.
         stored = False
         try:
-            await self._handler.store.insert(NewJob(submission, left_s, self._callback_url))
+            await self._handler.store.insert(NewJob(submission, left_s, self._options.callback_url))
             stored = True
         except StoreUnavailable:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None

@@ -162,7 +162,8 @@ INFERENCE = inference_endpoint(
     },
     description=(
         "With `Prefer: respond-async` the body may contain `callback_url`: an http or https URL of an allowed host. When "
-        "the job ends, its result is sent there by POST, signed according to Standard Webhooks."
+        "the job ends, its result is sent there by POST, signed according to Standard Webhooks. It may also contain "
+        "`priority`: `background`, the default, or `interactive` in tiers that allow it."
     ),
 )
 

@@ -26,6 +26,7 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     paused: bool = False  # No batch is formed of what waits.
     slo_ms: int | None = None  # Objective of the p95 of its response time.
     slo_success: float | None = None  # Objective of the share of requests without a failure of the service, 0..1.
+    interactive_jobs: bool = False  # A job may ask for the priority of interactive requests.
 
 
 class Customer(msgspec.Struct, frozen=True, gc=False):

@@ -110,6 +110,7 @@ jobs = Table(
     column("callback_tries", Integer, "Webhook attempts.", server_default="0"),
     column("audited", Boolean, "Whether requests has its end.", server_default=text("false")),
     column("endpoint", Text, "Its endpoint, as in metrics; dlq: a requeued dead letter.", null=True),
+    column("interactive", Boolean, "Whether it waits as an interactive request.", server_default=text("false")),
     matches("id", REQUEST_ID_PATTERN),
     one_of("status", *STATES),
     check("error_code", "(status = 'failed') = (error_code IS NOT NULL)"),

@@ -76,6 +76,12 @@ tiers = Table(
     ),
     column("slo_ms", Integer, "Objective of the response time's p95.", null=True),
     column("slo_success", Double, "Objective of the share of successful requests, such as 0.999.", null=True),
+    column(
+        "interactive_jobs",
+        Boolean,
+        "True: a job may ask for the priority of interactive requests.",
+        server_default=text("false"),
+    ),
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),

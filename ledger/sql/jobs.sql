@@ -4,16 +4,16 @@
 -- One array for each column. An existing id is not changed, so the statement can be repeated.
 INSERT INTO jobs (
     id, created_at, customer_id, api_key_id, tier, model, body, pool, deadline, trace_id, idempotency, fingerprint,
-    callback_url, endpoint
+    callback_url, endpoint, interactive
 )
-SELECT id, created_at, customer_id, api_key_id, tier, model, body, $14, clock_timestamp() + make_interval(secs => left_s),
-       trace_id, idempotency, fingerprint, callback_url, endpoint
+SELECT id, created_at, customer_id, api_key_id, tier, model, body, $15, clock_timestamp() + make_interval(secs => left_s),
+       trace_id, idempotency, fingerprint, callback_url, endpoint, interactive
 FROM unnest(
     $1::text[], $2::timestamptz[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::float8[], $9::text[],
-    $10::text[], $11::text[], $12::text[], $13::text[]
+    $10::text[], $11::text[], $12::text[], $13::text[], $14::bool[]
 ) AS j (
     id, created_at, customer_id, api_key_id, tier, model, body, left_s, trace_id, idempotency, fingerprint, callback_url,
-    endpoint
+    endpoint, interactive
 )
 ON CONFLICT (id) DO NOTHING
 
@@ -32,7 +32,7 @@ ORDER BY created_at, id LIMIT $4
 
 -- name: open_job_bodies
 -- The data that is needed to queue these jobs again. Jobs that have ended are not returned.
-SELECT id, customer_id::text, api_key_id, tier, model, body, trace_id, idempotency, fingerprint, endpoint,
+SELECT id, customer_id::text, api_key_id, tier, model, body, trace_id, idempotency, fingerprint, endpoint, interactive,
        extract(epoch FROM deadline - clock_timestamp())::float8 AS left_s
 FROM jobs WHERE id = ANY($1) AND status IN ('queued', 'processing')
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import asyncpg
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -20,6 +21,7 @@ from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.request_id import new_request_id
+from scheduler.states import background_of
 from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["bench", "database_url", "db", "own_server", "postgres_server", "start_jobs"]
@@ -297,6 +299,33 @@ async def test_jobs_are_queued_again_after_redis_lost_everything(bench: JobBench
     records = [r for e in await bench.stack.redis.lrange(Keys().outbox, 0, -1) for r in decode_entry(e)[0]]
     assert [r.endpoint for r in records if isinstance(r, AcceptedRecord)] == ["/v1/inference"] * 21
     assert {row["attempts"] for row in await bench.db.fetch("SELECT attempts FROM jobs")} == {1}
+
+
+async def test_a_job_may_ask_for_the_priority_of_interactive_requests(bench: JobBench) -> None:
+    """If its tier allows it, the job waits in the tier queue, also when it is queued again; else it gets a 400."""
+    interactive = {"input": "hello", "priority": "interactive"}
+    status, document, _ = await bench.submit(interactive)
+    assert (status, document["error"]["code"], document["error"]["param"]) == (400, "invalid_request", "priority")
+
+    assert bench.catalog.snapshot is not None
+    rows = bench.catalog.snapshot.tiers
+    bench.catalog.set(tiers=tuple(msgspec.structs.replace(row, interactive_jobs=row.name == "free") for row in rows))
+    bench.stack.worker.hold = True
+    assert (await bench.submit(interactive, "paid"))[0] == 400
+    first, second = await bench.accepted(interactive, **KEY), await bench.accepted()
+
+    async def waiting(queue: str) -> int:
+        redis, keys = bench.stack.redis, Keys()
+        return await redis.llen(keys.queue(queue)) + int(await redis.get(keys.waiting(queue)) or 0)
+
+    assert (await waiting("free"), await waiting(background_of("free"))) == (1, 1)
+    assert (await bench.submit(interactive, **KEY))[1]["task_id"] == first
+    assert (await bench.submit({"input": "hello"}, **KEY))[1]["error"]["code"] == "idempotency_key_reused"
+    await bench.stack.redis.flushall()
+    await eventually(lambda: bench.serving.scan.requeued >= 2, "both are queued again", timeout_s=4.0)
+    assert (await waiting("free"), await waiting(background_of("free"))) == (1, 1)
+    bench.stack.worker.hold = False
+    assert [await bench.ended(task_id) for task_id in (first, second)] == [HELLO] * 2
 
 
 async def test_a_missed_reply_is_found(bench: JobBench) -> None:

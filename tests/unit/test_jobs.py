@@ -40,25 +40,30 @@ def test_the_preference_for_an_asynchronous_response(lines: list[str], expected:
 
 
 @pytest.mark.parametrize(
-    ("raw", "text", "url"),
+    ("raw", "text", "options"),
     [
-        (b'{"input": "callback_url"}', "callback_url", None),
-        (b'{"input": "a", "callback_url": null}', "a", None),
-        (b'{"input": "a", "callback_url": "https://example.com/hook", "model": "m"}', "a", URL),
-        (b'{"input": "a", "callback\\u005furl": "https://example.com/hook"}', "a", URL),
+        (b'{"input": "callback_url"}', "callback_url", (None, False)),
+        (b'{"input": "a", "callback_url": null}', "a", (None, False)),
+        (b'{"input": "a", "callback_url": "https://example.com/hook", "model": "m"}', "a", (URL, False)),
+        (b'{"input": "a", "callback\\u005furl": "https://example.com/hook"}', "a", (URL, False)),
+        (b'{"input": "a", "priority": "background"}', "a", (None, False)),
+        (b'{"input": "a", "callback_url": "https://example.com/hook", "priority": "interactive"}', "a", (URL, True)),
+        (b'{"input": "a", "pr\\u0069ority": "interactive"}', "a", (None, True)),
     ],
 )
-def test_the_body_of_a_job(raw: bytes, text: str, url: str | None) -> None:
-    """That of a synchronous request, with a URL if there is one."""
+def test_the_body_of_a_job(raw: bytes, text: str, options: tuple[str | None, bool]) -> None:
+    """That of a synchronous request, with a URL and a priority if it has them."""
     body, found = read_job(raw, 1000)
 
-    assert (body.input, found) == (text, url)
+    assert (body.input, found) == (text, options)
 
 
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
         (b'{"input": "a", "callback_url": 7}', "callback_url"),
+        (b'{"input": "a", "priority": "high"}', "priority"),
+        (b'{"input": "a", "priority": null}', "priority"),
         (b'{"input": "a", "callback_url": "x", "callback_url": "y"}', "callback_url"),
         (b'{"input": "", "callback_url": "x"}', "input"),
         (b'{"input": "a", "callback_url": "x", "parameters": {"a": 1, "a": 2}}', "a"),

@@ -94,6 +94,12 @@ TIER = (
     ),
     _may_be_none("slo_ms", "whole", "Objective of the response time's p95."),
     _may_be_none("slo_success", "decimal", "Objective of the share of successful requests, such as 0.999."),
+    Field(
+        "interactive_jobs",
+        "switch",
+        "True: a job may ask for the priority of interactive requests.",
+        default="off",
+    ),
 )
 
 CUSTOMER = (

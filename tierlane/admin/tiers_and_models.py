@@ -92,6 +92,7 @@ TIERS = NamedRows(
         Column("paused", "PAUSED"),
         Column("slo_ms", "SLO MS"),
         Column("slo_success", "SLO"),
+        Column("interactive_jobs", "JOBS"),
         Column("quotas", "QUOTAS"),
         Column("customers", "CUSTOMERS"),
     ),
