@@ -149,7 +149,12 @@ async def test_a_new_version_is_rolled_out_without_a_lost_request(stack: Stack, 
             ):
                 await eventually(lambda: healthy(stack, "rolling", 3), "both versions serve", 60.0)
                 loading = asyncio.create_task(load(stack, 100, 4.0, TIERS, "versioned"))
-                await asyncio.sleep(2.0)  # Load on both versions.
+
+                async def old_version_serves() -> bool:
+                    return (await send(stack, "versioned")).version == "v1"
+
+                await asyncio.sleep(1.0)
+                await eventually(old_version_serves, "the old version serves under load")
             answers = await loading
             assert {(await send(stack, "versioned")).version for _ in range(20)} == {"v2"}
 
