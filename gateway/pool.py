@@ -78,7 +78,7 @@ class PoolParts:
         self._shared = shared
         self._client = command_client(config.redis_url)
         self._subscriber_client = subscriber_client(config.redis_url)
-        keys = self._keys = Keys(config.pool)
+        keys = self._keys = Keys.at(config.redis_url, config.pool)
         self.results = Results(self._client, keys)
         terminations = Terminations(self._client, keys)
         admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays, pass_ms=config.reap_ms)

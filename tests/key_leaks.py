@@ -2,7 +2,9 @@
 
 from redis.asyncio import Redis
 
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.keys import Keys, tag_of
+
+TAG = tag_of("redis+cluster://")
 
 WITHOUT_TTL = """
 local found = {}
@@ -18,7 +20,7 @@ async def leaked_keys(client: Redis) -> list[str]:
     """All leaked keys."""
     leaks = []
     for raw in await client.eval(WITHOUT_TTL, 0):
-        key = raw.decode()
+        key = raw.decode().removeprefix(TAG)
         pool = key[1 : key.index("}")] if key.startswith("{") else "default"
         if not Keys(pool).is_permanent(key):
             leaks.append(key)

@@ -27,9 +27,14 @@ SCRIPTS = {
 
 
 def touched(role: str) -> tuple[set[str], set[str]]:
-    """The names of keys and the commands in the text of a role's scripts; `queue:` stands for `queue:<tier>`."""
+    """The names of keys and the commands in the text of a role's scripts; `queue:` stands for `queue:<tier>`.
+
+    A name that begins with / is shared by all pools.
+    """
     text = "\n".join(re.sub(r"--[^\n]*", "", source(name)) for name in SCRIPTS[role])
-    keys = set(re.findall(r"P \.\. '([a-z_:]+)'", text)) | set(re.findall(r"'(rl:[a-z]+:)'", text))
+    keys = set(re.findall(r"P \.\. '([a-z_:]+)'", text)) | {
+        f"/{name}" for name in re.findall(r"T \.\. '([a-z_:]+)'", text)
+    }
     return keys - {"responses:"}, set(re.findall(r"call\('([A-Z]+)'", text))
 
 

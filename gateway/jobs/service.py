@@ -53,7 +53,7 @@ class Jobs:
             self._store = JobStore(config.jobs.database_url, config.pool, config.jobs.kept_ms / 1000)
             self.serving = JobServing(parts, config.jobs, self._store, self.submit)
             self.submit = self.serving.submit
-        terminations = Terminations(parts.client, Keys(config.pool))
+        terminations = Terminations(parts.client, Keys.at(config.redis_url, config.pool))
         self.result = JobResultHandler(
             parts.inference, parts.parts.error_responses, terminations, parts.parts.cancellations, self._store
         )
@@ -82,7 +82,7 @@ class JobServing:
 
     def __init__(self, parts: JobParts, jobs: JobConfig, store: JobStore, waiting: Handler) -> None:
         config, client = parts.parts.config, parts.client
-        keys = self._keys = Keys(config.pool)
+        keys = self._keys = Keys.at(config.redis_url, config.pool)
         # Redis keeps replies as long as PostgreSQL keeps results, so the reconciler may be down for as long without a loss.
         admissions = Admissions(
             client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms

@@ -101,7 +101,7 @@ async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
     """
     check_form(config.backend)
     commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
-    keys = Keys(config.pool)
+    keys = Keys.at(config.redis_url, config.pool)
     batches = Batches(commands, keys, lease_ms=config.lease_ms)
     ready, presence = ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
     worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)

@@ -14,7 +14,7 @@ end
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
-  c = {key = 'rl:customer:' .. id, leases = 'rl:leases:' .. id, buckets = {}, max_concurrency = limits[2], quotas = {},
+  c = {key = T .. 'rl:customer:' .. id, leases = T .. 'rl:leases:' .. id, buckets = {}, max_concurrency = limits[2], quotas = {},
     windows = '', in_use = 0, new_leases = {}, last_deadline = now, weight = limits[4] or 1}
   local fields, n = {'at'}, 1
   for _, b in ipairs(limits[1]) do

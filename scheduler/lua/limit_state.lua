@@ -5,7 +5,7 @@
 -- Returns packed `RemainingLimits`: {{{left, reset_ms}...}, requests in progress, {{quota left, quota reset_ms}...}}.
 -- include: prelude, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/customer
 bucket_kinds = cmsgpack.unpack(ARGV[7])
-local key = tonumber(ARGV[5]) > 0 and bucket('rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
+local key = tonumber(ARGV[5]) > 0 and bucket(T .. 'rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
 local c = customer(ARGV[2], cmsgpack.unpack(ARGV[3]))
 if c.in_use > 0 then count_leases(c) end
 return cmsgpack.pack(remaining(c, key))

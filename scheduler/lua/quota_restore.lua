@@ -6,7 +6,7 @@
 -- include: prelude, ratelimit/quota
 local raised = 0
 for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local key, field = 'rl:customer:' .. q[1], 'q:' .. q[2]
+  local key, field = T .. 'rl:customer:' .. q[1], 'q:' .. q[2]
   local number, ends_at = window(q[2])
   local stored_number, spent = string.match(call('HGET', key, field) or '', '^(%d+) (%d+)$')
   local known = tonumber(stored_number) == number and tonumber(spent) or 0

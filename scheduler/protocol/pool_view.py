@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.connections import bounded, tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name
 from scheduler.states import BACKGROUND, background_of, tier_of
 
@@ -318,7 +318,7 @@ class Unfinished:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._key = Keys().pools
+        self._key = Keys(tag=tag_at(client)).pools
 
     async def pools(self) -> set[str]:
         """The pools that must be served, whether or not a model names them."""

@@ -15,16 +15,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.redis_client.keys import PROTOCOL
+from scheduler.redis_client import cluster
+from scheduler.redis_client.keys import CLUSTER_SCHEMES, CLUSTER_TAG, PROTOCOL, Keys
 from scheduler.redis_client.pipeline import Argument, PipelinedClient
-from scheduler.redis_client.sentinel import SCHEMES, PrimaryPool, SharedSSLConnection, parse, prepare
+from scheduler.redis_client.sentinel import SCHEMES, ClientPool, SentinelPool, SharedSSLConnection, parse, prepare
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
@@ -32,9 +33,8 @@ FAULTS = (RedisError, OSError, TimeoutError)
 """Exceptions that mean that Redis is unavailable."""
 
 CLUSTER_MODE = "Redis runs in cluster mode"
-NO_CLUSTER = (
-    "Tierlane's scripts need all keys on one server, so use a single primary, behind Sentinel for failover "
-    "(redis+sentinel://), or one without cluster-enabled."
+CLUSTER_ADVICE = (
+    "name it with redis+cluster:// or rediss+cluster:// in TIERLANE_REDIS_URL, so that all keys get one hash tag."
 )
 
 _POOL_SIZE = 16
@@ -48,8 +48,11 @@ class PipelinedRedis(Redis):
         self.pipelined = PipelinedClient(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
-        """Close the pipelined client too."""
-        self.pipelined.close()
+        """Close the pipelined client too. Later calls fail, and leave no connection open."""
+        self.pipelined.end()
+        pool = self.connection_pool
+        if isinstance(pool, ClientPool):
+            pool.ended = True
         await super().aclose(close_connection_pool)
 
 
@@ -77,9 +80,11 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "driver_info": None,  # Without it redis-py sends CLIENT SETINFO, which Redis 7.0 and our ACL reject.
     }
     if url.startswith(SCHEMES):
-        client = PipelinedRedis.from_pool(PrimaryPool(parse(url), **options))
+        client = PipelinedRedis.from_pool(SentinelPool(parse(url), **options))
+    elif url.startswith(CLUSTER_SCHEMES):
+        client = PipelinedRedis.from_pool(cluster.SlotPool(cluster.parse(url), **options))
     else:
-        pool = BlockingConnectionPool.from_url(url, **options)
+        pool = ClientPool.from_url(url, **options)
         if pool.connection_class is SSLConnection:
             pool.connection_class = SharedSSLConnection
         client = PipelinedRedis.from_pool(pool)
@@ -124,6 +129,29 @@ def unavailable(error: BaseException) -> RedisUnavailable:
     return RedisUnavailable(f"Redis did not respond: {type(error).__name__}: {error}")
 
 
+def tag_at(client: Redis) -> str:
+    """The beginning of all names at the Redis of this client: the hash tag of a cluster, else nothing."""
+    return f"{CLUSTER_TAG}:" if isinstance(client.connection_pool, cluster.SlotPool) else ""
+
+
+async def server_url(url: str) -> str:
+    """The URL with the scheme of a cluster if the server runs in cluster mode.
+
+    It is unchanged if the server does not respond. Raises StartError for a server that cannot be used as a cluster.
+    """
+    if url.startswith((*SCHEMES, *CLUSTER_SCHEMES)):
+        return url
+    client = command_client(url)
+    try:
+        async with bounded():
+            info = await client.info("cluster")
+    except RedisUnavailable:
+        return url
+    finally:
+        await client.aclose()
+    return cluster.as_cluster(url) if int(info.get("cluster_enabled", 0)) else url
+
+
 async def check_protocol(client: Redis) -> None:
     """Reject a Redis with data of another protocol version. Raises StartError, or RedisUnavailable if it does not respond.
 
@@ -131,7 +159,7 @@ async def check_protocol(client: Redis) -> None:
     """
     async with bounded():
         try:
-            stored = cast("bytes | None", await client.get("protocol"))
+            stored = cast("bytes | None", await client.get(Keys(tag=tag_at(client)).protocol))
         except ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
@@ -153,8 +181,8 @@ async def check_server(client: Redis) -> None:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise StartError(f"Redis {info['redis_version']} is too old: Tierlane needs Redis 7.0 or Valkey 7.2.")
-    if int(info.get("cluster_enabled", 0)):
-        raise StartError(f"{CLUSTER_MODE}: {NO_CLUSTER}")
+    if int(info.get("cluster_enabled", 0)) and not tag_at(client):
+        raise StartError(f"{CLUSTER_MODE}: {CLUSTER_ADVICE}")
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
         raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued requests: set it to noeviction.")

@@ -1,7 +1,8 @@
 """The names of all keys in Redis, with type, content, owner and time to live (TTL).
 
-The default pool has no prefix; other pools have `{<pool>}:`. Redis Cluster is not supported, because customers' limits
-apply across pools. Lua builds the same names from the prefix.
+The default pool has no prefix; other pools have `{<pool>}:`. On a server in cluster mode, all names begin with a hash tag,
+`{cell:default}:`, which puts them into one slot, because customers' limits apply across pools. Lua builds the same names
+from the prefix.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,11 @@ JOBS_GATEWAY = "jobs"
 
 PROTOCOL = "1.0"
 """The version of the stored data, the same as in `protocol.lua`. This code cannot read rows of another major version."""
+
+
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
+CLUSTER_TAG = "{cell:default}"
+"""No pool has such a name, so that Lua recognizes the tag in a prefix."""
 
 
 class RedisKey(NamedTuple):
@@ -201,14 +207,20 @@ def pools_to_serve(models: Iterable[Placed]) -> set[str]:
     return {model.pool for model in models if is_pool_name(model.pool)}
 
 
-class Keys:
-    """The keys of one pool."""
+def tag_of(redis_url: str) -> str:
+    """The beginning of all names at this Redis: the hash tag of a cluster, else nothing."""
+    return f"{CLUSTER_TAG}:" if redis_url.startswith(CLUSTER_SCHEMES) else ""
 
-    def __init__(self, pool: str = "default") -> None:
+
+class Keys:
+    """The keys of one pool. `tag`: as `tag_of` returns it."""
+
+    def __init__(self, pool: str = "default", tag: str = "") -> None:
         if not is_pool_name(pool):
             raise ValueError(f"pool {pool!r} must consist of letters, digits, - and _")
         self.pool = pool
-        self.prefix = "" if pool == "default" else f"{{{pool}}}:"
+        self.tag = tag
+        self.prefix = tag if pool == "default" else f"{tag}{{{pool}}}:"
         self.batch_queue = self.prefix + "batch_queue"
         self.leases = self.prefix + "leases"
         self.outbox = self.prefix + "outbox"
@@ -230,14 +242,19 @@ class Keys:
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
-        self.pools = "pools"  # Shared by all pools, like customers' limits.
-        self.protocol = "protocol"  # Shared by all pools.
+        self.pools = tag + "pools"  # Shared by all pools, like customers' limits.
+        self.protocol = tag + "protocol"  # Shared by all pools.
         self.damaged = self.prefix + "damaged"
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
         self.notices = self.prefix + "notices"
         self.repairs = self.prefix + "repairs"
+
+    @classmethod
+    def at(cls, redis_url: str, pool: str = "default") -> "Keys":
+        """The keys of a pool at this Redis."""
+        return cls(pool, tag_of(redis_url))
 
     def queue(self, tier: str) -> str:
         return f"{self.prefix}queue:{tier}"

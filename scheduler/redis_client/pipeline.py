@@ -19,14 +19,17 @@ from typing import Any, Protocol, cast
 import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
+    MovedError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004 - see above
+    TryAgainError,
 )
 
 
@@ -59,14 +62,18 @@ Argument = str | bytes | float
 pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.1
 """The pause after a failed attempt to connect. A call ends in 0.25 s, so that it gets one or two attempts."""
+CLIENT_CLOSED = "The client was closed."
 _NOTHING = object()
 _ERRORS: dict[str, type[RedisError]] = {
     "NOSCRIPT": NoScriptError,
     "OOM": OutOfMemoryError,
     "READONLY": ReadOnlyError,
     "LOADING": BusyLoadingError,
+    "MOVED": MovedError,
+    "ASK": AskError,
+    "TRYAGAIN": TryAgainError,
 }
-_WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may reach another server.
+_WRONG_SERVER = (ReadOnlyError, BusyLoadingError, MovedError)  # A new connection may reach another server.
 
 
 class ReplySink(Protocol):
@@ -195,15 +202,23 @@ class PipelinedClient:
         self._failure = ""  # The error of the last attempt; "" after a success.
         self._next_at = 0.0  # When the next attempt may start, in the loop's time.
         self._backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
+        self._ended = False
 
     async def call(self, command: tuple[Argument, ...], timeout_s: float | None = None) -> Any:
         """Send a command and return its reply. Raises RedisError, OSError or TimeoutError; then its outcome is unknown."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        packed = pack(command)
+        try:
+            return await self._call(packed, timeout_s)
+        except MovedError:  # It was not executed. The next connection is to the server that has the slot now.
+            return await self._call(packed, timeout_s)
+
+    async def _call(self, packed: bytes, timeout_s: float) -> Any:
         wire = self._wire
         if wire is None or not wire.usable:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connected()
-        answer = wire.send(pack(command))
+        answer = wire.send(packed)
         timer = asyncio.get_running_loop().call_later(timeout_s, wire.time_out, answer)
         try:
             return await answer
@@ -249,11 +264,18 @@ class PipelinedClient:
             self._wire.close()
             self._wire = None
 
+    def end(self) -> None:
+        """Close the connection; later calls fail, also those that are connecting."""
+        self._ended = True
+        self.close()
+
     async def _connected(self) -> PipelinedConnection:
         failures = self._failures
         async with self._connecting:
             if self._wire is not None and self._wire.usable:
                 return self._wire
+            if self._ended:
+                raise ConnectionError(CLIENT_CLOSED)
             if self._failure and self._failures > failures:  # The attempt that this call waited for failed.
                 raise ConnectionError(self._failure)
             await self._attempt()
@@ -275,6 +297,9 @@ class PipelinedClient:
             raise
         self._failure, self._next_at = "", 0.0
         self._backoff.reset()
+        if self._ended:
+            self.close()
+            raise ConnectionError(CLIENT_CLOSED)
 
 
 async def _connect(connection: AbstractConnection) -> PipelinedConnection:

@@ -19,8 +19,10 @@ from urllib.parse import parse_qsl, unquote
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.exceptions import ConnectionError  # noqa: A004 - as everywhere in redis-py
 
 from scheduler.errors import StartError
+from scheduler.redis_client.pipeline import CLIENT_CLOSED
 
 _NOT_OPTIONS = {"context"}
 _FILES = ("keyfile", "certfile", "ca_certs", "ca_path")
@@ -104,7 +106,7 @@ def parse(url: str) -> SentinelUrl:
     user, at, hosts = netloc.rpartition("@")
     tail, _, query = tail.partition("#")[0].partition("?")
     path = [part for part in tail.split("/") if part]
-    options = _options(query, tls=scheme.startswith("rediss"))
+    options = options_of(query, ("sentinel_tls",), tls=scheme.startswith("rediss"))
     if not path or len(path) > 2:
         raise StartError(
             "The Redis URL must end with the name of the service that Sentinel monitors, as in .../primary."
@@ -112,19 +114,20 @@ def parse(url: str) -> SentinelUrl:
     if len(path) == 2 and not path[1].isdigit():
         raise StartError(f"The Redis URL must contain the number of the database, not {path[1]!r}.")
     return SentinelUrl(
-        nodes=[_node(host) for host in hosts.split(",")],
+        nodes=[node(host, "Sentinel", DEFAULT_PORT) for host in hosts.split(",")],
         service=unquote(path[0]),
         database=int(path[1]) if len(path) == 2 else 0,
-        credentials=_credentials(user) if at else {},
+        credentials=credentials_of(user) if at else {},
         tls=scheme.startswith("rediss"),
         tls_files={name: file for name, file in options.items() if name in TLS_FILES},
         sentinel_tls=options.get("sentinel_tls") == "on",
     )
 
 
-def _options(query: str, *, tls: bool) -> dict[str, str]:
+def options_of(query: str, others: tuple[str, ...] = (), *, tls: bool) -> dict[str, str]:
+    """The parameters of a URL: with TLS, TLS_FILES and `others`. Raises StartError for unknown ones."""
     options = dict(parse_qsl(query, keep_blank_values=True))
-    known = (*TLS_FILES, "sentinel_tls") if tls else ()
+    known = (*TLS_FILES, *others) if tls else ()
     for name, value in options.items():
         if name not in known:
             raise StartError(f"The Redis URL has an unknown parameter {name!r}.")
@@ -133,23 +136,43 @@ def _options(query: str, *, tls: bool) -> dict[str, str]:
     return options
 
 
-def _node(text: str) -> tuple[str, int]:
+def node(text: str, kind: str, default_port: int) -> tuple[str, int]:
+    """Host and port of one server of a URL. Raises StartError, which calls it a `kind`."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, str(default_port)
     if not host or not port.isdigit():
-        raise StartError(f"The Redis URL names the Sentinel {text!r}, which is not host:port.")
+        raise StartError(f"The Redis URL names the {kind} {text!r}, which is not host:port.")
     return host.strip("[]"), int(port)
 
 
-def _credentials(text: str) -> dict[str, str]:
+def credentials_of(text: str) -> dict[str, str]:
+    """Options of redis-py for `user:password`."""
     user, _, password = text.partition(":")
     named = {"username": unquote(user), "password": unquote(password)}
     return {name: value for name, value in named.items() if value}
 
 
-class PrimaryPool(BlockingConnectionPool):
-    """Connections to the primary, whose address each new connection requests from Sentinel.
+class ClientPool(BlockingConnectionPool):
+    """The connections of one client. A task that outlives the client leaves no connection open."""
+
+    ended = False
+
+    def make_connection(self) -> Any:
+        """Raises ConnectionError after the end of the client."""
+        if self.ended:
+            raise ConnectionError(CLIENT_CLOSED)
+        return super().make_connection()  # type: ignore[no-untyped-call]
+
+    async def release(self, connection: Any) -> None:
+        """Return a connection after its use."""
+        await super().release(connection)
+        if self.ended:
+            await connection.disconnect(nowait=True)
+
+
+class PrimaryPool(ClientPool):
+    """Connections to a primary whose address each new connection asks for; `_discover` finds it.
 
     redis-py's own Sentinel pool raises at once if all connections are in use; this one waits.
     """
@@ -158,11 +181,30 @@ class PrimaryPool(BlockingConnectionPool):
     is_master = True
     check_connection = False
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.connection_kwargs["connection_pool"] = weakref.proxy(self)
+        self._primary: tuple[str, int] | None = None
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Called by each new connection. Raises a ConnectionError of redis-py if the primary is not known."""
+        found = await self._discover()
+        if found != self._primary:
+            self._primary = found
+            await self.disconnect(inuse_connections=False)  # Idle connections are to the old primary.
+        return found
+
+    async def _discover(self) -> tuple[str, int]:
+        raise NotImplementedError
+
+
+class SentinelPool(PrimaryPool):
+    """Connections to the primary that Sentinel names."""
+
     def __init__(self, where: SentinelUrl, **options: Any) -> None:
         connection = SharedSentinelSSLConnection if where.tls else SentinelManagedConnection
         super().__init__(connection_class=connection, db=where.database, **options)
         self.connection_kwargs |= where.credentials | where.tls_files
-        self.connection_kwargs["connection_pool"] = weakref.proxy(self)
         self._service = where.service
         asking: dict[str, Any] = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
         if where.sentinel_tls:
@@ -173,14 +215,9 @@ class PrimaryPool(BlockingConnectionPool):
         if where.sentinel_tls:
             for each in self._sentinel.sentinels:
                 each.connection_pool.connection_class = SharedSSLConnection
-        self._primary: tuple[str, int] | None = None
 
-    async def get_master_address(self) -> tuple[str, int]:
-        """Called by each new connection. Raises MasterNotFoundError, a ConnectionError, if no Sentinel knows the primary."""
+    async def _discover(self) -> tuple[str, int]:
         found: tuple[str, int] = await self._sentinel.discover_master(self._service)
-        if found != self._primary:
-            self._primary = found
-            await self.disconnect(inuse_connections=False)  # Idle connections are to the old primary.
         return found
 
     async def aclose(self) -> None:

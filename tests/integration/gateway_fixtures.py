@@ -266,7 +266,7 @@ async def running_stack(
         "reuse_port": False,
         "notice_ms": 0,
     }
-    keys = Keys()
+    keys = Keys.at(redis_url)
     catalog = catalog or LiteralCatalog()
     test_worker = TestWorker(client, keys)
     await test_worker.heartbeat()

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from redis.asyncio import Redis
 
+from eventually import eventually
 from integration.admin_fixtures import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
-from scheduler.errors import StartError
+from scheduler.errors import RedisUnavailable, StartError
+from scheduler.redis_client.connections import bounded, command_client, server_url
 from tierlane.check import model as check_model
+from tierlane.embedded.cluster import HOST, free_ports
 from tierlane.embedded.redis import EmbeddedRedis
 from tierlane.roles.process import check_redis
 
@@ -137,19 +141,40 @@ async def test_unavailable_servers_fail_their_checks(gateway: StubGateway) -> No
     assert "The gateway at http://127.0.0.1:9 does not respond" in shown.stdout
 
 
-async def test_redis_in_cluster_mode_is_rejected(gateway: StubGateway, tmp_path: Path, database_url: str) -> None:
-    """Scripts do not work there: roles do not start, and the check fails."""
-    server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=["--cluster-enabled", "yes"])
-    await server.start()
+async def is_served(url: str) -> bool:
+    """Whether a server of a cluster serves the slot of Tierlane."""
+    client = command_client(await server_url(url))
     try:
-        with pytest.raises(StartError, match=r"cluster mode: .* single primary"):
-            await check_redis(server.url)
-        admin = Admin(database_url, TIERLANE_REDIS_URL=server.url, TIERLANE_SERVICE_TOKEN=TOKEN)
+        async with bounded():
+            await client.get("{cell:default}:protocol")
+    except RedisUnavailable:
+        return False
+    finally:
+        await client.aclose()
+    return True
+
+
+async def test_redis_in_cluster_mode(gateway: StubGateway, tmp_path: Path, database_url: str) -> None:
+    """The check passes with either URL; a role accepts the one with the scheme of a cluster, which is detected."""
+    (port,) = free_ports(1)
+    options = ["--port", str(port), "--bind", HOST, "--cluster-enabled", "yes"]
+    server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=options)
+    await server.start()
+    url = f"redis://{HOST}:{port}"
+    try:
+        with pytest.raises(StartError, match=r"cluster mode: .* redis\+cluster://"):
+            await check_redis(url)
+        async with Redis.from_url(url) as client:
+            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await eventually(lambda: is_served(url), "the server has all slots")
+        await check_redis(await server_url(url))
+        admin = Admin(database_url, TIERLANE_REDIS_URL=url, TIERLANE_SERVICE_TOKEN=TOKEN)
         code, levels = await checks(admin, gateway)
     finally:
         await server.stop()
 
-    assert (code, levels["redis reachable"], levels["redis mode"]) == (1, "pass", "fail")
+    assert (levels["redis reachable"], levels["redis mode"]) == ("pass", "pass")
+    assert code == 1  # There is no worker.
 
 
 async def test_top_prints_one_frame(gateway: StubGateway, admin: Admin) -> None:

@@ -19,17 +19,14 @@ from pool import Pool, done
 from regressions.bad_line import BadLine
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Adoption
+from scheduler.redis_client.cluster import SLOT
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 
-SHARED_KEYS = (b"rl:customer:customer", b"rl:leases:customer", b"protocol")
-
 
 async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None:
-    """A cluster rejects such a script (CROSSSLOT). Here all keys and channels of a pool have one hash tag; limits of
-    customers and the protocol version are shared by all pools.
-    """
-    keys = Keys("eu-1")
+    """A cluster rejects such a script (CROSSSLOT). Here all keys and channels have one hash tag on a cluster."""
+    keys = Keys.at("redis+cluster://", "eu-1")
     pool = Pool(client, keys)
     await pool.gateway_lives("g1")
     await pool.worker_beats("w1")
@@ -42,9 +39,9 @@ async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None
     await pool.outbox.take(1)
     await pool.queue(1, "paid")
 
-    found = [key async for key in client.scan_iter() if key not in SHARED_KEYS] + [keys.responses("g1").encode()]
+    found = [key async for key in client.scan_iter()] + [keys.responses("g1").encode()]
 
-    assert {key_slot(key) for key in found} == {key_slot(b"eu-1")}
+    assert {key_slot(key) for key in found} == {SLOT}
     assert len(found) >= 12
 
 

@@ -201,12 +201,12 @@ def levels(items: list[CheckItem]) -> list[str]:
         ({"redis_version": "7.0.15", "maxmemory_policy": "noeviction"}, ["pass", "pass", "pass"]),
         ({"redis_version": "7.2.0-rc1", "maxmemory_policy": "noeviction"}, ["pass", "pass", "pass"]),
         ({"redis_version": "6.2.0", "maxmemory_policy": "allkeys-lru"}, ["fail", "pass", "fail"]),
-        ({"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "cluster_enabled": 1}, ["pass", "fail", "pass"]),
+        ({"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "cluster_enabled": 1}, ["pass", "pass", "pass"]),
         ({}, ["fail", "pass", "fail"]),
     ],
 )
 def test_redis(info: dict[str, object], expected: list[str]) -> None:
-    """The version, no cluster mode, and no eviction."""
+    """The version, the mode, and no eviction."""
     assert levels(system.judge_redis(info)) == expected
 
 

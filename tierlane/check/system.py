@@ -20,7 +20,7 @@ from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
 from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
-from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER, bounded
+from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
 from scheduler.redis_client.keys import pools_of
 from tierlane.connect import VerbError, database, run
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
@@ -105,9 +105,7 @@ def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
         CheckItem("redis", "version", "pass", text)
         if new_enough
         else CheckItem("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
-        CheckItem("redis", "mode", "fail", CLUSTER_MODE, NO_CLUSTER)
-        if cluster
-        else CheckItem("redis", "mode", "pass", "it holds all keys"),
+        CheckItem("redis", "mode", "pass", "a cluster: all keys are in one slot" if cluster else "it holds all keys"),
         CheckItem("redis", "eviction", "pass", f"maxmemory-policy {policy}")
         if policy == "noeviction"
         else CheckItem(

@@ -140,7 +140,7 @@ class EmbeddedRedis(EmbeddedServer):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
                 try:
                     writer.write(b"PING\r\n")
-                    return (await reader.readline()).startswith(b"+PONG")
+                    return (await reader.readline()).startswith((b"+PONG", b"-NOAUTH"))
                 finally:
                     writer.close()
                     await writer.wait_closed()

@@ -28,7 +28,7 @@ from scheduler.protocol.limits import (
 from scheduler.protocol.pool_view import CustomerQueue, Observation, QueuePlace, WaitingView
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms
 from scheduler.states import State
@@ -154,7 +154,7 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
             raise VerbError(_no_such(name))
     try:
         async with _redis(settings) as client:
-            state = await _read_redis(client, settings.pool, name, rows, refusals)
+            state = await _read_redis(client, Keys(settings.pool, tag_at(client)), name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
     if len(not_read) == 2:
@@ -188,8 +188,7 @@ def _without(error: TierlaneError, what: str) -> str:
     return f"{str(error).rstrip('.')}, so {what} could not be read."
 
 
-async def _read_redis(client: "Redis", pool: str, name: str, rows: Rows, refusals: int) -> RedisState:
-    keys = Keys(pool)
+async def _read_redis(client: "Redis", keys: "Keys", name: str, rows: Rows, refusals: int) -> RedisState:
     observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
     left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
     customer_id = rows.row.customer.id if rows.row else _as_customer_id(name)
@@ -227,7 +226,7 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
         not_read.append(_without(error, "rows of the audit"))
     try:
         async with _redis(settings) as client:
-            keys = Keys(settings.pool)
+            keys = Keys(settings.pool, tag_at(client))
             detail = await Results(client, keys).request_detail(request_id)
             if detail is not None and detail.state == State.QUEUED:
                 place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
@@ -245,7 +244,7 @@ async def _redis(settings: "Settings") -> AsyncIterator["Redis"]:
     """A client of the pool's Redis. Raises RedisUnavailable where none is set."""
     if not settings.redis_url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")
-    client = command_client(settings.redis_url)
+    client = command_client(await server_url(settings.redis_url))
     try:
         yield client
     finally:

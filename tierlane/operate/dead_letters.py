@@ -20,7 +20,7 @@ from ledger.dead_letters import (
 from scheduler.errors import RedisUnavailable
 from scheduler.payload import decode_payload
 from scheduler.protocol.cancellation import DeadLetterList
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import actor_of, duration
@@ -179,9 +179,9 @@ async def _remove_from_redis(settings: "Settings", ids: Sequence[str]) -> None:
     if not settings.redis_url:
         typer.echo("Warning: TIERLANE_REDIS_URL is not set, so health still counts them.", err=True)
         return
-    client = command_client(settings.redis_url)
+    client = command_client(await server_url(settings.redis_url))
     try:
-        await DeadLetterList(client, Keys(settings.pool)).remove(ids)
+        await DeadLetterList(client, Keys(settings.pool, tag_at(client))).remove(ids)
     except RedisUnavailable as error:
         typer.echo(f"Warning: {str(error).rstrip('.')}, so health still counts them.", err=True)
     finally:

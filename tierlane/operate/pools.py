@@ -14,10 +14,10 @@ from ledger.catalog.loader import read_models
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
-from scheduler.errors import RedisUnavailable
+from scheduler.errors import RedisUnavailable, StartError
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, pools_of
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, ChangeResult, apply
@@ -58,7 +58,10 @@ async def redis_of(settings: "Settings") -> AsyncIterator[Redis]:
     """A client. Raises VerbError if no URL is set or Redis does not respond."""
     if not settings.redis_url:
         raise VerbError("TIERLANE_REDIS_URL is not set, so the running system cannot be read.")
-    client = command_client(settings.redis_url, TIMEOUT_S)
+    try:
+        client = command_client(await server_url(settings.redis_url), TIMEOUT_S)
+    except StartError as error:
+        raise VerbError(str(error)) from error
     try:
         yield client
     except RedisUnavailable as error:
@@ -70,7 +73,7 @@ async def redis_of(settings: "Settings") -> AsyncIterator[Redis]:
 async def observe(settings: "Settings", pools: Sequence[str], tier_names: Sequence[str]) -> dict[str, Observation]:
     """Read each pool once. Raises VerbError."""
     async with redis_of(settings) as client:
-        presences = {pool: Presence(client, Keys(pool), gone_ms=settings.gone_ms) for pool in pools}
+        presences = {pool: Presence(client, Keys(pool, tag_at(client)), gone_ms=settings.gone_ms) for pool in pools}
         return {pool: await presence.observe(tier_names) for pool, presence in presences.items()}
 
 

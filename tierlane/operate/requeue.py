@@ -32,7 +32,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 from tierlane.admin.options import VerbCall, Work
@@ -98,10 +98,12 @@ def requeue(request_ids: Sequence[str], *, again: bool) -> Work:
 
 
 async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: bool) -> int:
-    client = command_client(settings.redis_url)
+    client = command_client(await server_url(settings.redis_url))
     try:
         async with database(settings, APPLICATION) as connection:
-            gateway = RequeueGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
+            gateway = RequeueGateway(
+                client, Keys(settings.pool, tag_at(client)), settings.total_request_ms, settings.gone_ms
+            )
             completed = 0
             async with gateway.open():
                 for at in range(0, len(ids), MAX_RERUNS):

@@ -20,7 +20,7 @@ from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
 from scheduler.protocol.admission import ReplayLimits
 from scheduler.tracing import Spans
-from tierlane.roles.process import check_database, configure_logs, run_role, spans_of
+from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
 from tierlane.roles.scheduler import stand_in
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def raise_file_limit(wanted: int) -> None:
 
 async def _serve(settings: "Settings", name: str) -> int:
     raise_file_limit(settings.max_connections)
+    settings = await with_cluster(settings)
     await check_database(settings.database_url)
     catalog = Catalog(settings.database_url)
     with spans_of(settings, "gateway", name) as spans:

@@ -22,7 +22,7 @@ import uvloop
 
 from scheduler.errors import RedisUnavailable, StartError, TierlaneError
 from scheduler.failpoints import arm
-from scheduler.redis_client.connections import check_server, command_client
+from scheduler.redis_client.connections import check_server, command_client, server_url
 from scheduler.tracing import Spans
 from tierlane.roles.log_repeats import Render, RepeatFilter
 
@@ -56,6 +56,11 @@ def stop_on_signals() -> asyncio.Event:
 
 
 log = structlog.get_logger("process")
+
+
+async def with_cluster(settings: "Settings") -> "Settings":
+    """The settings with the scheme of a cluster in `redis_url` if the server runs in cluster mode. Raises StartError."""
+    return settings.model_copy(update={"redis_url": await server_url(settings.redis_url)})
 
 
 async def check_redis(redis_url: str) -> None:

@@ -39,10 +39,10 @@ from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import QuotaRestore
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.protocol.presence import Cordons, CordonSync, Presence
-from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.connections import blocking_client, command_client, tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
 from scheduler.tasks import Loop, TaskRegistry
-from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals
+from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -140,7 +140,7 @@ async def run_pool(
 async def _run_loops(
     settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis, *, standing_in: bool
 ) -> None:
-    keys, leaving, tasks = Keys(settings.pool), LeavingTiers(time.monotonic), TaskRegistry()
+    keys, leaving, tasks = Keys.at(settings.redis_url, settings.pool), LeavingTiers(time.monotonic), TaskRegistry()
 
     def policy() -> BatchPolicy:
         return leaving.kept(batch_policy(catalog.snapshot, settings))
@@ -221,6 +221,7 @@ class LeftPools:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._unfinished = Unfinished(client)
+        self._tag = tag_at(client)
         self._catalog = catalog
         self._url = database_url
         self._served = served
@@ -258,7 +259,7 @@ class LeftPools:
 
     async def _is_over(self, pool: str, tiers: Collection[str]) -> bool:
         # Until PostgreSQL was read, its jobs are unknown: then no pool is removed.
-        return self._with_jobs is not None and await self._unfinished.is_empty(Keys(pool), tiers)
+        return self._with_jobs is not None and await self._unfinished.is_empty(Keys(pool, self._tag), tiers)
 
     async def _look_at_jobs(self) -> None:
         if self._clock() < self._jobs_due:
@@ -291,6 +292,7 @@ def run(settings: "Settings") -> int:
 
 async def _serve(settings: "Settings") -> int:
     stop = stop_on_signals()
+    settings = await with_cluster(settings)
     client, catalog = command_client(settings.redis_url), Catalog(settings.database_url)
     try:
         await check_redis(settings.redis_url)

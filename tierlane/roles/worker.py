@@ -3,11 +3,12 @@
 import gc
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_pool.config import Access
 from gpu_pool.worker.worker import WorkerConfig, run_worker
-from tierlane.roles.process import check_redis, configure_logs, run_role, spans_of
+from tierlane.roles.process import check_redis, configure_logs, run_role, spans_of, with_cluster
 from tierlane.settings.pools import default_batch_size, default_torch_threads
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def run(settings: "Settings") -> int:
 
 
 async def _serve(config: WorkerConfig, settings: "Settings") -> int:
+    config = replace(config, redis_url=(await with_cluster(settings)).redis_url)
     await check_redis(config.redis_url)
     with spans_of(settings, "worker", config.worker_id) as spans:
         gc.collect()

@@ -14,21 +14,29 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
 MIN_TOKEN_CHARS = 16
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+REDIS_SCHEMES = (
+    "redis://",
+    "rediss://",
+    "unix://",
+    "redis+sentinel://",
+    "rediss+sentinel://",
+    "redis+cluster://",
+    "rediss+cluster://",
+)
 DATABASE_SCHEME = "postgresql+asyncpg://"
 MAX_WORKERS = 256
 
 
 def redis_url(value: str) -> str:
-    """Check the scheme, and the hosts of a Sentinel URL; empty is not set."""
+    """Check the scheme, and the hosts of a URL of Sentinel or a cluster; empty is not set."""
     if value and not value.startswith(REDIS_SCHEMES):
-        raise ValueError("must begin with redis://, rediss://, unix:// or redis+sentinel://")
-    if "+sentinel://" in value:
+        raise ValueError("must begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
+    if "+sentinel://" in value or "+cluster://" in value:
         from scheduler.errors import StartError
-        from scheduler.redis_client.sentinel import parse  # Loads the Redis client, which takes long.
+        from scheduler.redis_client import cluster, sentinel  # Load the Redis client, which takes long.
 
         try:
-            parse(value)
+            (sentinel if "+sentinel://" in value else cluster).parse(value)
         except StartError as error:
             raise ValueError(str(error)) from None
     return value

@@ -20,7 +20,7 @@ class SharedSettings:
 
     redis_url: str = setting(
         "",
-        "redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service (docs/deploy.md). Unset: `tierlane up` starts one.",
+        "redis://, rediss://, unix://, redis+cluster://host:port or redis+sentinel://host:port,host:port/service (docs/deploy.md). Unset: `tierlane up` starts one.",
         secret=True,
         check=checks.redis_url,
     )
@@ -252,6 +252,12 @@ class StackSettings:
     pools: str = setting(
         "",
         "Workers of other pools: POOL=BACKEND or POOL=BACKEND*WORKERS, separated by commas.",
+    )
+    cluster: int = number(
+        0,
+        "Primaries of a Redis cluster, at least 3, each with a replica that takes over in about 3 s; 0: one server.",
+        minimum=0,
+        maximum=16,
     )
     ephemeral: bool = boolean("Keep no data: the servers use a temporary directory, without fsync.", switch=True)
     replace: bool = boolean(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Presence
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 
 ROOM = 2.0
@@ -66,9 +66,9 @@ def code_of(worker: WorkerView) -> str:
 
 async def measured_workers(redis_url: str, pools: Sequence[str]) -> dict[str, list[WorkerView]]:
     """The workers of each pool as they last reported; empty lists while Redis does not respond."""
-    client = command_client(redis_url)
+    client = command_client(await server_url(redis_url))
     try:
-        return {pool: (await Presence(client, Keys(pool)).observe([])).workers for pool in pools}
+        return {pool: (await Presence(client, Keys(pool, tag_at(client))).observe([])).workers for pool in pools}
     except RedisUnavailable:
         return {pool: [] for pool in pools}
     finally:

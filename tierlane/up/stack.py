@@ -10,6 +10,7 @@ import asyncio
 import http.client
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from gateway.operations.health.model import process_name
 from tierlane.child_process import ChildProcess
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane.embedded.cluster import EmbeddedCluster
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
@@ -226,16 +228,29 @@ class Stack:
         urls = {}
         home = self._server_home()
         if not self._settings.redis_url:
-            redis = EmbeddedRedis(home, home / "run", ephemeral=self._settings.ephemeral)
-            self._guard.hold_servers_of(redis.home)
-            await self._start_server(redis)
-            urls["redis_url"] = redis.url
+            urls["redis_url"] = await self._start_redis(home)
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
             self._guard.hold_servers_of(postgres.home)
             await self._start_server(postgres)
             urls["database_url"] = postgres.url
         return self._settings.model_copy(update=urls)
+
+    async def _start_redis(self, home: Path) -> str:
+        """Start one server, or a cluster of them; returns the URL."""
+        ephemeral = self._settings.ephemeral
+        if not self._settings.cluster:
+            redis = EmbeddedRedis(home, home / "run", ephemeral=ephemeral)
+            self._guard.hold_servers_of(redis.home)
+            await self._start_server(redis)
+            return redis.url
+        password = secrets.token_urlsafe(24)
+        cluster = EmbeddedCluster(home, home / "run", self._settings.cluster, password=password, ephemeral=ephemeral)
+        for node in cluster.nodes:
+            self._guard.hold_servers_of(node.home)
+            await self._start_server(node)
+        await cluster.form()
+        return cluster.url
 
     def _server_home(self) -> Path:
         if not self._settings.ephemeral:

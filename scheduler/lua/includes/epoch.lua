@@ -15,5 +15,5 @@ end
 
 -- store_protocol(): stores this version if none is stored, as after a loss of data.
 local function store_protocol()
-  if not stored_protocol then redis.pcall('SET', 'protocol', PROTOCOL, 'NX') end
+  if not stored_protocol then redis.pcall('SET', T .. 'protocol', PROTOCOL, 'NX') end
 end

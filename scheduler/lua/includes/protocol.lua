@@ -2,7 +2,7 @@
 -- version: scripts that accept, assign or scan work then return an error. A Redis user that may not read the key (older ACL
 -- rules) is not rejected.
 local PROTOCOL = '1.0'
-local stored_protocol = redis.pcall('GET', 'protocol')
+local stored_protocol = redis.pcall('GET', T .. 'protocol')
 
 -- protocol_error() -> the error to return, or nil if the stored version is compatible.
 local function protocol_error()

@@ -110,13 +110,13 @@ end
 
 local function apply_refunds()
   for customer, ids in pairs(released_leases) do
-    for i = 1, #ids, 1000 do redis.pcall('ZREM', 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
+    for i = 1, #ids, 1000 do redis.pcall('ZREM', T .. 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
   end
   for customer, total in pairs(refunds) do
-    local key = 'rl:customer:' .. customer
+    local key = T .. 'rl:customer:' .. customer
     refund_bucket(key, 'tokens', total.requests, 'rate')
     for level, entry in pairs(total.units) do refund_bucket(key, level, entry[2], entry[1]) end
-    for id, count in pairs(total.keys) do refund_bucket('rl:key:' .. id, 'tokens', count, 'rate') end
+    for id, count in pairs(total.keys) do refund_bucket(T .. 'rl:key:' .. id, 'tokens', count, 'rate') end
     for window, count in pairs(total.windows) do refund_quota(key, window, count) end
     learn_cost(key, total)
   end

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from ledger.postgres import AWAY, Connection, closing, connect, reason
 from scheduler.errors import RedisUnavailable
-from scheduler.redis_client.connections import bounded, command_client
+from scheduler.redis_client.connections import bounded, command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 from tierlane.chaos.history import LoadCustomer, Sources
@@ -113,10 +113,10 @@ LISTS = ("queue:", "backlog:", "inflight:", "outbox:")
 
 async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
     """Scan every key of the pool. Raises RedisUnavailable."""
-    client = command_client(redis_url)
+    client = command_client(await server_url(redis_url))
     try:
         async with bounded(PATIENCE_S):
-            return await _scan(client, keys or Keys())
+            return await _scan(client, keys or Keys(tag=tag_at(client)))
     finally:
         await client.aclose()
 
