@@ -168,9 +168,9 @@ def test_defaults_in_the_table_of_times() -> None:
 def test_every_key_is_in_the_list_of_keys() -> None:
     """Names that `Keys` or Lua builds, and those without a TTL are permanent."""
     keys = Keys()
-    built = {name for attribute, name in vars(keys).items() if attribute not in ("pool", "prefix")}
+    built = {name for attribute, name in vars(keys).items() if attribute not in ("pool", "prefix", "tag")}
     for name, method in inspect.getmembers(keys, inspect.ismethod):
-        if not name.startswith("_") and name not in ("is_permanent", "responses"):
+        if not name.startswith("_") and name not in ("at", "is_permanent", "responses"):
             built.add(nameless(method(*(f"<{parameter}>" for parameter in inspect.signature(method).parameters))))
     listed = {nameless(key.name) for key in KEYS}
     prefixes = {key.partition("<")[0] for key in listed} | {"responses:"}

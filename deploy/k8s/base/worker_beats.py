@@ -23,8 +23,8 @@ def age_s(client: Redis, worker_id: str, pool: str) -> float:
 def main() -> int:
     """Look once."""
     url = os.environ["TIERLANE_REDIS_URL"]
-    if "+sentinel:" in url:
-        return 0  # Only the roles know how to ask Sentinel.
+    if "+sentinel:" in url or "+cluster:" in url:
+        return 0  # Only the roles know how to find the primary.
     try:
         with Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2, driver_info=None) as client:
             age = age_s(client, os.environ["TIERLANE_WORKER_ID"], os.environ.get("TIERLANE_POOL", "default"))
