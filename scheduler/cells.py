@@ -1,0 +1,156 @@
+"""Cells: the home of a customer, and whether a worker stays in its cell or moves to another. Pure.
+
+Customers are pinned to cells; workers move. The home is the cell with the best score in a weighted rendezvous hash (Thaler
+and Ravishankar 1998; weights by the logarithmic method of Schindelhauer and Schomaker 2005): a cell that is added takes its
+part of the customers of every other cell, and a cell that is closed gives its customers to all others; nobody else moves.
+
+Workers go where they are needed. Each cell publishes how many workers each of its tiers needs (`workers_needed`). All workers
+together are shared among the tiers as a single queue would share them (`ratelimit/shares.py`: guaranteed shares, then strict
+priority), and the part of a tier is divided among the cells in proportion to their needs. What is left is spread so that all
+cells are equally busy. That gives each cell a number of workers.
+
+Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`), and only if that cell lacks more
+than a tenth of its workers (`SLACK`), because each move costs a reconnection. A worker decides at the end of a batch, or while idle when new
+digests arrive, by a random draw: the chances are such that, over all workers that decide before the next digests, as many move as
+the cell has too many and others lack. So a herd cannot move. A cell without any worker attracts `FIRST` workers instead of one,
+because with one the draw would often move none.
+
+A cell that needs a worker for its highest tier therefore waits for at most one batch (until a worker elsewhere decides), one
+period of digests and one move longer than it would in a single queue.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from ratelimit.shares import TierShare, allocate
+
+HORIZON_S = 0.5
+"""The time in which the queues of a cell should be served: it turns a backlog into a number of workers."""
+
+BUSY = 0.8
+"""A cell attracts workers of other cells if it needs more than this part of those that it has."""
+
+SLACK = 0.1
+"""A cell that lacks at most this part of its workers attracts none."""
+
+FIRST = 3.0
+"""Workers that a cell with requests and without workers attracts: at least one of them moves with a probability of 95 %."""
+
+
+class Cell(NamedTuple):
+    """A cell: `weight` is its part of the customers, in proportion; no customer has its home in a cell that is not open."""
+
+    name: str
+    weight: float = 1.0
+    is_open: bool = True
+
+
+def homes(customer_id: str, cells: Iterable[Cell], count: int = 1) -> list[str]:
+    """The `count` cells of a customer, the best first. Raises ValueError if no cell is open."""
+    scores = [(_score(cell, customer_id), cell.name) for cell in cells if cell.is_open and cell.weight > 0]
+    if not scores:
+        raise ValueError("No cell is open: open one with a weight above 0.")
+    return [name for _, name in sorted(scores)[:count]]
+
+
+def home(customer_id: str, cells: Iterable[Cell]) -> str:
+    """The cell of a customer. Raises ValueError if no cell is open."""
+    return homes(customer_id, cells)[0]
+
+
+def _score(cell: Cell, customer_id: str) -> float:
+    """Exponentially distributed with the cell's weight, so that the least score has a cell with a probability by weight."""
+    digest = blake2b(f"{cell.name}\0{customer_id}".encode(), digest_size=8).digest()
+    part = (int.from_bytes(digest, "big") + 1) / (2**64 + 1)
+    return -math.log(part) / cell.weight
+
+
+def workers_needed(demand_rps: float, waiting: float, request_ms: float) -> float:
+    """Workers that a tier of a cell needs, for requests of `request_ms` GPU time: for its arrivals, and for `waiting` requests."""
+    return (demand_rps + waiting / HORIZON_S) * request_ms / 1000
+
+
+class CellLoad(NamedTuple):
+    """The digest of a cell. `workers`: those that serve it or move to it; `needed`: by tier (`workers_needed`).
+
+    `deciding`: how many of its workers are expected to decide before the next digests: idle ones, and those whose batch ends.
+    `accepts`: False for a draining, closed or lost cell, which workers leave.
+    """
+
+    name: str
+    workers: int
+    needed: Mapping[str, float]
+    deciding: float
+    accepts: bool = True
+
+    @property
+    def needs(self) -> float:
+        """Workers that all its tiers need."""
+        return sum(self.needed.values())
+
+
+def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, float]:
+    """How many workers each cell should have: the sum is the number of all workers."""
+    total = sum(load.workers for load in loads)
+    demand = {tier.name: sum(load.needed.get(tier.name, 0.0) for load in loads) for tier in tiers}
+    granted = allocate(total, tiers, demand)
+    parts = {name: granted[name] / needed for name, needed in demand.items() if needed > 0}
+    wanted = {load.name: sum(load.needed.get(name, 0.0) * part for name, part in parts.items()) for load in loads}
+    needed = sum(wanted.values())
+    if needed <= 0:
+        return {load.name: float(load.workers) for load in loads}
+    return {name: workers * total / needed for name, workers in wanted.items()}
+
+
+def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, dict[str, float]]:
+    """For the workers of each cell: the cells to which one that decides now moves, each with its probability; else it stays."""
+    fair = fair_workers(loads, tiers)
+    lacking = {load.name: lacks for load in loads if (lacks := _lacks(load, fair[load.name])) > 0}
+    surplus = {load.name: _surplus(load, fair[load.name]) for load in loads if load.name not in lacking}
+    missing, spare = sum(lacking.values()), sum(surplus.values())
+    if missing <= 0 or spare <= 0:
+        return _leaving(loads, fair)
+    moving = min(1.0, missing / spare)
+    chances: dict[str, dict[str, float]] = {}
+    for load in loads:
+        if surplus.get(load.name, 0.0) > 0:
+            moves = 1.0 if not load.accepts else min(1.0, moving * surplus[load.name] / max(1e-9, load.deciding))
+            chances[load.name] = {name: moves * lacks / missing for name, lacks in lacking.items()}
+    return chances
+
+
+def _lacks(load: CellLoad, fair: float) -> float:
+    """The workers that a cell attracts."""
+    if not load.accepts or load.needs <= 0:
+        return 0.0
+    if load.workers == 0:
+        return max(FIRST, fair)
+    lacks = fair - load.workers
+    return lacks if load.needs > BUSY * load.workers and lacks > SLACK * load.workers else 0.0
+
+
+def _surplus(load: CellLoad, fair: float) -> float:
+    """The workers that a cell can give. One that has requests keeps a worker."""
+    if not load.accepts:
+        return float(load.workers)
+    kept = max(1.0, fair) if load.needs > 0 else fair
+    return max(0.0, load.workers - kept)
+
+
+def _leaving(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The chances if no cell lacks workers: only those of cells that accept none leave, to all others."""
+    others = {load.name: max(fair[load.name], 1e-9) for load in loads if load.accepts}
+    total = sum(others.values())
+    to = {name: part / total for name, part in others.items()}
+    return {load.name: to for load in loads if not load.accepts and load.workers and to}
+
+
+def destination(chances: Mapping[str, float], draw: float) -> str | None:
+    """The cell to which a worker moves, by its draw (0..1, evenly distributed), or None: it stays."""
+    for name, chance in chances.items():
+        if draw < chance:
+            return name
+        draw -= chance
+    return None
