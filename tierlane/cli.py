@@ -109,6 +109,7 @@ TOOLS = (
     ("batch", "tierlane.operate.commands:batch_app", "List, show or cancel batches of /v1/batches."),
     ("usage", "tierlane.operate.commands:usage_app", "Export requests, tokens, GPU time and cost by customer."),
     ("bench", "tierlane.bench.command:main", "Load test a gateway with requests of all tiers."),
+    ("simulate", "tierlane.simulate.command:main", "Simulate a scenario or recorded requests in virtual time."),
     ("chaos", "tierlane.chaos.command:main", "Cause faults under load, and check all guarantees."),
 )
 """Verbs with their own options: name, module and function or typer application, help."""

@@ -3,7 +3,7 @@
 The audit lags by up to two seconds, so admission does not use it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -125,6 +125,31 @@ async def usage_lines(connection: Connection, first: date, last: date, *, daily:
         query = connection.cursor(statement("usage_export"), start, start + timedelta(count), prefetch=500)
         async for row in query:
             yield UsageLine._make((begin if daily else None, *row))
+
+
+class RecordedRequest(NamedTuple):
+    """What a simulation reads of a row of `requests`. Times in milliseconds, None if unknown."""
+
+    created_at: datetime
+    customer_id: str | None
+    status: str
+    error_code: str | None
+    tokens_used: int | None
+    input_bytes: int | None
+    latency_ms: float | None
+    queue_ms: float | None
+    gpu_ms: float | None
+    batch_id: str | None
+    batch_size: int | None
+    worker_id: str | None
+
+
+async def recorded_requests(
+    connection: Connection, begin: datetime, end: datetime, models: Sequence[str]
+) -> AsyncIterator[RecordedRequest]:
+    """The requests of these models from `begin` to before `end`, in order. Needs a transaction; raises what asyncpg raises."""
+    async for row in connection.cursor(statement("recorded_requests"), begin, end, models, prefetch=5000):
+        yield RecordedRequest._make(row)
 
 
 async def find_gpu_share(

@@ -46,6 +46,14 @@ WHERE r.created_at >= $1 AND r.created_at < $2
 GROUP BY r.customer_id, c.name, r.api_key_id, r.model
 ORDER BY c.name, r.customer_id, r.api_key_id, r.model
 
+-- name: recorded_requests
+-- $1: start. $2: end. $3: models. Accepted requests that waited for a run of their own, in order of creation.
+SELECT created_at, customer_id::text, status, error_code, tokens_used, input_bytes, latency_ms, queue_ms, gpu_ms, batch_id,
+       batch_size, worker_id
+FROM requests
+WHERE created_at >= $1 AND created_at < $2 AND model = ANY ($3::text[]) AND served_from IS NULL AND mode IS DISTINCT FROM 'direct'
+ORDER BY created_at, id
+
 -- name: clock_timestamp
 SELECT clock_timestamp()
 

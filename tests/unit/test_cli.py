@@ -30,6 +30,7 @@ TOOLS = {
     "batch": ["list", "show", "cancel"],
     "usage": ["export"],
     "bench": [],
+    "simulate": [],
     "chaos": [],
 }
 VERBS = [

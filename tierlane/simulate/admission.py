@@ -8,6 +8,7 @@ modelled: limits of single keys, metered quotas, Idempotency-Keys, requests that
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 from gateway.inference.admission import AdmissionLimits
 from ledger.catalog.snapshot import Identity
@@ -61,6 +62,14 @@ class CustomerAccount:
         """Of each quota, the number of the window and the requests in it."""
 
 
+class Levels(NamedTuple):
+    """The levels of the customer's buckets now, and the tier's bucket with its level."""
+
+    own: list[float]
+    tier_bucket: StoredBucket
+    of_tier: float
+
+
 class AdmissionModel:
     """The decisions of one cell. `queues`: by tier."""
 
@@ -83,44 +92,38 @@ class AdmissionModel:
         if limits is not self._limits:
             self._limits, self._tiers = limits, {tier.name: tier for tier in limits.tiers}
         tier = self._tiers[account.identity.tier]
-        levels = [
+        own = [
             stored.refilled(now, bucket.per_s, bucket.size)
             for stored, bucket in zip(account.buckets, effective.buckets, strict=True)
         ]
         bucket = self._tier_buckets.get(tier.name)
         if bucket is None:
             bucket = self._tier_buckets[tier.name] = StoredBucket(tier.burst, tier.rate)
-        tier_level = bucket.refilled(now, tier.rate, tier.burst)
-        limit, retry_ms = self._limit(account, request, tier, levels, tier_level, now)
+        levels = Levels(own, bucket, bucket.refilled(now, tier.rate, tier.burst))
+        limit, retry_ms = self._limit(account, request, tier, levels, now)
         if limit is None:
             longest_ms = min(request.queue_ms, request.total_ms - limits.run_ms)
             limit, retry_ms = self._shed(account, tier, limits.capacity_rps, longest_ms)
         else:
-            self._store_changed_rates(account, request, levels, bucket, tier, tier_level, now)
+            self._store_changed_rates(account, request, tier, levels, now)
         outcome = limit if limit is not None and not tier.shadow else Admission.ACCEPTED
         if outcome is Admission.ACCEPTED and self._is_full(account, tier):
             outcome, retry_ms = Admission.QUEUE_FULL, 0.0
         if outcome is Admission.ACCEPTED:
             account.in_use += 1
             if limit is None:
-                levels = self._charge(account, request, levels, now)
-                bucket.store(now, tier_level - 1, tier.rate)
-        remaining = RemainingLimits([Level(level, 0) for level in levels], account.in_use)
+                own = self._charge(account, request, own, now)
+                bucket.store(now, levels.of_tier - 1, tier.rate)
+        remaining = RemainingLimits([Level(level, 0) for level in own], account.in_use)
         depth = self._queues[tier.name].depth + (outcome is Admission.ACCEPTED)
         shadowed = limit.value if outcome is Admission.ACCEPTED and limit is not None else ""
         return Verdict(outcome, remaining, round(retry_ms), depth, shadowed=shadowed)
 
     def _limit(
-        self,
-        account: CustomerAccount,
-        request: Submission,
-        tier: TierLimit,
-        levels: Sequence[float],
-        tier_level: float,
-        now: float,
+        self, account: CustomerAccount, request: Submission, tier: TierLimit, levels: Levels, now: float
     ) -> tuple[Admission | None, float]:
         """The limit that rejects, and the ms until it would not."""
-        for bucket, level in zip(request.limits.buckets, levels, strict=True):
+        for bucket, level in zip(request.limits.buckets, levels.own, strict=True):
             wanted = min(bucket.kind.units(request), bucket.size) if bucket.kind.cost else 1
             if level < wanted:
                 return Admission(bucket.kind.outcome), _ms_until(level, wanted, bucket.per_s)
@@ -131,8 +134,8 @@ class AdmissionModel:
             known, spent = account.spent.get(name, (number, 0))
             if not is_metered(name) and known == number and spent >= amount:
                 return Admission.QUOTA, until_ms
-        if tier_level < 1 and not self._is_within_share(account, request, tier, tier_level):
-            return Admission.TIER_LIMIT, _ms_until(tier_level, 1, tier.rate)
+        if levels.of_tier < 1 and not self._is_within_share(account, request, tier, levels.of_tier):
+            return Admission.TIER_LIMIT, _ms_until(levels.of_tier, 1, tier.rate)
         return None, 0.0
 
     def _is_within_share(
@@ -143,7 +146,9 @@ class AdmissionModel:
         if tier_level - 1 < -tier.burst:
             return False
         if not queue.in_backlogs:
-            return request.limits.max_concurrency > 0 and account.in_use + 1 <= max(OPEN, weight * tier.places / OPEN_PART)
+            return request.limits.max_concurrency > 0 and account.in_use + 1 <= max(
+                OPEN, weight * tier.places / OPEN_PART
+            )
         length = queue.length(account.number)
         weights = queue.weights + (weight if not length else 0.0)
         return length + 1 <= max(1.0, queue.in_backlogs * weight / max(weights, weight))
@@ -181,9 +186,7 @@ class AdmissionModel:
         if total <= tier.max_depth:
             return False
         return (
-            not queue.in_backlogs
-            or total > 2 * tier.max_depth
-            or self._own_depth(account, tier) + 1 > tier.max_depth
+            not queue.in_backlogs or total > 2 * tier.max_depth or self._own_depth(account, tier) + 1 > tier.max_depth
         )
 
     def _charge(
@@ -201,19 +204,12 @@ class AdmissionModel:
         return left
 
     def _store_changed_rates(
-        self,
-        account: CustomerAccount,
-        request: Submission,
-        levels: Sequence[float],
-        tier_bucket: StoredBucket,
-        tier: TierLimit,
-        tier_level: float,
-        now: float,
+        self, account: CustomerAccount, request: Submission, tier: TierLimit, levels: Levels, now: float
     ) -> None:
         """A bucket that rejects is not written, unless its rate has changed: otherwise it would refill at the old rate."""
-        if tier_bucket.changed(tier.rate) and tier_level < min(1.0, tier.burst):
-            tier_bucket.store(now, tier_level, tier.rate)
-        pairs = list(zip(account.buckets, request.limits.buckets, levels, strict=True))
+        if levels.tier_bucket.changed(tier.rate) and levels.of_tier < min(1.0, tier.burst):
+            levels.tier_bucket.store(now, levels.of_tier, tier.rate)
+        pairs = list(zip(account.buckets, request.limits.buckets, levels.own, strict=True))
         if any(stored.changed(bucket.per_s) for stored, bucket, _ in pairs) and any(
             level < min(bucket.kind.units(request), bucket.size) for _, bucket, level in pairs
         ):

@@ -48,6 +48,7 @@ SERVICE_S = 1.0
 LEASE_S, GONE_S = 0.6, 1.0
 """The lease of a batch, and the time after which a silent worker is not counted any more."""
 MOST_LOSSES = 2
+NO_GPU_RETRY_MS = 1000.0
 
 
 class CellDispatcher:
@@ -143,12 +144,13 @@ class SimulatedCell:
         self,
         name: str,
         loop: EventLoop,
+        *,
         scenario: SimulationScenario,
         snapshot: Snapshot,
         accounts: Sequence[CustomerAccount],
         recorder: Recorder,
         random: Random,
-        retry: Callable[[CustomerAccount, float, int, float], None],
+        retry: Callable[[CustomerAccount, float, int], None],
     ) -> None:
         self.name = name
         self.accepts = True
@@ -227,7 +229,8 @@ class SimulatedCell:
         self._recorder.arrived(account, self.name)
         if self.live.no_gpu(now):
             self._meter.shed(identity.tier)
-            self._refused(account, ErrorCode.NO_CAPACITY, "no_gpu", words, tries, 1000.0)
+            self._recorder.refused(account, ErrorCode.NO_CAPACITY.value, "no_gpu")
+            self._send_again(account, words, tries, NO_GPU_RETRY_MS)
             return
         submission = Submission(
             id="",
@@ -252,12 +255,10 @@ class SimulatedCell:
         error = self._customer_limits.rejection_error(identity, verdict, base_limit_allows=reduced_only)
         if is_capacity_rejection(error.code):
             self._meter.shed(identity.tier)
-        self._refused(account, error.code, verdict.outcome.value, words, tries, error.retry_after_ms or 0)
+        self._recorder.refused(account, error.code.value, verdict.outcome.value)
+        self._send_again(account, words, tries, error.retry_after_ms or 0)
 
-    def _refused(
-        self, account: CustomerAccount, code: ErrorCode, outcome: str, words: float, tries: int, retry_ms: float
-    ) -> None:
-        self._recorder.refused(account, code.value, outcome)
+    def _send_again(self, account: CustomerAccount, words: float, tries: int, retry_ms: float) -> None:
         if tries > 0 and retry_ms > 0:
             self._loop.after(retry_ms / 1000, self._retry, account, words, tries - 1)
 
@@ -360,7 +361,9 @@ class SimulatedCell:
             latency_ms = (now - request.arrived_s) * 1000 + self._scenario.costs.call_ms
             tier = account.identity.tier
             self._meter.answered(tier, latency_ms, now)
-            self._recorder.completed(account, request.arrived_s, latency_ms, request.started_s - request.arrived_s, cost_ms)
+            self._recorder.completed(
+                account, request.arrived_s, latency_ms, request.started_s - request.arrived_s, cost_ms
+            )
             by_tier.setdefault(tier, []).append((request, cost_ms))
         for tier, costs in by_tier.items():
             self.queues[tier].settle(costs, batch.empty_part)

@@ -22,7 +22,17 @@ APART_SHARE, APART_MOST = 0.02, 16.0
 class QueuedRequest:
     """A request from its arrival to its end. Times in seconds; `words`: its length; `estimate`: what its customer was charged."""
 
-    __slots__ = ("arrived_s", "attempts", "customer", "deadline_s", "estimate", "flow", "queue_until_s", "started_s", "words")
+    __slots__ = (
+        "arrived_s",
+        "attempts",
+        "customer",
+        "deadline_s",
+        "estimate",
+        "flow",
+        "queue_until_s",
+        "started_s",
+        "words",
+    )
 
     def __init__(self, customer: int, arrived_s: float, queue_until_s: float, deadline_s: float, words: float) -> None:
         self.customer = customer
@@ -224,3 +234,31 @@ class FairQueue:
 
 def _moving_mean(mean: float, total: float, number: int) -> float:
     return max(0.001, mean + (total / number - mean) * min(0.5, number / SAMPLES))
+
+
+def water_fill(wanted: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
+    """What fair queueing gives: `total` by weight; nobody gets more than it wants, and what is left goes to the others."""
+    parts = [0.0] * len(wanted)
+    open_ = [n for n, want in enumerate(wanted) if want > 0]
+    while open_ and total > 1e-9:
+        weight = sum(weights[n] for n in open_) or 1.0
+        served = [n for n in open_ if wanted[n] - parts[n] <= total * weights[n] / weight + 1e-12]
+        if not served:
+            for n in open_:
+                parts[n] += total * weights[n] / weight
+            break
+        for n in served:
+            total -= wanted[n] - parts[n]
+            parts[n] = wanted[n]
+        open_ = [n for n in open_ if n not in served]
+    return parts
+
+
+def whole_parts(parts: Sequence[float]) -> list[int]:
+    """Whole numbers with nearly the same sum: what is cut off is carried to the next."""
+    found, carried = [], 0.0
+    for part in parts:
+        number = int(part + carried + 1e-9)
+        carried += part - number
+        found.append(number)
+    return found

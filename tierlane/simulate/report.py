@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from tierlane.bench.plots import COLOURS, SIZE
+from tierlane.bench.plots import COLOURS, SIZE, NoPlots
+from tierlane.bench.plots import require_plots as matplotlib_or_error
 from tierlane.output import Column, aligned, print_rows
 from tierlane.simulate.results import Document
+from tierlane.simulate.scenario import ScenarioError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +87,13 @@ def _facts(result: Document) -> list[tuple[str, str]]:
     for field, title in (("refused_by_code", "refused"), ("failed_by_code", "failed")):
         for name, tier in result["tiers"].items():
             if tier[field]:
-                facts.append((f"{title}, {name}", ", ".join(f"{code} {count:,}" for code, count in tier[field].items())))
+                facts.append(
+                    (f"{title}, {name}", ", ".join(f"{code} {count:,}" for code, count in tier[field].items()))
+                )
+    for name, tier in result.get("recorded", {}).items():
+        others = "".join(f", {count:,} {code}" for code, count in tier["others"].items())
+        times = ", ".join(f"{p} {tier[p + '_ms'] or 0:g} ms" for p in ("p50", "p95", "p99"))
+        facts.append((f"recorded, {name}", f"{tier['completed']:,} completed{others}; {times}"))
     return [*facts, *result.get("notes", {}).items()]
 
 
@@ -102,10 +110,18 @@ def write_json(path: Path, result: Document) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
+def require_plots() -> None:
+    """Raise ScenarioError where matplotlib is missing."""
+    try:
+        matplotlib_or_error()
+    except NoPlots as error:
+        raise ScenarioError(f"--plots: {error}.") from error
+
+
 def draw(directory: Path, result: Document) -> list[str]:
     """Draw the plots; returns their names."""
     directory.mkdir(parents=True, exist_ok=True)
-    plots: list[tuple[str, str, Callable[["Axes", Document], None]]] = [
+    plots: list[tuple[str, str, Callable[[Axes, Document], None]]] = [
         ("rates.svg", "Requests/s by tier: arrived (dashed), completed", _rates),
         ("refused.svg", "Refused requests/s by tier", _refused),
         ("p99.svg", "p99 of the response time by tier", _p99),

@@ -27,28 +27,28 @@ MOST_STEPS = 300
 class LatencyCounts:
     """Counts of response times. A time is known to 1 %."""
 
-    __slots__ = ("_counts", "total")
+    __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self._counts = [0.0] * _BUCKETS
+        self.counts = [0.0] * _BUCKETS
         self.total = 0.0
 
     def add(self, ms: float, count: float = 1.0) -> None:
         """Count a response."""
         bucket = int(math.log(ms / _LEAST_MS) / _WIDTH) if ms > _LEAST_MS else 0
-        self._counts[min(bucket, _BUCKETS - 1)] += count
+        self.counts[min(bucket, _BUCKETS - 1)] += count
         self.total += count
 
     def merge(self, other: "LatencyCounts") -> None:
         """Add the counts of another."""
-        self._counts = [own + more for own, more in zip(self._counts, other._counts, strict=True)]
+        self.counts = [own + more for own, more in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
     def percentiles(self, shares: Sequence[float] = PERCENTILES) -> list[float | None]:
         """The times below which these shares of the responses are, in the middle of their bucket; None without responses."""
         if self.total <= 0:
             return [None] * len(shares)
-        reached = list(accumulate(self._counts))
+        reached = list(accumulate(self.counts))
         ranks = [bisect_left(reached, share * self.total - 1e-9) for share in shares]
         return [round(_LEAST_MS * math.exp((rank + 0.5) * _WIDTH), 2) for rank in ranks]
 
@@ -175,7 +175,10 @@ class Timeline:
                 for busy, count in zip(total, workers, strict=False)
             ],
             "cells": {
-                cell: {"workers": [round(step.workers, 1) for step in steps], "depth": [round(step.depth) for step in steps]}
+                cell: {
+                    "workers": [round(step.workers, 1) for step in steps],
+                    "depth": [round(step.depth) for step in steps],
+                }
                 for cell, steps in self.cells.items()
             },
         }
@@ -326,3 +329,42 @@ class Recorder:
             )
             for account in self._accounts
         ]
+
+
+class FlowRecorder:
+    """Fills the figures with counts."""
+
+    def __init__(self, figures: Figures, warmup_s: float) -> None:
+        self.figures = figures
+        self.warmup_s = warmup_s
+        self.now = 0.0
+
+    def arrived(self, tier: str, name: str, cell: str, count: float) -> None:
+        self.figures.timeline.step(tier, self.now).arrived += count
+        if self.now >= self.warmup_s:
+            self.figures.classes[name].arrivals += count
+            self.figures.cell_arrivals[cell] += round(count)
+
+    def refused(self, tier: str, name: str, code: ErrorCode, outcome: str, count: float) -> None:
+        if count <= 0:
+            return
+        self.figures.timeline.step(tier, self.now).refused += count
+        if self.now >= self.warmup_s:
+            self.figures.classes[name].refused[code.value] += count  # type: ignore[assignment]  # a fraction
+            self.figures.classes[name].outcomes[outcome] += count  # type: ignore[assignment]
+
+    def failed(self, name: str, code: ErrorCode, count: float) -> None:
+        if count > 0 and self.now >= self.warmup_s:
+            self.figures.classes[name].failed[code.value] += count  # type: ignore[assignment]
+
+    def completed(
+        self, tier: str, name: str, cell: str, *, ms: float, queue_ms: float, gpu_ms: float, count: float
+    ) -> None:
+        self.figures.timeline.step(tier, self.now).answered(ms, count)
+        if self.now >= self.warmup_s:
+            figures = self.figures.classes[name]
+            figures.completed += count
+            figures.gpu_ms += gpu_ms * count
+            figures.queue_ms += queue_ms * count
+            figures.latency.add(ms, count)
+            self.figures.cell_latency[cell].add(ms, count)

@@ -68,12 +68,12 @@ class RequestSimulation:
             name: SimulatedCell(
                 name,
                 self._loop,
-                scenario,
-                snapshot,
-                self._accounts,
-                self._recorder,
-                Random(f"{scenario.seed}/{name}"),
-                self._arrive,
+                scenario=scenario,
+                snapshot=snapshot,
+                accounts=self._accounts,
+                recorder=self._recorder,
+                random=Random(f"{scenario.seed}/{name}"),
+                retry=self._arrive,
             )
             for name in names
         }
@@ -108,7 +108,9 @@ class RequestSimulation:
             first += each.count
             random = Random(f"{self._scenario.seed}/{name}")
             sources.append(
-                poisson(each.steps, numbers, each.words, each.words_spread, self._scenario.ends_s, random)
+                poisson(
+                    each.steps, numbers, each.words, each.words_spread, until_s=self._scenario.ends_s, random=random
+                )
             )
         return in_order(sources)
 
@@ -161,7 +163,9 @@ class RequestSimulation:
 
     def _mean_words(self) -> float:
         """Of the requests of all classes."""
-        rates = [(each.count * max(rate for _, rate in each.steps), each.words) for each in self._scenario.customers.values()]
+        rates = [
+            (each.count * max(rate for _, rate in each.steps), each.words) for each in self._scenario.customers.values()
+        ]
         total = sum(rate for rate, _ in rates)
         return sum(rate * words for rate, words in rates) / total if total else 10.0
 

@@ -7,6 +7,7 @@ names the field, what is wrong and what is accepted.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from msgspec import Meta
 
 from ledger.catalog.snapshot import Model, Tier
 from ratelimit.limits import LIMIT_COLUMNS, values
+from tierlane.connect import UsageError
 
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -22,11 +24,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Limits = dict[str, float | None]
 
-MOST_REQUESTS = 3_000_000
+MOST_REQUESTS = 1_000_000
 """Requests that are simulated one by one, unless the scenario says `mode: requests`; more of them are simulated as flows."""
 
 
-class ScenarioError(Exception):
+class ScenarioError(UsageError):
     """A scenario that cannot be used; the message is one sentence with the field and what to do."""
 
 
@@ -162,7 +164,7 @@ class SimulationScenario(_Section, frozen=True, kw_only=True):
     warmup_s: NotNegative = 5.0
     seed: int = 1
     mode: Literal["auto", "requests", "flows"] = "auto"
-    step_s: Annotated[float, Meta(gt=0, le=10)] = 0.1
+    step_s: Annotated[float, Meta(gt=0, le=1)] = 0.05
     arrivals: str = ""
     model: ModelSection = ModelSection()
     costs: Costs = Costs()
@@ -180,7 +182,7 @@ class SimulationScenario(_Section, frozen=True, kw_only=True):
         total = 0.0
         for each in self.customers.values():
             steps = [*each.steps, (math.inf, 0.0)]
-            for (from_s, rate), (until_s, _) in zip(steps, steps[1:], strict=False):
+            for (from_s, rate), (until_s, _) in pairwise(steps):
                 total += each.count * rate * max(0.0, min(until_s, self.ends_s) - min(from_s, self.ends_s))
         return total
 
