@@ -106,7 +106,7 @@ def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 
 def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, dict[str, float]]:
     """For the workers of each cell: the cells to which one that decides now moves, each with its probability; else it stays."""
-    fair = fair_workers(loads, tiers)
+    fair = _with_least(loads, fair_workers(loads, tiers))
     lacking = {load.name: lacks for load in loads if (lacks := _lacks(load, fair[load.name])) > 0}
     surplus = {load.name: _surplus(load, fair[load.name]) for load in loads if load.name not in lacking}
     missing, spare = sum(lacking.values()), sum(surplus.values())
@@ -121,22 +121,29 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
     return chances
 
 
+def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
+    """Each cell that has requests should have a worker, one without workers FIRST; with fewer workers than cells, an even part."""
+    needing = [load for load in loads if load.accepts and load.needs > 0]
+    even = sum(fair.values()) / max(1, len(needing))
+    raised = {load.name: min(even, 1.0 if load.workers else FIRST) for load in needing}
+    raised = {name: least for name, least in raised.items() if fair[name] < least}
+    others = sum(workers for name, workers in fair.items() if name not in raised)
+    part = max(0.0, sum(fair.values()) - sum(raised.values())) / others if others > 0 else 0.0
+    return {name: raised.get(name, workers * part) for name, workers in fair.items()}
+
+
 def _lacks(load: CellLoad, fair: float) -> float:
     """The workers that a cell attracts."""
     if not load.accepts or load.needs <= 0:
         return 0.0
-    if load.workers == 0:
-        return max(FIRST, fair)
-    lacks = fair - load.workers
-    return lacks if load.needs > BUSY * load.workers and lacks > SLACK * load.workers else 0.0
+    lacks = max(0.0, fair - load.workers)
+    is_busy = load.needs > BUSY * load.workers and lacks > SLACK * load.workers
+    return lacks if is_busy or not load.workers else 0.0
 
 
 def _surplus(load: CellLoad, fair: float) -> float:
-    """The workers that a cell can give. One that has requests keeps a worker."""
-    if not load.accepts:
-        return float(load.workers)
-    kept = max(1.0, fair) if load.needs > 0 else fair
-    return max(0.0, load.workers - kept)
+    """The workers that a cell can give."""
+    return max(0.0, load.workers - fair) if load.accepts else float(load.workers)
 
 
 def _leaving(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, dict[str, float]]:

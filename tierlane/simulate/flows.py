@@ -213,7 +213,7 @@ class FlowCell:
         parts = water_fill(
             wanted, [each.customers * each.section.weight for each in tier.classes], max(0.0, tier.level)
         )
-        admitted = []
+        admitted: list[int] = []
         for each, count, part in zip(tier.classes, wanted, parts, strict=True):
             refused = 0 if tier.tier.shadow else max(0, count - int(part + self._random.random()))
             self._recorder.refused(tier.tier.name, each.name, ErrorCode.REDUCED_CAPACITY, Admission.TIER_LIMIT, refused)

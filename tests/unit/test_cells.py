@@ -1,0 +1,137 @@
+"""Cells: homes by rendezvous hash, how many workers each cell should have, and which workers move."""
+
+from collections import Counter
+
+import pytest
+
+from ratelimit.shares import TierShare
+from scheduler.cells import Cell, CellLoad, destination, fair_workers, home, homes, move_chances, workers_needed
+
+TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
+CUSTOMERS = [f"customer-{number}" for number in range(4000)]
+
+
+def cells(*names: str, closed: str = "") -> list[Cell]:
+    return [Cell(name, is_open=name != closed) for name in names]
+
+
+def load(name: str, workers: int, *, enterprise: float = 0.0, free: float = 0.0, deciding: float = 1e9) -> CellLoad:
+    return CellLoad(name, workers, {"enterprise": enterprise, "free": free}, min(deciding, workers))
+
+
+def test_homes_of_known_customers() -> None:
+    """Homes are the same in all processes and releases: customers would move otherwise."""
+    assert [home(name, cells("a", "b", "c")) for name in ("acme", "globex", "initech", "umbrella")] == [
+        "a",
+        "b",
+        "b",
+        "b",
+    ]
+    assert homes("acme", cells("a", "b", "c"), 3) == ["a", "c", "b"]
+
+
+def test_a_cell_that_is_added_takes_customers_and_moves_no_others() -> None:
+    """A quarter of the customers moves to the fourth cell; all others stay."""
+    before = {name: home(name, cells("a", "b", "c")) for name in CUSTOMERS}
+    after = {name: home(name, cells("a", "b", "c", "d")) for name in CUSTOMERS}
+
+    moved = [name for name in CUSTOMERS if before[name] != after[name]]
+    assert {after[name] for name in moved} == {"d"}
+    assert 0.22 < len(moved) / len(CUSTOMERS) < 0.28
+
+
+def test_a_closed_cell_gives_its_customers_to_all_others() -> None:
+    """Those of the other cells stay."""
+    before = {name: home(name, cells("a", "b", "c")) for name in CUSTOMERS}
+    after = {name: home(name, cells("a", "b", "c", closed="b")) for name in CUSTOMERS}
+
+    assert [name for name in CUSTOMERS if before[name] != "b" and before[name] != after[name]] == []
+    assert set(Counter(after[name] for name in CUSTOMERS if before[name] == "b")) == {"a", "c"}
+
+
+def test_weights_divide_the_customers() -> None:
+    """A cell of weight 3 has three times as many as one of weight 1."""
+    counts = Counter(home(name, [Cell("a", 3.0), Cell("b", 1.0)]) for name in CUSTOMERS)
+
+    assert counts["a"] / counts["b"] == pytest.approx(3, rel=0.1)
+
+
+def test_without_an_open_cell_there_is_no_home() -> None:
+    """The error says what to do."""
+    with pytest.raises(ValueError, match="No cell is open: open one"):
+        home("acme", cells("a", closed="a"))
+
+
+def test_needed_workers() -> None:
+    """100 requests/s of 20 ms need two workers, and 50 waiting requests two more, to be served in half a second."""
+    assert workers_needed(100, 0, 20) == 2
+    assert workers_needed(100, 50, 20) == 4
+
+
+@pytest.mark.parametrize(
+    ("loads", "fair"),
+    [
+        # nobody needs anything: all stay
+        ([load("a", 3), load("b", 1)], {"a": 3, "b": 1}),
+        # what is left over is spread so that cells are equally busy
+        ([load("a", 4, free=1), load("b", 4, free=3)], {"a": 2, "b": 6}),
+        # too few: enterprise of any cell comes before free of any other
+        ([load("a", 10, free=20), load("b", 0, enterprise=6)], {"a": 4, "b": 6}),
+        # the guaranteed share of free remains
+        ([load("a", 10, free=20), load("b", 0, enterprise=20)], {"a": 1, "b": 9}),
+        # within a tier, in proportion to the needs
+        ([load("a", 5, free=10), load("b", 5, free=30)], {"a": 2.5, "b": 7.5}),
+    ],
+)
+def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
+    """The tiers of all cells share the workers as in a single queue."""
+    assert fair_workers(loads, TIERS) == pytest.approx(fair)
+
+
+@pytest.mark.parametrize(
+    ("loads", "chances"),
+    [
+        # a busy cell attracts the idle workers of another one
+        ([load("a", 4), load("b", 4, free=8)], {"a": {"b": 1.0}}),
+        # the last worker stays while its cell has requests
+        ([load("a", 4, free=0.1), load("b", 4, free=79.9)], {"a": {"b": 3 / 4}}),
+        # no cell is busy: nobody moves, however uneven they are
+        ([load("a", 4, free=0.1), load("b", 4, free=3)], {}),
+        # a cell that lacks less than a tenth attracts nobody
+        ([load("a", 10, free=10), load("b", 10, free=12)], {}),
+        # fewer decide than should move: each of them more probably
+        ([load("a", 10, deciding=4, free=10), load("b", 10, free=15)], {"a": {"b": 0.5}}),
+        # two cells that lack workers divide those that move
+        ([load("a", 6), load("b", 3, free=6), load("c", 3, free=6)], {"a": {"b": 0.5, "c": 0.5}}),
+        # a cell without workers attracts three instead of one
+        ([load("a", 10, free=30), load("b", 0, enterprise=0.1)], {"a": {"b": 0.3}}),
+        # fewer workers than cells with requests: the worker goes round
+        ([load("a", 1, free=9), load("b", 0, free=1)], {"a": {"b": 0.5}}),
+        # workers of a cell that accepts none leave it, also if nobody needs them
+        ([CellLoad("a", 2, {}, 2, accepts=False), load("b", 4)], {"a": {"b": 1.0}}),
+    ],
+)
+def test_chances_of_a_move(loads: list[CellLoad], chances: dict[str, dict[str, float]]) -> None:
+    """By cell and destination."""
+    found = move_chances(loads, TIERS)
+
+    assert {cell: set(to) for cell, to in found.items()} == {cell: set(to) for cell, to in chances.items()}
+    for cell, to in chances.items():
+        assert found[cell] == pytest.approx(to)
+
+
+def test_as_many_move_as_are_missing_and_no_herd() -> None:
+    """The expected number of movers is what the busy cells lack, over all cells that give, however many workers they have."""
+    loads = [load("a", 400), load("b", 100, free=20), load("c", 50, free=90), load("d", 0, free=10)]
+
+    chances = move_chances(loads, TIERS)
+    moving = sum(load.deciding * sum(chances.get(load.name, {}).values()) for load in loads)
+
+    fair = fair_workers(loads, TIERS)
+    assert moving == pytest.approx(fair["c"] - 50 + fair["d"], rel=0.01)
+
+
+@pytest.mark.parametrize(("draw", "cell"), [(0.0, "b"), (0.24, "b"), (0.25, "c"), (0.74, "c"), (0.75, None), (0.99, None)])
+def test_destination(draw: float, cell: str | None) -> None:
+    """The draw selects a cell by its chance, or none."""
+    assert destination({"b": 0.25, "c": 0.5}, draw) == cell

@@ -1,0 +1,221 @@
+"""Simulations request by request: virtual time, literal response times, limits, lost GPUs, cells, determinism."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierlane.simulate.events import Arrival, EventLoop
+from tierlane.simulate.recorded import from_file
+from tierlane.simulate.results import Figures
+from tierlane.simulate.run import RequestSimulation
+from tierlane.simulate.scenario import DEFAULTS, ScenarioError, SimulationScenario, merged, scenario_from
+
+COSTS = {"batch_ms": 50, "dispatch_ms": 1, "call_ms": 2}
+
+
+def scenario(**fields: Any) -> SimulationScenario:
+    base = {"gpus": 1, "duration_s": 3, "warmup_s": 0, "costs": COSTS, "customers": {"acme": {"tier": "paid"}}}
+    return scenario_from(merged(merged(DEFAULTS, base), fields))
+
+
+def run(arrivals: list[Arrival], **fields: Any) -> dict[str, Any]:
+    """The document of a run with these arrivals."""
+    given = scenario(**fields)
+    return document(given, RequestSimulation(given, arrivals).run())
+
+
+def document(given: SimulationScenario, figures: Figures) -> dict[str, Any]:
+    return figures.document(given.warmup_s, given.ends_s)
+
+
+def test_calls_are_made_in_order_of_time() -> None:
+    """Those of one time in the order in which they were added; later ones than the end are not made."""
+    loop, made = EventLoop(), list[tuple[float, str]]()
+
+    def note(name: str) -> None:
+        made.append((loop.now, name))
+
+    loop.at(2.0, note, "c")
+    loop.at(1.0, note, "a")
+    loop.at(1.0, note, "b")
+    loop.at(9.0, note, "late")
+    loop.at(2.0, lambda: loop.after(0.5, note, "d"))
+    loop.run(3.0)
+
+    assert made == [(1.0, "a"), (1.0, "b"), (2.0, "c"), (2.5, "d")]
+    assert loop.now == 3.0
+
+
+@pytest.mark.parametrize(
+    ("times", "p50_ms", "p99_ms"),
+    [
+        # an idle GPU: 1 ms until it runs, 50 ms, and 2 ms for the call
+        ([1.0], 53, 53),
+        # the second one arrives while the first runs, for 41 ms more
+        ([1.0, 1.01], 53, 94),
+        # the third one joins the batch of the second
+        ([1.0, 1.01, 1.03], 74, 94),
+        # two GPUs would be needed: a batch has two places, so the fourth one waits for the end of the second run
+        ([1.0, 1.01, 1.03, 1.04], 74, 115),
+    ],
+)
+def test_response_times(times: list[float], p50_ms: float, p99_ms: float) -> None:
+    """Wait, run and overhead."""
+    found = run([Arrival(time, 0, 10.0) for time in times], model={"max_batch_size": 2})["classes"][0]
+
+    assert found["completed"] == len(times)
+    assert found["p50_ms"] == pytest.approx(p50_ms, rel=0.01)
+    assert found["p99_ms"] == pytest.approx(p99_ms, rel=0.01)
+
+
+def test_a_bucket_rejects_as_the_real_one() -> None:
+    """A burst of 3 and 2 requests/s: of ten at once three are accepted, and two in each further second."""
+    limits = {"requests_per_second": 2, "burst": 3}
+    arrivals = [Arrival(0.5, 0, 10.0)] * 10 + [Arrival(1.6, 0, 10.0)] * 10 + [Arrival(2.7, 0, 10.0)] * 10
+
+    found = run(arrivals, customers={"acme": {"limits": limits}})["classes"][0]
+
+    assert (found["arrivals"], found["completed"], found["refused"]) == (30, 3 + 2 + 2, 23)
+    assert found["refused_by_outcome"] == {"customer_limit": 23}
+    assert found["refused_by_code"] == {"rate_limit_exceeded": 23}
+
+
+def test_concurrency_and_quotas_reject() -> None:
+    """Two at a time, and five in an hour."""
+    fields = {"limits": {"max_concurrency": 2}, "quotas": {"1hour": 5}}
+    arrivals = [Arrival(second / 2, 0, 10.0) for second in range(1, 5) for _ in range(3)]
+
+    found = run(arrivals, customers={"acme": fields})["classes"][0]
+
+    assert found["refused_by_outcome"] == {"concurrency": 2, "quota": 5}
+    assert found["refused_by_code"] == {"quota_exceeded": 5, "rate_limit_exceeded": 2}
+
+
+def test_a_rejected_request_is_sent_again_after_its_retry_after() -> None:
+    """A class with `retries`: each request is served in the end."""
+    fields = {"limits": {"requests_per_second": 2, "burst": 1}, "retries": 5}
+
+    found = run([], customers={"acme": {**fields, "rate": 1.0}}, duration_s=20)["classes"][0]
+
+    assert found["completed"] < found["arrivals"]
+    assert found["completed"] + found["refused"] == found["arrivals"]
+    assert found["refused"] > 0
+
+
+def test_no_gpu() -> None:
+    """Requests wait for two seconds for a GPU that was lost, then they are rejected."""
+    arrivals = [Arrival(1 + n / 10, 0, 10.0) for n in range(60)]
+
+    found = run(arrivals, gpus=1, duration_s=8, changes=[{"at_s": 1.0, "gpus": 0}])["classes"][0]
+
+    assert found["completed"] == 0
+    assert found["refused_by_code"]["no_capacity"] > 20
+    assert found["failed_by_code"]["queue_timeout"] > 10
+    assert found["refused"] + found["failed"] + found["unfinished"] == 60
+
+
+def test_a_lost_gpu_delays_its_batch_by_a_lease() -> None:
+    """Its requests run on the other GPU 600 ms later."""
+    found = run([Arrival(1.0, 0, 10.0)], gpus=2, changes=[{"at_s": 1.02, "gpus": 1}], seed=4)["classes"][0]
+
+    assert found["completed"] == 1
+    assert found["p50_ms"] in (pytest.approx(53, rel=0.02), pytest.approx(673, rel=0.02))
+
+
+FLOOD = {
+    "gpus": 4,
+    "duration_s": 4,
+    "warmup_s": 1,
+    "model": {"max_batch_size": 8},
+    "customers": {
+        "acme": {"tier": "enterprise", "rate": 60},
+        "flood": {"tier": "free", "count": 3, "rate": 250},
+    },
+}
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    """Another seed gives others."""
+    one, same, other = (run([], **FLOOD, seed=seed) for seed in (1, 1, 2))
+
+    assert one == same
+    assert one["classes"] != other["classes"]
+
+
+def test_a_flood_of_free_leaves_enterprise_alone() -> None:
+    """Nothing is lost: every request completed or was rejected. Enterprise waits for less than a run, and free customers share."""
+    found = run([], **FLOOD)
+
+    acme, flood = found["classes"][:2]
+    assert (acme["refused"], acme["failed"], acme["unfinished"]) == (0, 0, 0)
+    assert acme["p99_ms"] < 2 * 53
+    assert flood["completed"] + flood["refused"] + flood["failed"] == flood["arrivals"]
+    assert flood["refused"] > 0.3 * flood["arrivals"]
+    assert found["tiers"]["free"]["fairness"] > 0.98
+    assert 0.85 < found["gpus"]["busy"] <= 1
+
+
+def test_workers_move_to_the_cell_with_the_load() -> None:
+    """All load is in one of four cells: within a second nearly all workers serve it."""
+    found = run(
+        [],
+        gpus=12,
+        duration_s=3,
+        cells={"count": 4},
+        model={"max_batch_size": 4},
+        customers={
+            "acme": None,
+            "hot": {
+                "tier": "enterprise",
+                "cells": ["cell-2"],
+                "rate": [[0, 10], [1, 800]],
+            },
+        },
+    )
+
+    workers = found["timeline"]["cells"]["cell-2"]["workers"]
+    step_s = found["timeline"]["step_s"]
+    assert workers[0] == 3
+    assert workers[int(2 / step_s)] >= 11
+    assert sum(each["workers"][-1] for each in found["timeline"]["cells"].values()) == 12
+
+
+def test_a_draining_cell_loses_its_customers_and_its_workers() -> None:
+    """Without a lost request."""
+    customers = {"acme": None, "many": {"tier": "paid", "count": 20, "rate": 4}}
+    changes = [{"at_s": 1, "cell": "cell-1", "state": "draining"}]
+
+    found = run([], gpus=8, duration_s=3, cells={"count": 2}, customers=customers, changes=changes)
+
+    each = found["classes"][0]
+    assert (each["refused"], each["failed"], each["unfinished"]) == (0, 0, 0)
+    assert found["timeline"]["cells"]["cell-1"]["workers"][-1] == 0
+    assert found["timeline"]["cells"]["cell-2"]["workers"][-1] == 8
+
+
+def test_arrivals_of_a_file(tmp_path: Path) -> None:
+    """Columns at_s, customer and words; the last one may be missing."""
+    path = tmp_path / "arrivals.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["at_s", "customer"], ["0.5", "acme"], ["0.25", "acme"]])
+
+    assert from_file(path, scenario()) == [Arrival(0.25, 0, 10.0), Arrival(0.5, 0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("time,customer\n1,acme\n", "must begin with a line of the columns at_s, customer, words"),
+        ("at_s,customer\n1,globex\n", "line 2 of .* names the customer 'globex'; add it to customers"),
+        ("at_s,customer,words\n1,acme,none\n", "line 2 of .* must have numbers in at_s and words"),
+    ],
+)
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    """With its line."""
+    path = tmp_path / "arrivals.csv"
+    path.write_text(text, "utf-8")
+
+    with pytest.raises(ScenarioError, match=sentence):
+        from_file(path, scenario())
