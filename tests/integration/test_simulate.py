@@ -43,6 +43,10 @@ async def audit(db: Connection) -> None:
 
 async def simulated(admin: Admin, path: Path, *arguments: str) -> dict[str, Any]:
     await admin.done("simulate", *arguments, "--json", str(path))
+    return document(path)
+
+
+def document(path: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(path.read_bytes())
     return result
 
@@ -57,7 +61,9 @@ async def test_recorded_requests_with_their_own_limits(database_url: str, db: Co
         "enterprise": (120, 120),
         "free": (600, 600),
     }
-    assert result["notes"]["measured costs"].startswith("40.0 ms per batch, 5.00 ms per request, 2.0 ms overhead; 2 GPUs")
+    assert result["notes"]["measured costs"].startswith(
+        "40.0 ms per batch, 5.00 ms per request, 2.0 ms overhead; 2 GPUs"
+    )
     assert result["recorded"]["free"]["completed"] == 600
     assert result["tiers"]["free"]["p50_ms"] == pytest.approx(47, rel=0.05)
 

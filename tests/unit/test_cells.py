@@ -131,7 +131,9 @@ def test_as_many_move_as_are_missing_and_no_herd() -> None:
     assert moving == pytest.approx(fair["c"] - 50 + fair["d"], rel=0.01)
 
 
-@pytest.mark.parametrize(("draw", "cell"), [(0.0, "b"), (0.24, "b"), (0.25, "c"), (0.74, "c"), (0.75, None), (0.99, None)])
+@pytest.mark.parametrize(
+    ("draw", "cell"), [(0.0, "b"), (0.24, "b"), (0.25, "c"), (0.74, "c"), (0.75, None), (0.99, None)]
+)
 def test_destination(draw: float, cell: str | None) -> None:
     """The draw selects a cell by its chance, or none."""
     assert destination({"b": 0.25, "c": 0.5}, draw) == cell

@@ -1,0 +1,109 @@
+"""`tierlane simulate` beside a live stack with the same arrivals: who is rejected, what is served, and how long it takes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from admin import add_customer, sql
+from measured_load import MeasuredLoad, Stream, figures, p99_ms
+from stack import Stack, start_stack
+from tierlane.bench.plan import Arrivals, Mix, schedule
+from tierlane.bench.statistics import TierStatistics
+from tierlane.simulate.events import Arrival
+from tierlane.simulate.run import RequestSimulation
+from tierlane.simulate.scenario import DEFAULTS, merged, scenario_from
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+GPUS, BATCH, BATCH_MS, TARGET = 4, 8, 50.0, 0.8
+WARM_S, CALM_S, MEASURED_S, SEED = 10.0, 8.0, 20.0, 7
+CALM_RPS = 30.0
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Four simulated GPUs with batches of eight in 50 ms: 640 requests/s."""
+    options = ("--backend", f"simulated:{BATCH_MS:g}", "--workers", str(GPUS), "--max-batch-size", str(BATCH))
+    with start_stack(tmp_path_factory.mktemp("simulated"), *options) as stack:
+        yield stack
+
+
+def simulated(streams: Mapping[str, Stream], limits: Mapping[str, Any], costs: Mapping[str, float]) -> dict[str, Any]:
+    """The classes of a simulation with the arrivals that `MeasuredLoad` sends."""
+    total = sum(stream.rate for stream in streams.values())
+    mix = Mix(tuple(streams), tuple(stream.rate / total for stream in streams.values()))
+    due = schedule(Arrivals.POISSON, total, WARM_S + MEASURED_S, mix, SEED)
+    fields = {
+        "gpus": GPUS,
+        "warmup_s": WARM_S,
+        "duration_s": MEASURED_S,
+        "costs": costs,
+        "model": {"max_batch_size": BATCH, "target_utilization": TARGET},
+        "customers": {name: {"tier": name.split("-")[0], "limits": limits.get(name, {})} for name in streams},
+    }
+    scenario = scenario_from(merged(DEFAULTS, fields))
+    run = RequestSimulation(scenario, [Arrival(each.at_s, each.tier, 10.0) for each in due]).run()
+    document = run.document(scenario.warmup_s, scenario.ends_s)
+    return {each["class"]: each for each in document["classes"]}
+
+
+async def live(stack: Stack, streams: Mapping[str, Stream]) -> Mapping[str, TierStatistics]:
+    load = MeasuredLoad(stack.url, streams, (WARM_S, MEASURED_S), SEED)
+    _, measured = await load.run()
+    print(figures("live", measured, MEASURED_S), f"late {load.late_ms:.1f} ms")
+    return measured
+
+
+async def measured_costs(stack: Stack) -> dict[str, float]:
+    """Of a calm load: the time of a batch from the audit, and what a call takes beyond it."""
+    await sql(stack, "UPDATE models SET target_utilization = $1", TARGET)
+    streams = {"enterprise": Stream(stack.key("enterprise"), CALM_RPS)}
+    calm = (await MeasuredLoad(stack.url, streams, (CALM_S,), SEED).run())[0]["enterprise"]
+    rows = await sql(stack, "SELECT avg(gpu_ms) AS gpu_ms, avg(queue_ms) AS queue_ms FROM requests")
+    batch_ms = float(rows[0]["gpu_ms"])
+    overhead_ms = 1000 * (calm.latency.quantile(0.5) or 0.0) - batch_ms
+    return {"batch_ms": batch_ms, "dispatch_ms": overhead_ms / 3, "call_ms": 2 * overhead_ms / 3}
+
+
+async def test_a_replay_rejects_as_many_as_the_stack(pool: Stack) -> None:
+    """Customers over their own limits, with the arrivals of the live run: rejected within 1 % of what was sent."""
+    costs = await measured_costs(pool)
+    limits = {"free-1": {"requests_per_second": 20, "burst": 30}, "paid-1": {"requests_per_second": 50, "burst": 10}}
+    streams = {
+        name: Stream((await add_customer(pool, name, name.split("-")[0], **values)).key, 80.0)
+        for name, values in limits.items()
+    }
+
+    found, predicted = await live(pool, streams), simulated(streams, limits, costs)
+
+    for name, counters in found.items():
+        rejected = sum(counters.errors.values())
+        print(name, "sent", counters.scheduled, "rejected", rejected, "predicted", predicted[name]["refused"])
+        assert predicted[name]["arrivals"] == counters.scheduled
+        assert predicted[name]["refused"] == pytest.approx(rejected, abs=0.01 * counters.scheduled)
+
+
+async def test_a_flood_as_the_stack_serves_it(pool: Stack) -> None:
+    """Free customers send more than the GPUs serve: served and rejected requests of each tier within 10 %."""
+    costs = await measured_costs(pool)
+    wide = {"requests_per_second": 2000, "burst": 2000, "max_concurrency": 2000}
+    limits = {"free-2": wide, "free-3": wide}
+    rates = {"enterprise-2": 60.0, "paid-2": 120.0, "free-2": 250.0, "free-3": 500.0}
+    streams = {
+        name: Stream((await add_customer(pool, name, name.split("-")[0], **limits.get(name, {}))).key, rate)
+        for name, rate in rates.items()
+    }
+
+    found, predicted = await live(pool, streams), simulated(streams, limits, costs)
+
+    for name, counters in found.items():
+        one = predicted[name]
+        rejected = sum(counters.errors.values())
+        print(
+            f"{name}: served {counters.ok}, predicted {one['completed']}; rejected {rejected}, predicted "
+            f"{one['refused']} {one['refused_by_code']}; p50 {1000 * (counters.latency.quantile(0.5) or 0):.0f} ms, predicted "
+            f"{one['p50_ms']:.0f}; p99 {p99_ms(counters):.0f} ms, predicted {one['p99_ms']:.0f}"
+        )
+        assert one["completed"] == pytest.approx(counters.ok, rel=0.1)
+        assert one["refused"] == pytest.approx(rejected, rel=0.1, abs=0.01 * counters.scheduled)
