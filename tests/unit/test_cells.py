@@ -5,7 +5,16 @@ from collections import Counter
 import pytest
 
 from ratelimit.shares import TierShare
-from scheduler.cells import Cell, CellLoad, destination, fair_workers, home, homes, move_chances, workers_needed
+from scheduler.cells.placement import (
+    Cell,
+    CellLoad,
+    destination,
+    fair_workers,
+    home,
+    homes,
+    move_chances,
+    workers_needed,
+)
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
 CUSTOMERS = [f"customer-{number}" for number in range(4000)]

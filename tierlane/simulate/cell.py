@@ -29,7 +29,7 @@ from scheduler.batching.policy import (
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
-from scheduler.cells import CellLoad, destination, workers_needed
+from scheduler.cells.placement import CellLoad, destination, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import Observation, TierDepth

@@ -22,7 +22,7 @@ from tierlane.command import (
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
-    from tierlane.simulate.recorded import Recording
+    from tierlane.simulate.recorded import RecordedTraffic
     from tierlane.simulate.scenario import SimulationScenario
 
 app = typer.Typer(
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 EXAMPLE = (
     "simulate scenario.yaml --json result.json\n"
-    "simulate --from 2026-11-20 --to 2026-11-21 --gpus 6 --set tiers.free.limits.requests_per_second=50"
+    "simulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
 )
 
 
@@ -93,7 +93,7 @@ def _run(
     changes: list[str],
     outputs: tuple[Path | None, Path | None],
 ) -> int:
-    from tierlane.simulate.recorded import Recording, from_file, numbered
+    from tierlane.simulate.recorded import RecordedTraffic, from_file, numbered
     from tierlane.simulate.report import draw, require_plots, show, write_json
     from tierlane.simulate.scenario import (
         DEFAULTS,
@@ -117,7 +117,7 @@ def _run(
     if scenario.arrivals:
         folder = path.parent if path else Path()
         arrivals = sorted([*arrivals, *from_file(folder / scenario.arrivals, scenario)])
-    result = run_scenario(scenario, arrivals, recording or Recording())
+    result = run_scenario(scenario, arrivals, recording or RecordedTraffic())
     show(result)
     if json:
         write_json(json, result)
@@ -126,7 +126,7 @@ def _run(
     return 0
 
 
-def _recorded(settings: "Settings", first: str | None, last: str | None) -> "Recording | None":
+def _recorded(settings: "Settings", first: str | None, last: str | None) -> "RecordedTraffic | None":
     from tierlane.connect import reachable
     from tierlane.simulate.recorded import from_audit, time_range
     from tierlane.simulate.scenario import ScenarioError
@@ -140,7 +140,7 @@ def _recorded(settings: "Settings", first: str | None, last: str | None) -> "Rec
     return asyncio.run(from_audit(reachable(settings), begin, end))
 
 
-def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording: "Recording") -> dict[str, Any]:
+def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording: "RecordedTraffic") -> dict[str, Any]:
     """Run a checked scenario; returns the document of its result."""
     from tierlane.simulate.flows import FlowSimulation
     from tierlane.simulate.run import RequestSimulation

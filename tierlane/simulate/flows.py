@@ -1,7 +1,7 @@
 """The aggregated mode: time steps, and numbers of requests of each class and cell instead of single requests.
 
 For systems that are too large to be simulated request by request. The limits (`ratelimit/shares.py`, `capacity.py`), who is in the
-batches (`choose`), their size (`target_size`, `distance_ms`), shedding, homes and moves (`scheduler/cells.py`) are the same functions;
+batches (`choose`), their size (`target_size`, `distance_ms`), shedding, homes and moves (`scheduler/cells/placement.py`) are the same functions;
 customers of a class share one level of their buckets, and a tier's classes share its service by water filling, which is what fair
 queueing gives them. A response time is the wait in the tier queue, which follows from the steps, plus even parts for what happens within a
 step (a batch that gathers, or the next even distance), plus the run. Capacity counts as measured. `tests/unit/test_simulate_flows.py` compares
@@ -20,14 +20,14 @@ from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUES
 from ratelimit.shares import TierShare, ceilings, factor, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
-from scheduler.cells import Cell, CellLoad, home, move_chances, workers_needed
+from scheduler.cells.placement import Cell, CellLoad, home, move_chances, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
 from tierlane.simulate.cell import BEAT_S
 from tierlane.simulate.events import poisson_count
 from tierlane.simulate.fair_queue import water_fill, whole_parts
-from tierlane.simulate.results import CellStep, ClassFigures, CustomerFairness, Figures, FlowRecorder, Timeline
+from tierlane.simulate.results import CellStep, ClassFigures, CustomerFairness, Figures, FlowRecorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
 
 DEMAND_S = 2.0
@@ -353,7 +353,7 @@ class FlowSimulation:
         self._shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in tiers]
         names = scenario.cells.names
         classes = [ClassFigures(each.tier, name, each.count) for name, each in scenario.customers.items()]
-        self.figures = Figures(classes, Timeline([tier.name for tier in tiers], names, scenario.ends_s))
+        self.figures = Figures(classes, SimulatedTimeline([tier.name for tier in tiers], names, scenario.ends_s))
         self._recorder = FlowRecorder(self.figures, scenario.warmup_s)
         self._cells = [
             FlowCell(name, scenario, [self._tier_flow(tier) for tier in tiers], self._recorder, self._random)

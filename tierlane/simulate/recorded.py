@@ -39,7 +39,7 @@ _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 @dataclass
-class Recording:
+class RecordedTraffic:
     """Recorded requests. `customers`: the name of the customer of each number in `arrivals`; `base`: fields of the scenario."""
 
     arrivals: list[Arrival] = field(default_factory=list)
@@ -70,7 +70,7 @@ def _time(option: str, text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-async def from_audit(settings: "Settings", begin: datetime, end: datetime) -> Recording:
+async def from_audit(settings: "Settings", begin: datetime, end: datetime) -> RecordedTraffic:
     """The requests of one pool, and the catalog as it is now. Raises ScenarioError, and what `database` raises."""
     async with database(settings, "tierlane-simulate") as connection:
         snapshot = await load(connection)
@@ -91,7 +91,7 @@ class AuditRows:
         self._snapshot = snapshot
         self._begin = begin
         self._numbers: dict[str, int] = {}
-        self._found = Recording()
+        self._found = RecordedTraffic()
         self._service = ServiceTime()
         self._batches: set[str] = set()
         self._workers: dict[int, set[str]] = {}
@@ -132,7 +132,7 @@ class AuditRows:
         if row.latency_ms is not None and row.queue_ms is not None:
             self._overheads.append(max(0.0, row.latency_ms - row.queue_ms - row.gpu_ms))
 
-    def recording(self, models: Mapping[str, Model], seconds: float) -> Recording:
+    def recording(self, models: Mapping[str, Model], seconds: float) -> RecordedTraffic:
         """All of it. Raises ScenarioError without a row."""
         found = self._found
         if not found.arrivals:
@@ -246,7 +246,7 @@ def customer_numbers(scenario: SimulationScenario) -> dict[str, tuple[int, float
     return numbers
 
 
-def numbered(recording: Recording, scenario: SimulationScenario) -> list[Arrival]:
+def numbered(recording: RecordedTraffic, scenario: SimulationScenario) -> list[Arrival]:
     """The recorded arrivals with the numbers of the scenario's customers; those of removed customers are left out."""
     numbers = customer_numbers(scenario)
     new: list[int | None] = [numbers[name][0] if name in numbers else None for name in recording.customers]

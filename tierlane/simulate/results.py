@@ -140,7 +140,7 @@ class CustomerFairness(NamedTuple):
     waiting: float
 
 
-class Timeline:
+class SimulatedTimeline:
     """The course of a simulation in at most MOST_STEPS steps."""
 
     def __init__(self, tiers: Sequence[str], cells: Sequence[str], ends_s: float) -> None:
@@ -195,7 +195,7 @@ class Timeline:
 class Figures:
     """All figures of a simulation, whichever mode fills them."""
 
-    def __init__(self, classes: Iterable[ClassFigures], timeline: Timeline) -> None:
+    def __init__(self, classes: Iterable[ClassFigures], timeline: SimulatedTimeline) -> None:
         self.classes = {each.name: each for each in classes}
         self.timeline = timeline
         self.batches = self.batched = 0.0

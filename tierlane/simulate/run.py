@@ -10,11 +10,11 @@ from random import Random
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
-from scheduler.cells import Cell, home, move_chances
+from scheduler.cells.placement import Cell, home, move_chances
 from tierlane.simulate.admission import CustomerAccount
 from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
-from tierlane.simulate.results import CellStep, ClassFigures, Figures, Recorder, Timeline
+from tierlane.simulate.results import CellStep, ClassFigures, Figures, Recorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
 from tierlane.simulate.worker import SimulatedWorker
 
@@ -60,7 +60,7 @@ class RequestSimulation:
         ]
         names = scenario.cells.names
         self._cells = [Cell(name, scenario.cells.weights.get(name, 1.0)) for name in names]
-        timeline = Timeline([tier.name for tier in tiers], names, scenario.ends_s)
+        timeline = SimulatedTimeline([tier.name for tier in tiers], names, scenario.ends_s)
         classes = [ClassFigures(each.tier, name, each.count) for name, each in scenario.customers.items()]
         self.figures = Figures(classes, timeline)
         self._recorder = Recorder(self.figures, self._accounts, scenario.warmup_s, lambda: self._loop.now)

@@ -2,7 +2,7 @@
 
 As in `gpu_pool/worker/`: one batch runs, the next is claimed shortly before its end if batches come without a pause, and the
 service times and the served rate are those of the real `ServiceTime` and `ServedRate`. With several cells, it decides before
-each claim, and while it is idle, whether it moves (`scheduler/cells.py`).
+each claim, and while it is idle, whether it moves (`scheduler/cells/placement.py`).
 """
 
 from collections import deque

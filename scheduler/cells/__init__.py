@@ -1,0 +1,1 @@
+"""Cells: where customers live and workers serve."""
