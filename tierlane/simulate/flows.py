@@ -32,7 +32,7 @@ from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioEr
 
 DEMAND_S = 2.0
 """The time over which gateways average demand."""
-MOST_HASHES = 2_000_000
+MOST_HASHES = 500_000
 """Customers of a class times cells for which homes are computed; beyond, numbers are drawn."""
 PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The points of an even distribution at which response times are counted."""
@@ -184,6 +184,8 @@ class FlowCell:
 
     def _arrive(self, tier: TierFlow, each: ClassFlow, now: float, step_s: float, part: float) -> int:
         """The requests of a class that its customers' limits accept. `part`: of this step in the demand."""
+        if not each.customers:
+            return 0
         count = poisson_count(each.customers * each.section.rate_at(now) * step_s, self._random)
         self._recorder.arrived(tier.tier.name, each.name, self.name, count)
         customers = max(1, each.customers)
@@ -277,7 +279,7 @@ class FlowCell:
         size = self._batch if is_saturated else self._gathered(service, waiting / step_s)
         run_ms = self._scenario.costs.run_ms(size, size * self._words)
         self.busy = min(1.0, places / max(1.0, size) * run_ms / (1000 * step_s * self.workers)) if self.workers else 0.0
-        self._recorder.figures.timeline.run(self.name, now, self.busy * self.workers * step_s)
+        self._recorder.figures.timeline.busy(self.name, now, self.busy * self.workers * step_s)
         if now >= self._recorder.warmup_s and places:
             self._recorder.figures.batches += places / size
             self._recorder.figures.batched += places

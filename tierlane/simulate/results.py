@@ -163,6 +163,10 @@ class SimulatedTimeline:
             bins[number] += until - start_s
             start_s, number = until, number + 1
 
+    def busy(self, cell: str, now: float, gpu_s: float) -> None:
+        """GPUs of a cell were busy for so many seconds together."""
+        self.busy_s[cell][min(self.count - 1, int(now / self.step_s))] += gpu_s
+
     def document(self) -> Document:
         """Lists with one value for each step."""
         total = [sum(parts) for parts in zip(*self.busy_s.values(), strict=True)]
