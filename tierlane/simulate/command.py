@@ -144,11 +144,12 @@ def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording:
     """Run a checked scenario; returns the document of its result."""
     from tierlane.simulate.flows import FlowSimulation
     from tierlane.simulate.run import RequestSimulation
-    from tierlane.simulate.scenario import MOST_REQUESTS, ScenarioError
+    from tierlane.simulate.scenario import MOST_GPUS, MOST_REQUESTS, ScenarioError
 
     mode = scenario.mode
     if mode == "auto":
-        mode = "flows" if not arrivals and scenario.offered() > MOST_REQUESTS else "requests"
+        is_large = scenario.offered() > MOST_REQUESTS or scenario.gpus > MOST_GPUS
+        mode = "flows" if is_large and not arrivals else "requests"
     if mode == "flows" and arrivals:
         raise ScenarioError("mode: recorded requests are simulated one by one; use mode requests, or remove arrivals.")
     figures = FlowSimulation(scenario).run() if mode == "flows" else RequestSimulation(scenario, arrivals).run()

@@ -24,8 +24,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Limits = dict[str, float | None]
 
-MOST_REQUESTS = 1_000_000
-"""Requests that are simulated one by one, unless the scenario says `mode: requests`; more of them are simulated as flows."""
+MOST_REQUESTS, MOST_GPUS = 1_000_000, 2000
+"""Requests and GPUs that are simulated one by one, unless the scenario says `mode: requests`; more are simulated as flows."""
 
 
 class ScenarioError(UsageError):
