@@ -413,7 +413,8 @@ class SimulatedCell:
         }
         idle = sum(worker.is_idle for worker in self.workers)
         deciding = idle + (len(self.workers) - idle) * min(1.0, deciding_s * 1000 / run_ms)
-        return CellLoad(self.name, len(self.workers) + self.coming, needed, deciding, self.accepts)
+        serves = self.accepts or self.leased > 0 or self.depth > 0  # What waits in a draining cell ends there.
+        return CellLoad(self.name, len(self.workers) + self.coming, needed, deciding, serves)
 
     def digested(self, number: int, chances: Mapping[str, float]) -> None:
         """The chances of a move, from the digests of all cells; idle workers decide at once."""

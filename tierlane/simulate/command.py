@@ -31,10 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-EXAMPLE = (
-    "simulate scenario.yaml --json result.json\n"
-    "simulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
-)
+EXAMPLE = "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
 
 
 def main(argv: list[str]) -> int:

@@ -342,7 +342,7 @@ class FlowCell:
         needed = {t.tier.name: workers_needed(t.demand, t.waiting, request_ms) for t in self.tiers}
         idle = self.workers * (1 - self.busy)
         deciding = idle + (self.workers - idle) * min(1.0, deciding_s * 1000 / self.full_ms())
-        return CellLoad(self.name, self.workers + len(self.coming), needed, deciding, self.is_open)
+        return CellLoad(self.name, self.workers + len(self.coming), needed, deciding, self.is_open or self.depth > 0)
 
 
 class FlowSimulation:

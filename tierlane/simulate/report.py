@@ -20,6 +20,8 @@ from tierlane.simulate.scenario import ScenarioError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MOST_CLASSES = 20
+"""Classes of a tier in the table, those with the most requests; recorded requests have one for each customer."""
 MOST_CELLS = 12
 """Cells in the table; of more, those with the highest and the lowest load."""
 
@@ -54,7 +56,12 @@ def show(result: Document) -> None:
         classes = [each for each in result["classes"] if each["tier"] == name]
         rows.append(_row(tier, "all" if len(classes) > 1 else classes[0]["class"], tier["fairness"]))
         if len(classes) > 1:
-            rows += [_row(each, each["class"], None) for each in classes]
+            shown = (
+                sorted(classes, key=lambda each: -each["arrivals"])[:MOST_CLASSES]
+                if len(classes) > MOST_CLASSES
+                else classes
+            )
+            rows += [_row(each, each["class"], None) for each in shown]
     print_rows("table", _COLUMNS, rows, "requests")
     typer.echo()
     for line in aligned(_facts(result)):
