@@ -163,7 +163,8 @@ class SimulatedWorker:
             self.pop()
             return
         waited_ms = 1000 * (self._loop.now - self._popping_since)
-        has_backlog = waited_ms < max(AHEAD_MS, self.view().service_p95_ms)
+        typical_ms = self.service.typical_p95_ms(max(1, round(self.service.fresh_batch)))
+        has_backlog = waited_ms < max(AHEAD_MS, typical_ms)
         if self._running is None:
             self._start(batch, self._costs.dispatch_ms / 1000, has_backlog=has_backlog)
         else:
