@@ -35,6 +35,9 @@ BUSY = 0.8
 SLACK = 0.1
 """A cell that lacks at most this part of its workers attracts none."""
 
+LEAST = 0.001
+"""A cell that needs less has no requests: means of past arrivals never become 0."""
+
 FIRST = 3.0
 """Workers that a cell with requests and without workers attracts: at least one of them moves with a probability of 95 %."""
 
@@ -123,7 +126,7 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 
 def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
     """Each cell that has requests should have a worker, one without workers FIRST; with fewer workers than cells, an even part."""
-    needing = [load for load in loads if load.accepts and load.needs > 0]
+    needing = [load for load in loads if load.accepts and load.needs > LEAST]
     even = sum(fair.values()) / max(1, len(needing))
     raised = {load.name: min(even, 1.0 if load.workers else FIRST) for load in needing}
     raised = {name: least for name, least in raised.items() if fair[name] < least}
@@ -134,7 +137,7 @@ def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[st
 
 def _lacks(load: CellLoad, fair: float) -> float:
     """The workers that a cell attracts."""
-    if not load.accepts or load.needs <= 0:
+    if not load.accepts or load.needs <= LEAST:
         return 0.0
     lacks = max(0.0, fair - load.workers)
     is_busy = load.needs > BUSY * load.workers and lacks > SLACK * load.workers

@@ -32,7 +32,7 @@ from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_servic
 from scheduler.cells.placement import CellLoad, destination, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.pool_view import Observation, TierDepth
+from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 from scheduler.states import Admission
 from tierlane.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane.simulate.events import EventLoop
@@ -155,6 +155,7 @@ class SimulatedCell:
         self.name = name
         self.accepts = True
         self.isolated = False  # It was lost: its workers stay, and publish nothing.
+        self.may_get_workers = False  # Other cells have some, so that requests wait for one to move.
         self._loop = loop
         self._scenario = scenario
         self._snapshot = snapshot
@@ -174,6 +175,9 @@ class SimulatedCell:
         self._customer_limits = CustomerLimits(self.live, self._meter, lambda: loop.now)
         self._admission = AdmissionModel(self.queues, random)
         self._run_ms = 0
+        self._arrived = dict.fromkeys(self.queues, 0)
+        self._recent = {name: ArrivalRate() for name in self.queues}
+        self._stats: Mapping[str, TierStats] = {}
         self._chances: Mapping[str, float] = {}
         self._digest = 0
         self._draw = random.random
@@ -216,6 +220,7 @@ class SimulatedCell:
             queue.drop_expired(now)
         tiers = [tier.name for tier in self._snapshot.tiers]
         stats = self.live.published(self._meter.heartbeat(tiers, now))
+        self._stats = stats.tiers
         views = [worker.view() for worker in self.workers]
         depths = {name: TierDepth(name, queue.depth, _age_ms(queue, now)) for name, queue in self.queues.items()}
         observation = Observation(round(now * 1000), depths, views, [stats], len(self.ready), self.leased, 0, 0)
@@ -226,8 +231,9 @@ class SimulatedCell:
         """A request of a customer; `tries`: how often it may still be sent again."""
         now, identity = self._loop.now, account.identity
         self._meter.arrived(identity.tier, identity.customer_name)
+        self._arrived[identity.tier] += 1
         self._recorder.arrived(account, self.name)
-        if self.live.no_gpu(now):
+        if self.live.no_gpu(now) and not self.may_get_workers:
             self._meter.shed(identity.tier)
             self._recorder.refused(account, ErrorCode.NO_CAPACITY.value, "no_gpu")
             self._send_again(account, words, tries, NO_GPU_RETRY_MS)
@@ -408,13 +414,22 @@ class SimulatedCell:
         service, batch = self.dispatcher.service, self._scenario.model.max_batch_size
         run_ms = service.base_ms + batch * service.item_ms or self._scenario.costs.run_ms(batch, 10.0 * batch)
         needed = {
-            name: workers_needed(self.live.demand(name), queue.depth, run_ms / batch)
+            name: workers_needed(self._recent_demand(name), queue.depth, run_ms / batch)
             for name, queue in self.queues.items()
         }
         idle = sum(worker.is_idle for worker in self.workers)
         deciding = idle + (len(self.workers) - idle) * min(1.0, deciding_s * 1000 / run_ms)
         serves = self.accepts or self.leased > 0 or self.depth > 0  # What waits in a draining cell ends there.
         return CellLoad(self.name, len(self.workers) + self.coming, needed, deciding, serves)
+
+    def _recent_demand(self, tier: str) -> float:
+        """Requests/s that base limits accept, by the arrivals of the last half second: limits average over two seconds."""
+        now, arrivals = self._loop.now, self._recent[tier]
+        arrivals.record(self._arrived[tier], now)
+        self._arrived[tier] = 0
+        stats = self._stats.get(tier)
+        accepted = min(1.0, stats.demand_rps / stats.arrived_rps) if stats and stats.arrived_rps > 0 else 1.0
+        return arrivals.per_second(now) * accepted
 
     def digested(self, number: int, chances: Mapping[str, float]) -> None:
         """The chances of a move, from the digests of all cells; idle workers decide at once."""

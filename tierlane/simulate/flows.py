@@ -32,6 +32,8 @@ from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioEr
 
 DEMAND_S = 2.0
 """The time over which gateways average demand."""
+RECENT_S = 0.36
+"""The time over which digests average it: half of it in a quarter of a second."""
 MOST_HASHES = 500_000
 """Customers of a class times cells for which homes are computed; beyond, numbers are drawn."""
 PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -88,7 +90,7 @@ class TierFlow:
     def __init__(self, tier: Tier, classes: Sequence[ClassFlow]) -> None:
         self.tier = tier
         self.classes = classes
-        self.demand = self.before = 0.0
+        self.demand = self.before = self.recent = 0.0
         self.factor = 1.0
         self.ceiling = math.inf
         self.level = 0.0
@@ -169,6 +171,7 @@ class FlowCell:
         for tier in self.tiers:
             part = step_s / min(DEMAND_S, now + step_s)  # At first, the mean since the start.
             tier.demand *= 1 - part
+            tier.recent *= 1 - min(1.0, step_s / RECENT_S)
             wanted = [self._arrive(tier, each, now, step_s, part) for each in tier.classes]
             admitted = self._admit(tier, wanted, ahead, step_s)
             for each, count in zip(tier.classes, admitted, strict=True):
@@ -193,6 +196,7 @@ class FlowCell:
         allowed_by_base = min(count, int(base * customers + self._random.random())) if base < math.inf else count
         each.base_level = base - allowed_by_base / customers
         tier.demand += allowed_by_base / step_s * part
+        tier.recent += allowed_by_base / step_s * min(1.0, step_s / RECENT_S)
         size = max(1.0, each.burst * tier.factor)
         level = min(size, each.level + each.rate * tier.factor * step_s) if each.rate < math.inf else math.inf
         allowed = min(count, max(0, int(level * customers + self._random.random()))) if level < math.inf else count
@@ -339,7 +343,7 @@ class FlowCell:
     def load(self, deciding_s: float) -> CellLoad:
         """Its digest."""
         request_ms = self.full_ms() / self._batch
-        needed = {t.tier.name: workers_needed(t.demand, t.waiting, request_ms) for t in self.tiers}
+        needed = {t.tier.name: workers_needed(t.recent, t.waiting, request_ms) for t in self.tiers}
         idle = self.workers * (1 - self.busy)
         deciding = idle + (self.workers - idle) * min(1.0, deciding_s * 1000 / self.full_ms())
         return CellLoad(self.name, self.workers + len(self.coming), needed, deciding, self.is_open or self.depth > 0)

@@ -186,6 +186,7 @@ class RequestSimulation:
         reachable = [cell for cell in self._by_name.values() if not cell.isolated]
         chances = move_chances([cell.load(deciding_s) for cell in reachable], self._shares)
         for cell in self._by_name.values():
+            cell.may_get_workers = not cell.isolated and any(other.workers for other in reachable)
             cell.digested(self._digests, {} if cell.isolated else chances.get(cell.name, {}))
 
     # Changes.
