@@ -69,6 +69,22 @@ def test_cells_agree() -> None:
         assert other["completed"] == pytest.approx(one["completed"], rel=0.1)
 
 
+def test_a_lost_cell_and_lost_gpus() -> None:
+    """Customers of the other cell are as before; no request disappears; workers stay where the cell was lost."""
+    changes = [{"at_s": 5, "cell": "cell-1", "state": "lost"}, {"at_s": 8, "gpus": 16}]
+    customers = {"shop": {"cells": ["cell-1"]}, "acme": {"cells": ["cell-2"]}, "crowd": {"rate": 6}}
+    requests, flows = both(gpus=20, cells={"count": 2, "outage_s": 1}, customers=customers, changes=changes)
+
+    for document in (requests, flows):
+        acme, shop, _ = document["classes"]
+        assert (acme["refused"], acme["failed"]) == (0, 0)
+        assert acme["p95_ms"] < 150
+        assert shop["p99_ms"] > 500
+        assert all(each["unfinished"] < 0.02 * each["arrivals"] for each in document["classes"])
+        last = [each["workers"][-1] for each in document["timeline"]["cells"].values()]
+        assert sum(last) == 16
+
+
 def test_a_large_system_is_a_question_of_seconds() -> None:
     """Ten cells, 100,000 requests/s and 10,000 GPUs: all of them are counted, and equal seeds give equal results."""
     fields = {
