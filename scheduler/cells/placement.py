@@ -2,11 +2,11 @@
 
 Customers are pinned to cells; workers move. The home is the cell with the best score in a weighted rendezvous hash (Thaler
 and Ravishankar 1998; weights by the logarithmic method of Schindelhauer and Schomaker 2005): a cell that is added takes its
-part of the customers of every other cell, and a cell that is closed gives its customers to all others; nobody else moves.
+part of the customers of every other cell, and a cell that is closed gives its customers to all others; all others stay.
 
 Workers go where they are needed. Each cell publishes how many workers each of its tiers needs (`workers_needed`). All workers
 together are shared among the tiers as a single queue would share them (`ratelimit/shares.py`: guaranteed shares, then strict
-priority), and the part of a tier is divided among the cells in proportion to their needs. What is left is spread so that all
+priority), and the part of a tier is divided among the cells in proportion to their needs. The others are spread so that all
 cells are equally busy. That gives each cell a number of workers.
 
 Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`), and only if that cell lacks more

@@ -307,22 +307,21 @@ class SimulatedCell:
         if len(self.ready) >= ready_limit:
             return 0
         requests: list[QueuedRequest] = []
-        tiers, empty_part, goes_first = set[str](), 0.0, False
+        tiers, empty_part, goes_first = list[str](), 0.0, False
         for tier, places in picks:
             if empty_part:  # A batch of quiet customers takes no others.
                 break
             taken, quiet_only, first = self.queues[tier].take(places, alone=not requests)
             if taken:
-                tiers.add(tier)
+                tiers.append(tier)
                 goes_first = goes_first or first
                 empty_part = max(1e-9, 1 - len(taken) / places) if quiet_only else 0.0
             requests += taken
         if not requests:
             return 0
-        batch = SimulatedBatch(requests, empty_part, first_tier_only=tiers == {picks[0][0]})
+        batch = SimulatedBatch(requests, empty_part, tiers[0] if len(tiers) == 1 else "")
         self.leased += 1
-        overtakes = goes_first and all(each.first_tier_only for each in self.ready)
-        if overtakes:
+        if goes_first and all(each.tier == tiers[0] for each in self.ready):
             self.ready.appendleft(batch)
         else:
             self.ready.append(batch)

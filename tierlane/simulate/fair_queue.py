@@ -237,7 +237,7 @@ def _moving_mean(mean: float, total: float, number: int) -> float:
 
 
 def water_fill(wanted: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """What fair queueing gives: `total` by weight; nobody gets more than it wants, and what is left goes to the others."""
+    """What fair queueing gives: `total` by weight; no one gets more than it wants, and the rest goes to the others."""
     parts = [0.0] * len(wanted)
     open_ = [n for n, want in enumerate(wanted) if want > 0]
     while open_ and total > 1e-9:

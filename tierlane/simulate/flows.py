@@ -1,6 +1,6 @@
 """The aggregated mode: time steps, and numbers of requests of each class and cell instead of single requests.
 
-For systems that are too large to be simulated request by request. The limits (`ratelimit/shares.py`, `capacity.py`), who is in the
+For systems that are too large to be simulated request by request. The limits (`ratelimit/shares.py`, `capacity.py`), the members of
 batches (`choose`), their size (`target_size`, `distance_ms`), shedding, homes and moves (`scheduler/cells/placement.py`) are the same functions;
 customers of a class share one level of their buckets, and a tier's classes share its service by water filling, which is what fair
 queueing gives them. A response time is the wait in the tier queue, which follows from the steps, plus even parts for what happens within a
@@ -478,7 +478,7 @@ class FlowSimulation:
                 self._assign()
 
     def _close(self) -> None:
-        """What single customers got: those of a class are equal."""
+        """Add the figures of single customers: those of a class are equal."""
         for name, each in self._scenario.customers.items():
             figures = self.figures.classes[name]
             unmet = sum(figures.refused[code.value] for code in _CAPACITY) / each.count

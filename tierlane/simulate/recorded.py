@@ -46,7 +46,7 @@ class RecordedTraffic:
     customers: list[str] = field(default_factory=list)
     base: dict[str, Any] = field(default_factory=dict)
     shown: Document = field(default_factory=dict)
-    """What was recorded, by tier, to compare with."""
+    """The recorded figures by tier, to compare with."""
 
     notes: dict[str, str] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What a simulation measures: figures of each class of customers, of the GPUs and of the cells, and their document.
+"""The figures of a simulation: of each class of customers, of the GPUs and of the cells, and their document.
 
 Both modes fill the same figures; flows count in fractions. Requests that arrive during the warm-up are not counted. Response
 times are counts in buckets that are 1 % wide.

@@ -1,6 +1,6 @@
 """The scenario of a simulation: its fields, their checks, and how a file and options become one.
 
-A scenario is one document. What it leaves out comes from DEFAULTS or, for recorded requests, from the catalog: mappings are
+A scenario is one document. Missing fields come from DEFAULTS or, for recorded requests, from the catalog: mappings are
 merged field by field, and null removes an entry. `--set tiers.free.limits.requests_per_second=50` changes one field. A fault
 names the field, what is wrong and what is accepted.
 """
@@ -128,7 +128,7 @@ class SchedulerSection(_Section, frozen=True, kw_only=True):
 
 
 class ScenarioChange(_Section, frozen=True, kw_only=True):
-    """What changes at a time: the number of GPUs, or the state of a cell. A lost cell stops for `outage_s`; see docs."""
+    """A change at a time: the number of GPUs, or the state of a cell. A lost cell stops for `outage_s`; see docs."""
 
     at_s: NotNegative
     gpus: Annotated[int, Meta(ge=0)] | None = None

@@ -23,14 +23,16 @@ WARM_SAMPLES = 20
 
 
 class SimulatedBatch:
-    """A batch. `empty_part`: the part of its places that is empty, if it has requests of quiet customers only."""
+    """A batch. `empty_part`: the part of its places that is empty, if it has requests of quiet customers only. `tier`: if all its
+    requests are of one, else "".
+    """
 
-    __slots__ = ("empty_part", "first_tier_only", "losses", "requests")
+    __slots__ = ("empty_part", "losses", "requests", "tier")
 
-    def __init__(self, requests: Sequence[QueuedRequest], empty_part: float, *, first_tier_only: bool) -> None:
+    def __init__(self, requests: Sequence[QueuedRequest], empty_part: float, tier: str) -> None:
         self.requests = requests
         self.empty_part = empty_part
-        self.first_tier_only = first_tier_only
+        self.tier = tier
         self.losses = 0
 
     @property
