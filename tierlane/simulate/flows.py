@@ -128,7 +128,8 @@ class FlowCell:
         self._places = 0.0
         self._rate = 0.0
         self._words = 10.0
-        self.busy = 0.0
+        self._started: deque[tuple[float, float]] = deque()  # Batches by the step in which they began, for one run.
+        self._running = 0.0
         self._policies = [TierPolicy(t.tier.name, t.tier.priority, t.tier.guaranteed_share) for t in tiers]
         self._shares = [TierShare(t.tier.name, t.tier.priority, t.tier.guaranteed_share) for t in tiers]
 
@@ -282,8 +283,12 @@ class FlowCell:
         is_saturated = waiting > places
         size = self._batch if is_saturated else self._gathered(service, waiting / step_s)
         run_ms = self._scenario.costs.run_ms(size, size * self._words)
-        self.busy = min(1.0, places / max(1.0, size) * run_ms / (1000 * step_s * self.workers)) if self.workers else 0.0
-        self._recorder.figures.timeline.busy(self.name, now, self.busy * self.workers * step_s)
+        busy_s = min(self.workers * step_s, places / max(1.0, size) * run_ms / 1000)
+        self._recorder.figures.timeline.busy(self.name, now, busy_s)
+        self._started.append((now, busy_s / max(step_s, run_ms / 1000)))
+        self._running += self._started[-1][1]
+        while self._started[0][0] <= now - run_ms / 1000 and len(self._started) > 1:
+            self._running -= self._started.popleft()[1]
         if now >= self._recorder.warmup_s and places:
             self._recorder.figures.batches += places / size
             self._recorder.figures.batched += places
@@ -344,7 +349,7 @@ class FlowCell:
         """Its digest."""
         request_ms = self.full_ms() / self._batch
         needed = {t.tier.name: workers_needed(t.recent, t.waiting, request_ms) for t in self.tiers}
-        idle = self.workers * (1 - self.busy)
+        idle = max(0.0, self.workers - self._running)
         deciding = idle + (self.workers - idle) * min(1.0, deciding_s * 1000 / self.full_ms())
         return CellLoad(self.name, self.workers + len(self.coming), needed, deciding, self.is_open or self.depth > 0)
 
