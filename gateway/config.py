@@ -93,7 +93,8 @@ class GatewayConfig:
     cors_origins: tuple[str, ...] = ()  # Origins whose pages may call the customer API; "*": all.
     auth_failures: str = "30/minute"  # Per address, in the notation of `limits`; "off": unlimited.
     scale: ScaleRules = field(default_factory=ScaleRules)  # For the recommended size of each pool.
-    silent_s: float = 1.0  # Gateways replace the schedulers when none has been active for this time.
+    schedulers_expected: bool = True  # False: none is deployed, and gateways do their work from the start.
+    silent_ms: float = 500.0  # Gateways replace the schedulers when none has been active for this time.
     reap_ms: int = 100  # Between two passes of a scheduler.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
     grpc: GrpcConfig | None = None  # None: gRPC is not served.

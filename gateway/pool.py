@@ -194,6 +194,8 @@ class PoolParts:
         await self.jobs.close()
         with contextlib.suppress(RedisUnavailable):
             await self._presence.gateway_gone(self.config.gateway_id)
+        if self._standby is not None:  # Last: it writes the audit of everything above.
+            await self._standby.close()
         await self._client.aclose()
         await self._subscriber_client.aclose()
 

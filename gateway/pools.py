@@ -159,5 +159,4 @@ class Pools:
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
         await end_all(self._tasks)
-        for parts in self._others.values():
-            await parts.close()
+        await asyncio.gather(*(parts.close() for parts in self._others.values()))

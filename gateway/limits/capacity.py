@@ -191,7 +191,7 @@ class LiveLimits:
     def _known(self, gpus: Sequence[GpuRate], observation: Observation, now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""
         emptied, fewer = now < self._refill_until, len(gpus) < len(self._gpus)
-        self.registering = emptied and (fewer or observation.scheduler_age_ms is None)
+        self.registering = emptied and (fewer or observation.pass_age_ms is None)
         if not (emptied and fewer):
             self._gpus = gpus
         if not self.registering:

@@ -15,10 +15,14 @@ local last_pass = tonumber(call('GET', P .. 'reaped_at') or now)
 local was_suspended = now - last_pass > tonumber(ARGV[6]) + rule.lease_ms / 2
 call('SET', P .. 'reaped_at', now, 'PX', 60000)
 if was_suspended then call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways send heartbeats every 250 ms
--- The last pass of a scheduler, -1 if unknown. A gateway's pass must not count, or the gateway would stop at once.
--- By pcall, because a Redis user with older ACL rules has no access to this key.
+-- The last pass of a scheduler, -1 if unknown, as is one after a step back of TIME. A gateway's pass must not count, or the
+-- gateway would stop at once. By pcall, because a Redis user with older ACL rules has no access to this key.
 if ARGV[8] == '0' then redis.pcall('SET', P .. 'scheduled_at', now, 'PX', 60000)
-elseif redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) == 0 then call('SET', P .. 'scheduled_at', -1, 'PX', 60000) end
+else
+  local at = redis.pcall('GET', P .. 'scheduled_at')
+  if not at or type(at) == 'string' and (tonumber(at) or 0) > now then redis.pcall('SET', P .. 'scheduled_at', -1, 'PX', 60000)
+  else redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) end
+end
 
 -- end_overdue(batch) -> whether requests are left: ends overdue requests, and deletes the batch if none is left.
 local function end_overdue(batch)

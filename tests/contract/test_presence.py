@@ -150,6 +150,7 @@ async def test_an_observation_has_the_whole_pool(pool: Pool) -> None:
         (None, None, True, None, 0),  # a gateway in place of schedulers
         (None, None, False, 0, 0),
         (60_000, 60_000, True, 60_000, 0),
+        (-60_000, None, True, None, 0),  # TIME was set back
     ],
 )
 async def test_the_age_of_the_last_scheduler_pass(

@@ -20,6 +20,7 @@ from eventually import eventually
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.inference.traces import RequestTraces
+from gateway.standby_scheduler import Schedule
 from ledger.audit.queries import RequestRow
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
@@ -252,6 +253,7 @@ async def running_stack(
     catalog: LiteralCatalog | None = None,
     database_url: str = "",
     traces: RequestTraces | None = None,
+    schedule: Schedule | None = None,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """A ready gateway. `changes` set its configuration, `direct_workers` are workers with a direct endpoint.
@@ -280,7 +282,8 @@ async def running_stack(
         return stored.get(request_id)
 
     transaction = partial(connected, database_url) if database_url else None
-    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=transaction, traces=traces)
+    config = GatewayConfig(**settings | changes)
+    gateway = Gateway(config, catalog, find_stored, connect=transaction, traces=traces, schedule=schedule)
     await gateway.start()
     tasks = [asyncio.create_task(test_worker.run())] if worker else []
     try:

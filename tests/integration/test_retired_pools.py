@@ -1,4 +1,4 @@
-"""Pools that no model names any more: the scheduler finds and finishes what is unfinished there."""
+"""Pools that no model names any more: schedulers, or gateways in their place, find and finish what is unfinished there."""
 
 import asyncio
 import itertools
@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.audit_fixtures import CUSTOMER
+from integration.gateway_fixtures import LiteralCatalog, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.queries import find_request
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
@@ -18,7 +19,7 @@ from pool import TIERS, Pool, done
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.keys import Keys
-from tierlane.roles.scheduler import LeftPools, serve_pools
+from tierlane.roles.scheduler import LeftPools, StandIn, serve_pools
 from tierlane.settings.model import Settings
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -130,3 +131,31 @@ async def test_a_request_of_a_retired_pool_ends(
     finally:
         stop.set()
         await serving
+
+
+async def test_a_gateway_without_schedulers_ends_the_request_of_a_retired_pool(
+    client: Redis, redis_url: str, old: Pool, database_url: str, db: Connection
+) -> None:
+    """It finds the pool as a scheduler does; when it stops, the audit of its last request is written before it ends."""
+    await client.sadd("pools", "old")
+    (waiting,) = await old.queue(1, customer_id=CUSTOMER, api_key_id="k" * 12, queue_ms=50)
+    catalog = LiteralCatalog()
+    catalog.set(key={"customer_id": CUSTOMER})
+    schedule = StandIn(Settings(redis_url=redis_url, database_url=database_url), catalog).run  # type: ignore[arg-type]
+
+    async def code() -> str | None:
+        row = await find_request(db, waiting)
+        return row.error_code if row else None
+
+    async def is_removed() -> bool:
+        return await Unfinished(client).pools() == {"default"}
+
+    async with running_stack(client, redis_url, catalog=catalog, schedule=schedule, schedulers_expected=False) as stack:
+        assert await eventually(code, "the audit has its end") == "queue_timeout"
+        await eventually(is_removed, "the pool is removed")
+        status, document, _ = await stack.infer()
+
+    row = await find_request(db, document["request_id"])
+    assert status == 200
+    assert row is not None
+    assert row.status == "completed"

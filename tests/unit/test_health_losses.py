@@ -18,6 +18,7 @@ from gateway.operations.health.losses import (
     repaired_keys,
     restarted,
     scheduling,
+    scheduling_level,
 )
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -152,6 +153,27 @@ def test_missing_schedulers(age_ms: float | None, pass_age_ms: float | None, lev
     assert scheduling(None).level == "healthy"  # The check of Redis reports it.
     registering = scheduling(observation(age_ms, pass_age_ms), registering=True)
     assert registering.level == ("degraded" if age_ms is None else level)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "pass_age_ms", "level"),
+    [
+        (None, 50.0, "healthy"),
+        (9000.0, 999.0, "healthy"),
+        (50.0, 50.0, "healthy"),
+        (None, 1000.0, "degraded"),
+        (None, 2000.0, "down"),
+        (None, None, "down"),
+    ],
+)
+def test_gateways_schedule_where_no_schedulers_are_deployed(
+    age_ms: float | None, pass_age_ms: float | None, level: str
+) -> None:
+    """The missing schedulers are no problem; gateways that do not schedule either are."""
+    finding = scheduling(observation(age_ms, pass_age_ms), expected=False)
+
+    assert finding.level == scheduling_level(observation(age_ms, pass_age_ms), expected=False) == level
+    assert bool(finding.reason) == (level != "healthy")
 
 
 def test_lost_gateways_are_a_finding_with_names_and_times() -> None:

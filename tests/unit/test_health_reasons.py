@@ -109,6 +109,11 @@ CASES: dict[str, dict[str, Any]] = {
     "two restarted models": {"restarts": (Restart("worker-1", 3_600_000), Restart("worker-2", 3_601_000))},
     "no scheduler": {"observation": changed(seen(), scheduler_age_ms=2500.0, pass_age_ms=None), **FREE},
     "gateways form batches": {"observation": changed(seen(), scheduler_age_ms=None, pass_age_ms=50.0), **FREE},
+    "gateways do not form batches either": {
+        "observation": changed(seen(), scheduler_age_ms=None, pass_age_ms=2500.0),
+        "schedulers_expected": False,
+        **FREE,
+    },
     "a lost gateway": {"lost_gateways": (LostGateway(f"gateway-2-{HEX}", 3_600_000),)},
     "an ended task": {
         "ended_tasks": (EndedTask("callbacks", "UnicodeError", 3, 0.0),),

@@ -30,13 +30,14 @@ KILLED, FAILED = False, True
         ([(0, FAILED)] * 7, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
         ([(0, FAILED), (9.9, FAILED), (0, FAILED)], [0.2, 0.4, 0.8]),
         ([(0, FAILED), (0, FAILED), (10.0, FAILED), (0, FAILED)], [0.2, 0.4, 0.2, 0.4]),
+        ([(0, FAILED), (0, FAILED), (30.0, FAILED), (0, FAILED)], [0.2, 0.4, 0.0, 0.2]),
         ([(0.9, KILLED), (0.9, KILLED), (0.9, KILLED)], [0.2, 0.4, 0.8]),
         ([(3.0, KILLED)] * 7, [0.0] * 7),
         ([(0, FAILED), (0, FAILED), (1.0, KILLED), (0, FAILED)], [0.2, 0.4, 0.0, 0.2]),
     ],
 )
 def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], delays_s: list[float]) -> None:
-    """0.2 s doubles to 5 s; a process that was killed after it served is restarted at once and resets the delay."""
+    """0.2 s doubles to 5 s; a process that was killed after it served, or ran for 30 s, is restarted at once and resets it."""
     backoff = RestartBackoff()
 
     assert [round(backoff.delay_after(alive_s, failed=failed), 1) for alive_s, failed in runs] == delays_s

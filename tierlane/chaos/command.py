@@ -60,7 +60,7 @@ OPTIONS: dict[str, Option] = {
         1,
         MAX_PROCESSES,
     ),
-    "schedulers": Option("2", "Number of schedulers.", "N", 1, MAX_PROCESSES),
+    "schedulers": Option("2", "Number of schedulers; 0: gateways do their work.", "N", 0, MAX_PROCESSES),
     "faults": Option("all", "Names of faults, separated by commas; `list` shows them.", "NAMES"),
     "tls": Option("seed", "TLS of the roles to Redis: on, off, or seed (one seed in four).", "WHEN"),
     "against": Option(

@@ -204,6 +204,7 @@ class ChaosStack(StackTargets):
                 "max_batch_size": MAX_BATCH_SIZE,
                 "gateways": shape.gateways,
                 "workers": shape.workers,
+                "schedulers": shape.schedulers,
                 "log_format": "json",
             }
         )

@@ -21,7 +21,7 @@ from ledger.postgres import Connection, closing, connect
 from scheduler.protocol.admission import ReplayLimits
 from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
-from tierlane.roles.scheduler import stand_in
+from tierlane.roles.scheduler import StandIn
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -36,9 +36,9 @@ SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
 
 DAY_S = 86_400.0
-SILENT_S = 1.0
+SILENT_MS = 500
 MISSED_PASSES = 3
-"""Without a pass of a scheduler for so long gateways do its work."""
+"""Without a pass of a scheduler for so long, gateways do its work. It is more than one pass and one call to a slow Redis take."""
 
 COLLECT_AFTER = (50_000, 20, 20)
 """Objects. Requests make no rings, and thousands of them wait: to look them over every 700 objects finds nothing."""
@@ -111,7 +111,8 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
             kept_s=settings.stored_file_days * DAY_S,
         ),
         reap_ms=settings.reap_ms,
-        silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
+        schedulers_expected=settings.schedulers > 0,
+        silent_ms=max(SILENT_MS, MISSED_PASSES * settings.reap_ms),
     )
 
 
@@ -171,7 +172,7 @@ async def _serve(settings: "Settings", name: str) -> int:
                 tokens=tokens_of(settings, catalog),
                 connect=functools.partial(_transaction, settings),
                 traces=traces_of(settings, spans),
-                schedule=functools.partial(stand_in, settings, catalog),
+                schedule=StandIn(settings, catalog).run,
             )
         finally:
             await catalog.stop()

@@ -1,7 +1,7 @@
 """The scheduler's process: it serves its own pool, and every other one that the catalog names. Any number may run.
 
 For each pool it runs dispatcher, reaper, auditor and the keepers of quotas and cordons, with a policy made of the
-catalog. A gateway runs the same while no scheduler does.
+catalog. A gateway runs the same while no scheduler does (`StandIn`).
 
 A pool whose model was renamed or deleted is served while something waits there. Every scheduler looks once a second and
 keeps the set `pools` in Redis: what models name, and of the rest what is not finished. So one that starts later finds
@@ -41,7 +41,7 @@ from scheduler.protocol.pool_view import Unfinished
 from scheduler.protocol.presence import Cordons, CordonSync, Presence
 from scheduler.redis_client.connections import blocking_client, command_client, tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
-from scheduler.tasks import Loop, TaskRegistry
+from scheduler.tasks import Loop, TaskRegistry, end_all
 from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 
 if TYPE_CHECKING:
@@ -117,15 +117,6 @@ MIN_LEFT_MS = 50
 """A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
 
 
-async def stand_in(settings: "Settings", catalog: Catalog, pool: str, stop: asyncio.Event) -> None:
-    """Run for `pool` in a gateway until `stop`, on connections of its own."""
-    client = command_client(settings.redis_url)
-    try:
-        await run_pool(settings.model_copy(update={"pool": pool}), stop, catalog, client, standing_in=True)
-    finally:
-        await client.aclose()
-
-
 async def run_pool(
     settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, *, standing_in: bool = False
 ) -> None:
@@ -178,9 +169,7 @@ async def _run_loops(
         loops = [group.create_task(tasks.run_forever(name, loop)) for name, loop in roles.items()]
         group.create_task(tasks.run_forever("auditor", auditor.run, stop))
         await stop.wait()
-        for loop in loops:
-            loop.cancel()
-        await auditor.stop()
+        await asyncio.gather(end_all(loops), auditor.stop())
 
 
 def _cordoned(catalog: Catalog) -> frozenset[str] | None:
@@ -276,6 +265,30 @@ class LeftPools:
                 self._with_jobs = frozenset(filter(is_pool_name, await job_pools(connection)))
         except AWAY:
             return
+
+
+class StandIn:
+    """The work of schedulers in a gateway that has this catalog, for each pool on connections of its own."""
+
+    def __init__(self, settings: "Settings", catalog: Catalog) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._served: set[str] = set()
+
+    async def run(self, pool: str, stop: asyncio.Event) -> None:
+        """Run for `pool` until `stop`. With the gateway's own pool, also look for those that are left."""
+        settings = self._settings.model_copy(update={"pool": pool})
+        client = command_client(settings.redis_url)
+        self._served.add(pool)
+        left = LeftPools(client, self._catalog, settings.database_url, self._served)
+        look = settings.serve_pools == "all" and pool == self._settings.pool
+        try:
+            async with asyncio.TaskGroup() as group:
+                looking = [group.create_task(left.run())] if look else []
+                await run_pool(settings, stop, self._catalog, client, standing_in=True)
+                await end_all(looking)
+        finally:
+            await client.aclose()
 
 
 STOP_LOOK_S = 0.1

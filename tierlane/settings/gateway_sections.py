@@ -103,6 +103,12 @@ class GatewaySettings:
         maximum=600_000,
     )
     drain_ms: int = milliseconds(4000, "Milliseconds for open requests at shutdown.")
+    schedulers: int = number(
+        2,
+        "Schedulers that run. 0: gateways do their work from the start; fewer processes, but busier gateways.",
+        minimum=0,
+        maximum=64,
+    )
     default_model: str | None = setting(None, "Model of requests that name none. Unset: the only enabled model.")
     direct_mode: Literal["on", "off"] = setting(
         "on",

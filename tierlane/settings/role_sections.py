@@ -237,12 +237,6 @@ class StackSettings:
         minimum=1,
         maximum=64,
     )
-    schedulers: int = number(
-        2,
-        "Schedulers; with none, gateways form batches.",
-        minimum=0,
-        maximum=64,
-    )
     workers: int = number(
         2,
         "Workers, each with its own model process.",

@@ -81,6 +81,7 @@ class HealthInputs:
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
     restarts_last_minute: int = 0
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
+    schedulers_expected: bool = True  # False: none is deployed, and gateways do their work.
     gateway_id: str = ""  # This gateway's.
     held: Mapping[str, Status] = field(default_factory=dict)  # Levels of outcomes and objectives, as HeldLevels.
     objectives: Mapping[str, TierObjective] = field(default_factory=dict)  # By tier.
@@ -102,7 +103,8 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += missed_objectives(results, inputs.held)
-    findings += [restarted(inputs.restarts), scheduling(inputs.observation, registering=inputs.registering)]
+    findings += [restarted(inputs.restarts)]
+    findings += [scheduling(inputs.observation, registering=inputs.registering, expected=inputs.schedulers_expected)]
     findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]
     findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]

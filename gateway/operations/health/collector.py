@@ -156,6 +156,7 @@ class HealthCollector:
             held=memory.held.levels,
             objectives=self._objectives(),
             total_ms=parts.config.total_ms,
+            schedulers_expected=parts.config.schedulers_expected,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
@@ -184,7 +185,10 @@ def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
 def _roles(parts: PoolParts) -> object:
     """Level of the scheduler check, and silent gateways."""
     seen = parts.heartbeat.observation
-    return (scheduling_level(seen), silent_gateways(seen.gateway_ages_ms)) if seen else None
+    if seen is None:
+        return None
+    level = scheduling_level(seen, expected=parts.config.schedulers_expected)
+    return level, silent_gateways(seen.gateway_ages_ms)
 
 
 def merge_pools(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:

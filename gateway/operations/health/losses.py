@@ -221,20 +221,22 @@ STOPPED_MS = 2000.0
 MOST_ROLES_NAMED = 3
 
 
-def scheduling(seen: Observation | None, *, registering: bool = False) -> HealthFinding:
-    """Whether a scheduler is running: without one no batches are formed, and accepted requests are not served.
+def scheduling(seen: Observation | None, *, registering: bool = False, expected: bool = True) -> HealthFinding:
+    """Whether batches are formed by a scheduler, or at least by gateways. Otherwise accepted requests are not served.
 
-    `registering`: Redis was restarted without its data a moment ago.
+    `registering`: Redis was restarted without its data a moment ago. `expected`: schedulers are deployed.
     """
     if seen is None:  # Reported by the check of Redis.
         return HealthFinding("scheduler:pass_age", "component", "healthy", None, "ms")
-    age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
+    age_ms, level = _scheduling_age(seen, expected=expected), scheduling_level(seen, expected=expected)
     if level == "healthy":
         return HealthFinding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
     if registering and age_ms is None:
         reason = "No scheduler is known since Redis was restarted without its data; schedulers are registering again."
         return problem("workers_registering", "scheduler:pass_age", "component", "degraded", age_ms, "ms", reason)
     silence = "No scheduler is known" if age_ms is None else f"No scheduler has been active for {age_ms / 1000:.1f} s"
+    if not expected:
+        silence += ", nor a gateway in its place"
     if _gateways_schedule(seen):
         reason = f"{silence}: gateways form the batches and write the audit meanwhile."
     else:
@@ -242,12 +244,17 @@ def scheduling(seen: Observation | None, *, registering: bool = False) -> Health
     return problem("no_scheduler", "scheduler:pass_age", "component", level, age_ms, "ms", reason)
 
 
-def scheduling_level(seen: Observation) -> Status:
+def scheduling_level(seen: Observation, *, expected: bool = True) -> Status:
     """The level of the scheduler check."""
-    age_ms = seen.scheduler_age_ms
+    age_ms = _scheduling_age(seen, expected=expected)
     if age_ms is not None and age_ms < SCHEDULER_SILENT_MS:
         return "healthy"
     return "degraded" if _gateways_schedule(seen) or (age_ms is not None and age_ms < STOPPED_MS) else "down"
+
+
+def _scheduling_age(seen: Observation, *, expected: bool) -> float | None:
+    """The age of the last pass: of a scheduler, or of any process where no schedulers are deployed."""
+    return seen.scheduler_age_ms if expected else seen.pass_age_ms
 
 
 def _gateways_schedule(seen: Observation) -> bool:
