@@ -210,6 +210,20 @@ async def test_no_tier_is_shed_by_depth_while_no_scheduler_runs(
     assert verdict.outcome is expected
 
 
+async def test_no_tier_is_shed_by_depth_for_a_second_after_a_pause(pool: Pool) -> None:
+    """The first pass of a scheduler does not mean that the requests which waited for it have left the queue."""
+    await pool.queue(10)
+    await pool.client.set(pool.keys.reaped_at, await pool.now_ms() - 600, px=60_000)
+    await pool.terminations.reap(0)
+    assert 0 < await pool.client.pttl(pool.keys.resumed_at) <= 1000
+
+    first = await pool.admit([pool.submission("free")], free_tier(shed_depth=3))
+    await pool.client.delete(pool.keys.resumed_at)
+    later = await pool.admit([pool.submission("free")], free_tier(shed_depth=3))
+
+    assert outcomes(first + later) == ["accepted", "shed"]
+
+
 async def test_the_guaranteed_share_is_not_shed_for_a_flood_of_higher_tiers(pool: Pool) -> None:
     """With a guaranteed tenth of the capacity, the queue of `free` counts at that rate, not the whole queue above it."""
     for _ in range(2):
