@@ -156,6 +156,7 @@ def outputs(text: str) -> dict[int, str]:
     return {int(number): output for number, _, output in parts}
 
 
+@pytest.mark.timeout(260)  # A page may have a hundred commands, each a process.
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_runs_or_says_why_not(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Commands succeed, their documented output has the real fields, and data parses."""
