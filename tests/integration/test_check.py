@@ -156,8 +156,8 @@ async def is_served(url: str) -> bool:
 
 async def test_redis_in_cluster_mode(gateway: StubGateway, tmp_path: Path, database_url: str) -> None:
     """The check passes with either URL; a role accepts the one with the scheme of a cluster, which is detected."""
-    (port,) = free_ports(1)
-    options = ["--port", str(port), "--bind", HOST, "--cluster-enabled", "yes"]
+    port, bus_port = free_ports(2)
+    options = ["--port", str(port), "--bind", HOST, "--cluster-enabled", "yes", "--cluster-port", str(bus_port)]
     server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=options)
     await server.start()
     url = f"redis://{HOST}:{port}"

@@ -110,8 +110,8 @@ async def test_a_gateway_on_a_cluster(cluster: Cluster, cluster_client: Redis) -
 
 async def test_cluster_mode_is_detected(tmp_path: Path) -> None:
     """A plain URL of such a server gets the scheme of a cluster; that of another server, or of none, is unchanged."""
-    (port,) = free_ports(1)
-    options = ["--port", str(port), "--bind", HOST, "--cluster-enabled", "yes"]
+    port, bus_port = free_ports(2)
+    options = ["--port", str(port), "--bind", HOST, "--cluster-enabled", "yes", "--cluster-port", str(bus_port)]
     server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=options)
     await server.start()
     try:
