@@ -151,6 +151,7 @@ async def test_a_gateway_without_schedulers_ends_the_request_of_a_retired_pool(
         return await Unfinished(client).pools() == {"default"}
 
     async with running_stack(client, redis_url, catalog=catalog, schedule=schedule, schedulers_expected=False) as stack:
+        stack.worker.reaps = False
         assert await eventually(code, "the audit has its end") == "queue_timeout"
         await eventually(is_removed, "the pool is removed")
         status, document, _ = await stack.infer()
