@@ -27,9 +27,9 @@ SCRIPTS = {
 
 
 def touched(role: str) -> tuple[set[str], set[str]]:
-    """The names of keys and the commands in the text of a role's scripts; `queue:` stands for `queue:<tier>`.
+    """The names of keys, and the commands, in the scripts of a role. A name that ends with `:` is the beginning of a name.
 
-    A name that begins with / is shared by all pools.
+    A name that begins with `/` is shared by all pools.
     """
     text = "\n".join(re.sub(r"--[^\n]*", "", source(name)) for name in SCRIPTS[role])
     keys = set(re.findall(r"P \.\. '([a-z_:]+)'", text)) | {

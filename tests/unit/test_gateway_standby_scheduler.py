@@ -142,9 +142,8 @@ async def test_it_schedules_until_a_scheduler_is_back(monkeypatch: pytest.Monkey
     assert (setup.started, setup.ended) == (2, 2)
 
 
-async def test_a_gateway_without_schedulers_begins_with_its_first_observation() -> None:
-    """And stops while a scheduler passes."""
-    setup = Setup(schedulers_expected=False)
+async def two_stints(setup: Setup) -> None:
+    """It schedules, stops while a scheduler passes, schedules again, and is closed."""
     running = asyncio.create_task(setup.standby.run())
     setup.observe(250)
     await eventually(lambda: setup.running == 1, "it schedules")
@@ -155,6 +154,12 @@ async def test_a_gateway_without_schedulers_begins_with_its_first_observation() 
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await setup.standby.close()
+
+
+async def test_a_gateway_without_schedulers_begins_with_its_first_observation() -> None:
+    """And stops while a scheduler passes."""
+    setup = Setup(schedulers_expected=False)
+    await two_stints(setup)
 
     assert setup.ended == 2
 
@@ -166,15 +171,6 @@ async def test_an_audit_that_is_still_written_delays_neither_the_next_stint_nor_
     monkeypatch.setattr(standby_scheduler, "CLOSE_S", 0.05)
     setup = Setup(schedulers_expected=False)
     setup.written.clear()
-    running = asyncio.create_task(setup.standby.run())
-    setup.observe(250)
-    await eventually(lambda: setup.running == 1, "it schedules")
-    setup.observe(250, passes=True)
-    await eventually(lambda: setup.running == 0, "it stopped")
-    setup.observe(500)
-    await eventually(lambda: setup.running == 1, "it schedules again")
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    await setup.standby.close()
+    await two_stints(setup)
 
     assert (setup.started, setup.running, setup.ended) == (2, 0, 0)
