@@ -41,7 +41,7 @@ from scheduler.states import Admission
 
 
 class JobOptions(NamedTuple):
-    """What only the body of a job has. Neither is checked when it is decoded."""
+    """What only the body of a job has. Whether the customer may use it is checked later."""
 
     callback_url: str | None = None
     interactive: bool = False
