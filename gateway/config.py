@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
 from scheduler.protocol.admission import REPLAYS, ReplayLimits
+from scheduler.redis_client.keys import cell_of, place_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,16 @@ class GatewayConfig:
 
     notice_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.
     drain_timeout_s: float = 4.0  # Then pending requests get this long before they get 503.
+
+    @property
+    def cell(self) -> str:
+        """The cell of `redis_url`."""
+        return cell_of(self.redis_url)
+
+    @property
+    def place(self) -> str:
+        """Pool and cell."""
+        return place_name(self.pool, self.cell)
 
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

@@ -1,6 +1,7 @@
-"""The parts of a gateway for one pool: admission, pending requests, limits, responses, direct mode, jobs.
+"""The parts of a gateway for one pool in one cell: admission, pending requests, limits, responses, direct mode, jobs.
 
-Every gateway has one for its own pool (gateway/wiring.py), and one for each other pool of the catalog (gateway/pools.py).
+Every gateway has one for its own pool in the default cell (gateway/wiring.py), and one for each other pool and cell of the
+catalog (gateway/pools.py).
 Identities, drain state and counters are `Shared` by all of them.
 """
 
@@ -16,7 +17,6 @@ from gateway.autoscale import ScaleAdvice
 from gateway.catalog import CatalogView, IdentityView, SnapshotView
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
-from gateway.dead_letter_rerun import DeadLetterReruns
 from gateway.direct.mode import Direct, DirectParts
 from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import GatewayHeartbeat
@@ -31,6 +31,7 @@ from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.recovery import LossRecovery, RecentOutcomes
 from gateway.inference.responses import ResponseSubscriber
 from gateway.inference.traces import RequestTraces
+from gateway.jobs.dead_letter_rerun import DeadLetterReruns
 from gateway.jobs.service import JobParts, Jobs
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
@@ -43,7 +44,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import command_client, subscriber_client
@@ -71,7 +72,7 @@ class Shared:
 
 
 class PoolParts:
-    """The parts of pool `config.pool`. They do nothing until their `loops` run."""
+    """The parts of `config.place`. They do nothing until their `loops` run."""
 
     def __init__(self, config: GatewayConfig, shared: Shared) -> None:
         self.config = config
@@ -85,7 +86,7 @@ class PoolParts:
         adoption, ends = Adoption(self._client, keys), RecentOutcomes(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
         self._demand_meter = DemandMeter(
-            config.gateway_id, time.monotonic(), partial(shared.counters.batches, config.pool)
+            config.gateway_id, time.monotonic(), partial(shared.counters.batches, config.place)
         )
         self.rejection_log = RejectionLog()
         self.pending_requests = PendingRequests(self._ended, shared.body_store.discard)
@@ -130,6 +131,7 @@ class PoolParts:
             config.scale, config.pool, catalog=shared.catalog, heartbeat=self.heartbeat, limits=self.limits
         )
         self.audit_lag = AuditLag(self._client, keys)
+        self.unfinished = Unfinished(self._client).pools
         self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()

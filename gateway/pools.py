@@ -1,24 +1,30 @@
-"""The pools of one gateway: its own, and every other pool that a model names, from the time the catalog first does.
+"""The pools of one gateway, each in every cell: its own pool, and every other one that a model names, from the time the
+catalog first does.
 
-A request joins the queues of the pool of its model. A pool that no model names any more is served until the gateway ends;
-also by new gateways as long as schedulers report unfinished requests in it, as for disabled models. Its accepted requests
-and jobs must end.
+A request joins the queues of the pool of its model, in the cell of its customer. A pool that no model names any more is
+served until the gateway ends; also by new gateways as long as schedulers report unfinished requests in it, as for disabled
+models. Its accepted requests and jobs must end. A cell that is closed is left.
 """
 
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import structlog
+from msgspec import UNSET, UnsetType
 
-from gateway.catalog import CatalogView, ModelRow
+from gateway.catalog import CatalogView, IdentityView, ModelRow
+from gateway.cells import Homes
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
-from scheduler.redis_client.keys import is_pool_name, pools_of, pools_to_serve
+from scheduler.fault_log import log_fault
+from scheduler.redis_client.connections import server_url
+from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
 
 CHECK_S = 0.1
@@ -27,32 +33,41 @@ UNFINISHED_EVERY = 10  # Checks per read of the pools with unfinished requests f
 log = structlog.get_logger("gateway")
 
 
+class Served(NamedTuple):
+    """One pool in one cell, and its background tasks."""
+
+    parts: PoolParts
+    tasks: list[asyncio.Task[None]]
+
+
 class Pools:
-    """All pools of a gateway. `make`: builds the parts of another pool. `unfinished`: the pools with unfinished requests; may
-    raise RedisUnavailable. `only_own`: serve no others. `tasks`: runs their background tasks.
+    """All pools of a gateway. `make`: builds the parts of a pool in the cell at a Redis URL. `homes`: the cells of customers.
+
+    `only_own`: serve no other pools. `tasks`: runs the background tasks.
     """
 
     def __init__(
         self,
         catalog: CatalogView,
         own: PoolParts,
-        make: Callable[[str], PoolParts],
+        make: Callable[[str, str], PoolParts],
+        homes: Homes,
         *,
         only_own: bool = False,
-        unfinished: Callable[[], Awaitable[set[str]]] | None = None,
         tasks: TaskRegistry | None = None,
     ) -> None:
         self._catalog = catalog
         self._own = own
         self._make = make
+        self._homes = homes
         self._only_own = only_own
-        self._unfinished = unfinished
-        self._others: dict[str, PoolParts] = {}
+        self._others: dict[str, Served] = {}  # By place.
         self._registry = tasks or TaskRegistry()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._checked: Mapping[str, ModelRow] | None = None
+        self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
+        self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
+        own.inference.at_home = self._at_home
         own.inference.all_names = self.names
         own.jobs.result.elsewhere = self._results_of
         if own.jobs.serving is not None:
@@ -60,40 +75,51 @@ class Pools:
 
     @property
     def all(self) -> list[PoolParts]:
-        """All pools, the gateway's own first."""
-        return [self._own, *self._others.values()]
+        """All pools in all cells, the gateway's own first."""
+        return [self._own, *(served.parts for served in self._others.values())]
 
     @property
     def named(self) -> list[PoolParts]:
-        """The pools that a model names now; the gateway's own if there are none. The others are expected to be idle."""
+        """The pools that a model names now, in every cell; the gateway's own if there are none. Others should be idle."""
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
-    def serving(self, model: str) -> InferencePipeline | None:
-        """The pipeline of a model of another pool; None if there is none. Raises RequestError `no_capacity` if the catalog has
-        just named that pool: the model exists, and the client should retry.
+    def serving(self, identity: IdentityView, model: str | UnsetType) -> InferencePipeline | None:
+        """The pipeline of a model's pool in the cell of a customer; None if there is none. UNSET: the gateway's own pool.
+
+        Raises RequestError `no_capacity` if the catalog has just named that pool or cell: the client should retry.
         """
-        parts = self._having(model)
-        return None if parts is None else parts.inference
+        pool = self._pool_of(model)
+        return None if pool is None else self.in_cell(pool, self._homes.of(identity))
 
-    def _jobs_of(self, model: str) -> JobSubmitHandler | None:
-        parts = self._having(model)
-        return parts.jobs.serving.submit if parts is not None and parts.jobs.serving is not None else None
+    def in_cell(self, pool: str, cell: str) -> InferencePipeline | None:
+        """The pipeline of a pool in a cell, as `serving` returns it."""
+        if pool == self._own.config.pool and cell == DEFAULT_CELL:
+            return self._own.inference
+        found = self._others.get(place_name(pool, cell))
+        if found is None and is_pool_name(pool) and (pool == self._own.config.pool or not self._only_own):
+            raise RequestError(ErrorCode.NO_CAPACITY)
+        return None if found is None else found.parts.inference
 
-    def _results_of(self, pool: str) -> JobResultHandler | None:
-        return self._others[pool].jobs.result if pool in self._others else None
+    def _at_home(self, identity: IdentityView) -> bool:
+        return self._homes.single or self._homes.of(identity) == DEFAULT_CELL
 
-    def _having(self, model: str) -> PoolParts | None:
+    def _jobs_of(self, pipeline: InferencePipeline) -> JobSubmitHandler | None:
+        for parts in self.all:
+            if parts.inference is pipeline and parts.jobs.serving is not None:
+                return parts.jobs.serving.submit
+        return None
+
+    def _results_of(self, place: str) -> JobResultHandler | None:
+        return self._others[place].parts.jobs.result if place in self._others else None
+
+    def _pool_of(self, model: str | UnsetType) -> str | None:
+        """The pool of a model; None if it is not served."""
+        if model is UNSET:
+            return self._own.config.pool
         snapshot = self._catalog.snapshot
         row = snapshot.models.get(model) if snapshot else None
-        if row is None or not row.enabled:
-            return None
-        if row.pool not in self._others and self._is_coming(row.pool):
-            raise RequestError(ErrorCode.NO_CAPACITY)
-        return self._others.get(row.pool)
-
-    def _is_coming(self, pool: str) -> bool:
-        return not self._only_own and pool != self._own.config.pool and is_pool_name(pool)
+        return row.pool if row is not None and row.enabled else None
 
     def names(self) -> frozenset[str]:
         """All models that requests can name."""
@@ -101,22 +127,26 @@ class Pools:
         return frozenset[str]().union(*(parts.inference.models.names(snapshot) for parts in self.all))
 
     def has_gpu(self, model: str) -> bool:
-        """Whether the pool of a model has a healthy GPU, or lost its last one a moment ago."""
+        """Whether the pool of a model has a healthy GPU in any cell, or lost its last one a moment ago."""
         snapshot, now = self._catalog.snapshot, time.monotonic()
         pools = [parts for parts in self.all if model in parts.inference.models.names(snapshot)]
         return any(not parts.limits.no_gpu(now) for parts in pools)
 
     @property
     def subscribed(self) -> bool:
-        """Whether every pool of the catalog was subscribed once.
+        """Whether every pool of the catalog was subscribed once, in each cell whose Redis responds.
 
         A pool that is added later does not change it: without Redis, it would take all gateways out of service.
         """
         if not self._subscribed:
-            here = {parts.config.pool for parts in self.all if parts.subscriber.was_subscribed}
-            self._subscribed = (
-                {self._own.config.pool} if self._only_own else self._named() | {self._own.config.pool}
-            ) <= here
+            cells = self._homes.urls(self._own.config.redis_url)
+            pools = {self._own.config.pool} if self._only_own else self._named() | {self._own.config.pool}
+            wanted = {place_name(pool, cell) for pool in pools for cell in cells}
+            here = {parts.config.place for parts in self.all if parts.subscriber.was_subscribed}
+            lost = (
+                {parts.config.place for parts in self.all if parts.heartbeat.redis_problem} if len(cells) > 1 else set()
+            )
+            self._subscribed = bool(here) and wanted <= here | lost
         return self._subscribed
 
     def _named(self) -> set[str]:
@@ -124,39 +154,80 @@ class Pools:
         return pools_of(snapshot.models.values()) if snapshot else set()
 
     async def run(self) -> None:
-        """Start to serve pools when models name them; never returns."""
+        """Serve pools and cells from when the catalog names them; leave closed cells. Never returns."""
         self._checked = None  # After a restart of this loop, a pool may have been missed.
         for check in itertools.count():
-            for pool in self._new() if check % UNFINISHED_EVERY else sorted({*self._new(), *await self._unnamed()}):
-                await self._begin(pool)
+            wanted = self._new()
+            if not check % UNFINISHED_EVERY:
+                wanted |= await self._unnamed()
+            for place in sorted(set(wanted) - {parts.config.place for parts in self.all}):
+                try:
+                    await self._begin(*wanted[place])
+                except Exception as error:  # noqa: BLE001 - the other cells are served
+                    log_fault(f"{place} cannot be served", error)
+                    self._checked = None  # It is attempted again.
             await asyncio.sleep(CHECK_S)
 
-    async def _unnamed(self) -> set[str]:
-        if self._only_own or self._unfinished is None:
-            return set()
-        try:
-            return await self._unfinished() - {parts.config.pool for parts in self.all}
-        except RedisUnavailable:
-            return set()
+    async def _unnamed(self) -> dict[str, tuple[str, str]]:
+        """The pools with unfinished requests, in each cell."""
+        if self._only_own:
+            return {}
+        own = [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+        found: dict[str, tuple[str, str]] = {}
+        for parts, pools in zip(own, await asyncio.gather(*map(_unfinished, own)), strict=True):
+            cell = parts.config.cell
+            found |= {place_name(pool, cell): (pool, parts.config.redis_url) for pool in pools}
+        return found
 
-    def _new(self) -> list[str]:
+    def _new(self) -> dict[str, tuple[str, str]]:
+        """All pools and URLs by place, if the catalog has changed; ends the places of closed cells."""
         snapshot = self._catalog.snapshot
-        if self._only_own or snapshot is None or snapshot.models is self._checked:
-            return []
-        self._checked = snapshot.models
-        return sorted(pools_to_serve(snapshot.models.values()) - {parts.config.pool for parts in self.all})
+        if snapshot is None or (snapshot.models, snapshot.cells) == self._checked:
+            return {}
+        self._checked = (snapshot.models, snapshot.cells)
+        urls = self._homes.urls(self._own.config.redis_url)
+        for place, served in list(self._others.items()):
+            if served.parts.config.cell not in urls:
+                self._leave(place)
+        own = self._own.config.pool
+        pools = {own} if self._only_own else {own} | pools_to_serve(snapshot.models.values())
+        return {place_name(pool, cell): (pool, url) for pool in pools for cell, url in urls.items()}
 
-    async def _begin(self, pool: str) -> None:
-        log.info("serving pool", pool=pool)
-        parts = self._make(pool)
+    async def _begin(self, pool: str, redis_url: str) -> None:
+        parts = self._make(pool, await server_url(redis_url))
+        place = parts.config.place
+        log.info("serving pool", pool=place)
         parts.direct.open()
         await parts.heartbeat.heartbeat()
-        self._others[pool] = parts
-        for name, loop in parts.loops().items():
-            run_forever = self._registry.run_forever(f"{pool} {name}", loop)
-            self._tasks.append(asyncio.create_task(run_forever, name=f"gateway {pool} {name}"))
+        run_forever = self._registry.run_forever
+        tasks = [
+            asyncio.create_task(run_forever(f"{place} {name}", loop), name=f"gateway {place} {name}")
+            for name, loop in parts.loops().items()
+        ]
+        self._others[place] = Served(parts, tasks)
+
+    def _leave(self, place: str) -> None:
+        """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
+        log.info("pool no longer served", pool=place)
+        ending = asyncio.create_task(_end(self._others.pop(place)), name=f"gateway {place} end")
+        self._left.add(ending)
+        ending.add_done_callback(self._left.discard)
 
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
-        await end_all(self._tasks)
-        await asyncio.gather(*(parts.close() for parts in self._others.values()))
+        await asyncio.gather(*self._left, return_exceptions=True)
+        await end_all([task for served in self._others.values() for task in served.tasks])
+        await asyncio.gather(*(served.parts.close() for served in self._others.values()))
+
+
+async def _unfinished(parts: PoolParts) -> set[str]:
+    try:
+        return await parts.unfinished()
+    except RedisUnavailable:
+        return set()
+
+
+async def _end(served: Served) -> None:
+    await served.parts.sweep.end_all(ErrorCode.NO_CAPACITY)
+    await end_all(served.tasks)
+    await served.parts.close()

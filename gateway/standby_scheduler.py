@@ -27,8 +27,8 @@ RETRY_S = 0.5
 CLOSE_S = 2.5
 """Longer than the auditor writes after its stop."""
 
-Schedule = Callable[[str, asyncio.Event], Coroutine[Any, Any, None]]
-"""Does the work of a scheduler for a pool until the event is set; then it writes the audit that waits."""
+Schedule = Callable[[str, str, asyncio.Event], Coroutine[Any, Any, None]]
+"""Does the work of a scheduler for the cell at a Redis URL and a pool until the event is set; then it writes the audit that waits."""
 
 log = structlog.get_logger("gateway")
 
@@ -101,7 +101,7 @@ class StandbyScheduler:
         while True:
             await self._wanted.wait()
             stop = self._stop
-            stint = asyncio.create_task(self._serve(stop), name=f"scheduling {self._config.pool}")
+            stint = asyncio.create_task(self._serve(stop), name=f"scheduling {self._config.place}")
             self._stints.add(stint)
             stint.add_done_callback(self._stints.discard)
             await stop.wait()
@@ -114,15 +114,15 @@ class StandbyScheduler:
         await end_all(self._stints)
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        pool = self._config.pool
-        say = log.warning if self._config.schedulers_expected else log.info
+        config, place = self._config, self._config.place
+        say = log.warning if config.schedulers_expected else log.info
         while not stop.is_set():
             try:
                 await self._allowed()
                 self._refusal = ""
-                say("no scheduler is running: this gateway schedules", pool=pool)
-                await self._schedule(pool, stop)
-                log.info("this gateway no longer schedules", pool=pool)
+                say("no scheduler is running: this gateway schedules", pool=place)
+                await self._schedule(config.redis_url, config.pool, stop)
+                log.info("this gateway no longer schedules", pool=place)
                 continue
             except RedisUnavailable as error:
                 self._refused(str(error))
@@ -134,5 +134,5 @@ class StandbyScheduler:
 
     def _refused(self, reason: str) -> None:
         if reason != self._refusal:
-            log.warning("scheduling in this gateway is not possible", pool=self._config.pool, reason=reason)
+            log.warning("scheduling in this gateway is not possible", pool=self._config.place, reason=reason)
         self._refusal = reason

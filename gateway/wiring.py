@@ -17,6 +17,7 @@ from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.service import BatchService
 from gateway.catalog import CatalogView
+from gateway.cells import Homes
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
 from gateway.http.request import BodyBudget
@@ -47,7 +48,7 @@ from gateway.translations.response_store import ResponseStore
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
-from scheduler.protocol.pool_view import Unfinished
+from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 
 API_FORMATS = {
     "/v1/inference": INFERENCE,
@@ -99,9 +100,9 @@ class GatewayParts(PoolParts):
         self.pools = Pools(
             catalog,
             self,
-            lambda pool: PoolParts(pool_config(config, pool), shared),
+            lambda pool, url: PoolParts(pool_config(config, pool, url), shared),
+            Homes(catalog),
             only_own=config.only_own,
-            unfinished=Unfinished(self._client).pools,
             tasks=shared.tasks,
         )
         self.batches = self._batches(shared)
@@ -206,7 +207,7 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
     tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
     seen = parts.heartbeat.observation
     return PoolFigures(
-        pool=parts.config.pool,
+        pool=parts.config.place,
         observation=seen,
         age_s=parts.heartbeat.age_s(),
         capacity_rps=limits.capacity_rps,
@@ -220,10 +221,17 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
     )
 
 
-def pool_config(config: GatewayConfig, pool: str) -> GatewayConfig:
-    """The configuration for another pool. Its spool has its own folder, since it belongs to the Redis keys of that pool."""
-    data_dir = None if config.data_dir is None else config.data_dir / "pools" / pool
-    return replace(config, pool=pool, default_model=None, data_dir=data_dir)
+def pool_config(config: GatewayConfig, pool: str, redis_url: str) -> GatewayConfig:
+    """The configuration for another pool or cell. Its spool has its own folder, since it belongs to Redis keys of its own."""
+    is_own = pool == config.pool
+    cell = cell_of(redis_url)
+    data_dir = config.data_dir
+    if data_dir is not None and cell != DEFAULT_CELL:
+        data_dir = data_dir / "cells" / cell
+    if data_dir is not None and not is_own:
+        data_dir = data_dir / "pools" / pool
+    model = config.default_model if is_own else None
+    return replace(config, redis_url=redis_url, pool=pool, default_model=model, data_dir=data_dir)
 
 
 def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> Router:

@@ -100,6 +100,8 @@ class JwtCustomers:
             row.quotas,
             priority=row.priority,
             weight=row.weight,
+            cell=row.cell,
+            spread=row.spread,
         )
         if cached is None and len(self._cached) >= MAX_IDENTITIES:
             del self._cached[next(iter(self._cached))]

@@ -173,6 +173,8 @@ def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> Identity
         tuple(row.quotas),
         priority=priority,
         weight=row.weight,
+        cell=row.cell,
+        spread=row.spread,
     )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
 from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
@@ -118,7 +118,7 @@ class InferencePipeline:
         self.clock = parts.clock
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(
-            parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.pool, parts.demand_meter
+            parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
         )
         self.drain_state = parts.drain_state
         self.error_responses = parts.error_responses
@@ -126,7 +126,8 @@ class InferencePipeline:
         self.bodies = parts.bodies
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
-        self.elsewhere: Callable[[str], InferencePipeline | None] = lambda _: None
+        self.at_home: Callable[[IdentityView], bool] = lambda _: True
+        self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
 
     @property
@@ -138,15 +139,16 @@ class InferencePipeline:
         """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
-    def serving(self, body: InferenceRequest) -> "InferencePipeline":
-        """The pipeline of the pool that has the model; this one if no pool has it.
+    def serving(self, identity: IdentityView, body: InferenceRequest) -> "InferencePipeline":
+        """The pipeline of the pool that has the model, in the cell of the customer; this one if no pool has it.
 
         Raises RequestError `no_capacity` while that pool is being started.
         """
         wanted = body.model
-        if wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot):
+        is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
+        if is_here and self.at_home(identity):
             return self
-        return self.elsewhere(wanted) or self
+        return self.elsewhere(identity, wanted) or self
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
@@ -396,8 +398,7 @@ class InferenceCall:
         body = self.body = self.decode(raw)
         if body.service_tier is not None:
             self.identity = self.pipeline.served_as(self.identity, body)
-        if body.model is not UNSET:  # The default model is in the gateway's own pool.
-            self.choose_pool()
+        self.choose_pool()
         pending = self.pending = self.build()
         self.admit(pending)
 
@@ -406,8 +407,8 @@ class InferenceCall:
         return self.api_format.read(raw, self.pipeline.max_input_bytes)
 
     def choose_pool(self) -> None:
-        """Continue with the pipeline of the pool that has the model. Raises RequestError while that pool is starting."""
-        self.pipeline = self.pipeline.serving(self.body)
+        """Continue with the pipeline of the model's pool in the customer's cell. Raises RequestError while it is starting."""
+        self.pipeline = self.pipeline.serving(self.identity, self.body)
 
     def build(self) -> PendingRequest:
         """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""

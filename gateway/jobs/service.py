@@ -50,7 +50,7 @@ class Jobs:
         self.serving: JobServing | None = None
         self.submit: Handler = InferenceHandler(parts.inference, INFERENCE)
         if config.jobs is not None:
-            self._store = JobStore(config.jobs.database_url, config.pool, config.jobs.kept_ms / 1000)
+            self._store = JobStore(config.jobs.database_url, config.place, config.jobs.kept_ms / 1000)
             self.serving = JobServing(parts, config.jobs, self._store, self.submit)
             self.submit = self.serving.submit
         terminations = Terminations(parts.client, Keys.at(config.redis_url, config.pool))
@@ -107,14 +107,14 @@ class JobServing:
             hosts=hosts,
         )
         self.listener = subscriber_client(config.redis_url)
-        self.callbacks = Callbacks(jobs, config.pool, hosts)
+        self.callbacks = Callbacks(jobs, config.place, hosts)
         self.inbox = JobInbox()
         self._results = Results(client, keys)
         self._tasks = parts.tasks
-        self.scan = JobScan(config.pool, statuses, terminations, admissions, parts.limits)
+        self.scan = JobScan(config.place, statuses, terminations, admissions, parts.limits)
         self.reconciler = JobReconciler(
             jobs.database_url,
-            config.pool,
+            config.place,
             jobs.kept_ms / 1000,
             inbox=self.inbox,
             scan=self.scan,

@@ -87,7 +87,7 @@ class JobRedis:
 class JobSubmitHandler:
     """The handler of `POST /v1/inference` in one pool. Requests without the preference go to `waiting`.
 
-    `elsewhere` returns the handler of the pool that serves a model, or None.
+    `elsewhere` returns the handler of another pipeline, or None.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class JobSubmitHandler:
         self.store = store
         self.redis = redis
         self.hosts = hosts
-        self.elsewhere: Callable[[str], JobSubmitHandler | None] = lambda _: None
+        self.elsewhere: Callable[[InferencePipeline], JobSubmitHandler | None] = lambda _: None
         self.under_way = 0  # A gateway that drains waits for these.
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
@@ -162,9 +162,10 @@ class JobCall(AwaitedCall):
         return body
 
     def choose_pool(self) -> None:
-        """Select the handler of the pool that serves the model. Raises RequestError while that pool is starting."""
-        if self.pipeline.serving(self.body) is not self.pipeline:
-            self._handler = self._handler.elsewhere(str(self.body.model)) or self._handler
+        """Select the handler of the model's pool in the customer's cell. Raises RequestError while it is starting."""
+        found = self.pipeline.serving(self.identity, self.body)
+        if found is not self.pipeline:
+            self._handler = self._handler.elsewhere(found) or self._handler
             self.pipeline = self._handler.pipeline
 
     def build(self) -> PendingRequest:

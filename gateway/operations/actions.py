@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.dead_letter_rerun import MAX_RERUNS, Candidate, DeadLetterReruns, NotRerun, candidate, new_ids
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
+from gateway.jobs.dead_letter_rerun import MAX_RERUNS, Candidate, DeadLetterReruns, NotRerun, candidate, new_ids
 from gateway.operations.action_requests import (
     ActionGuard,
     AuditedTransaction,
@@ -136,8 +136,8 @@ class DeadLetterRequeue:
 
     async def run(self, body: RequeueBody, by: str) -> Requeued:
         """Requeue the oldest of the confirmed dead letters, and wait for their results."""
-        reruns = {parts.config.pool: parts.reruns for parts in self._pools.all}
-        totals = {parts.config.pool: parts.config.total_ms for parts in self._pools.all}
+        reruns = {parts.config.place: parts.reruns for parts in self._pools.all}
+        totals = {parts.config.place: parts.config.total_ms for parts in self._pools.all}
         async with self._transaction.change(by) as connection:
             started = await _mark(connection, body, totals, reruns)
         queued = {
@@ -262,7 +262,7 @@ class DeadLetterActions:
         """The number of dead letters by tier, model and error code."""
         self._guard.check(call)
         async with self._transaction.read() as connection:
-            found = await letter_groups(connection, [parts.config.pool for parts in self._pools.all])
+            found = await letter_groups(connection, [parts.config.place for parts in self._pools.all])
         return uncached(call, found)
 
     async def purge(self, call: RoutedRequest) -> HttpResponse:

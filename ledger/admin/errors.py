@@ -32,6 +32,7 @@ THINGS = {
     "models": "model",
     "prices": "price",
     "cordons": "cordon",
+    "cells": "cell",
 }
 """The name of a row of each table."""
 
@@ -40,6 +41,11 @@ _PLAIN = "must have 1 to 200 characters, no control characters"
 _WORDS = {
     "ck_tiers_name": _LETTERS,
     "ck_models_pool": _LETTERS,
+    "ck_cells_name": _LETTERS,
+    "ck_cells_redis_url": "must be the URL of a server without user, password and #, in at most 500 characters: the user and "
+    "password of TIERLANE_REDIS_URL are used",
+    "ck_cells_default": "is of the cell at TIERLANE_REDIS_URL, which has no redis_url and cannot be closed",
+    "ck_cells_state": "must be open, draining or closed",
     "ck_tiers_slo_success": "must be above 0 and below 1, such as 0.999",
     "ck_models_capabilities": f"must be text, or some of {', '.join(Capability)}, separated by commas",
     "ck_models_name": "must begin with a letter or digit and go on with at most 127 of A-Z, a-z, 0-9 and . _ : / -",
@@ -56,7 +62,7 @@ _WORDS = {
     "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",
 }
-_SUBJECTS = {"ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}
+_SUBJECTS = {"ck_cells_default": "name", "ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}
 """The column of a rule that is not named after its column."""
 
 _FORMS: tuple[tuple[str, Callable[..., str]], ...] = (

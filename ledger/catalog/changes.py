@@ -18,6 +18,7 @@ from ledger.catalog.loader import (
     SnapshotBuild,
     feed,
     in_snapshot,
+    read_cells,
     read_cordoned,
     read_models,
     read_state,
@@ -29,7 +30,7 @@ from ledger.postgres import Connection, statement
 MAX_CHANGES = 5000
 """With more changed rows, reading everything is about as fast."""
 
-_TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons", "prices"}
+_TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons", "prices", "cells"}
 
 
 class ChangedIds(NamedTuple):
@@ -56,7 +57,7 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
         changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MAX_CHANGES + 1))
         if changed is None:
             return None
-        tiers, models, cordoned = known.tiers, known.models, known.cordoned
+        tiers, models, cordoned, cells = known.tiers, known.models, known.cordoned, known.cells
         if "tiers" in changed.tables:
             tiers = await read_tiers(connection)
             if _inherited(tiers) != _inherited(known.tiers):
@@ -65,12 +66,14 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
             models = await read_models(connection)
         if "cordons" in changed.tables:
             cordoned = await read_cordoned(connection)
+        if "cells" in changed.tables:
+            cells = await read_cells(connection)
         build = SnapshotBuild(tiers, known)
         await _feed_changed(connection, build, changed)
     quotas = known.quotas
     if changed.quota_owners:
         quotas = await _replace_quotas(quotas, changed.customers, build.quotas)
-    return LoadedCatalog(build.finish(state.version, models, quotas, cordoned), state)
+    return LoadedCatalog(build.finish(state.version, models, quotas, cordoned, cells), state)
 
 
 def changed_by(rows: Iterable[Row]) -> ChangedIds | None:

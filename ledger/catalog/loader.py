@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
-from ledger.catalog.snapshot import Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
+from ledger.catalog.snapshot import CellRow, Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
 from ratelimit.limits import LIMIT_COLUMNS
 
@@ -21,6 +21,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # The error of adding decimal fractions in binary.
 _NONE_OWN = [None] * len(LIMIT_COLUMNS)
 _LIMITS = ", ".join(column.name for column in LIMIT_COLUMNS)
+
+STATES = ("open", "draining", "closed")
 
 Row = Iterable[Any]
 """Columns as in ledger/sql/catalog.sql."""
@@ -58,7 +60,7 @@ def customers_from(
 
     A generator, so that the caller can run other tasks in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight in rows:
+    for id_, name, tier_name, suspended, *own, queue_ms, hosts, weight, cell, spread in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -75,6 +77,8 @@ def customers_from(
             tier.priority,
             hosts,
             weight,
+            cell,
+            spread,
         )
         if customer.max_queue_ms <= 0:
             _positive("customers", name, wait=customer.max_queue_ms)
@@ -106,6 +110,8 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.priority,
             customer.weight,
             weight or 0.0,
+            customer.cell,
+            customer.spread,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)
@@ -124,6 +130,16 @@ def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.max_wait_ms >= 0 and model.cache_ttl_s >= 0, "models", name, "has a negative time")
     return models
+
+
+def cells_from(rows: Iterable[Row]) -> tuple[CellRow, ...]:
+    """The cells by name. Raises BadCatalogRow."""
+    cells = tuple(CellRow(*row) for row in rows)
+    for cell in cells:
+        _require(_NAME.fullmatch(cell.name) is not None, "cells", cell.name, "is not a usable name")
+        _require(cell.state in STATES, "cells", cell.name, f"has the state {cell.state!r}")
+        _positive("cells", cell.name, weight=cell.weight)
+    return cells
 
 
 def _model(row: Row, prices: tuple[Price, ...]) -> Model:
@@ -207,10 +223,11 @@ class SnapshotBuild:
         models: Mapping[str, Model],
         quotas: tuple[Quota, ...] | None = None,
         cordoned: frozenset[str] = frozenset(),
+        cells: tuple[CellRow, ...] = (),
     ) -> Snapshot:
         """The snapshot; no rows may be added after this. `quotas`: all quotas, if not only the added ones."""
         all_quotas = tuple(self._book.quotas) if quotas is None else quotas
-        return Snapshot(version, self._tiers, self._customers, self._keys, models, all_quotas, cordoned)
+        return Snapshot(version, self._tiers, self._customers, self._keys, models, all_quotas, cordoned, cells)
 
 
 def _merged(known: Mapping[str, T], changed: Collection[str], added: Mapping[str, T]) -> Mapping[str, T]:
@@ -259,10 +276,11 @@ async def load_whole(connection: Connection, known: Snapshot | None = None) -> L
         state = await read_state(connection)
         build = SnapshotBuild(await read_tiers(connection), known)
         models, cordoned = await read_models(connection), await read_cordoned(connection)
+        cells = await read_cells(connection)
         await feed(connection, build.add_quotas, "catalog_quotas")
         await feed(connection, build.add_customers, "catalog_customers")
         await feed(connection, build.add_keys, "catalog_keys")
-    return LoadedCatalog(build.finish(state.version, models, cordoned=cordoned), state)
+    return LoadedCatalog(build.finish(state.version, models, cordoned=cordoned, cells=cells), state)
 
 
 @asynccontextmanager
@@ -298,6 +316,12 @@ async def read_models(connection: Connection) -> dict[str, Model]:
 async def read_cordoned(connection: Connection) -> frozenset[str]:
     """Ids of the cordoned workers. Raises what asyncpg raises."""
     return frozenset(row[0] for row in await connection.fetch(statement("catalog_cordons")))
+
+
+async def read_cells(connection: Connection) -> tuple[CellRow, ...]:
+    """The cells by name. Raises BadCatalogRow, and what asyncpg raises."""
+    with readable():
+        return cells_from(await connection.fetch(statement("catalog_cells")))
 
 
 async def feed(connection: Connection, take: Callable[[Sequence[Row]], None], name: str, *args: Any) -> None:

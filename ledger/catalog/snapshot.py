@@ -29,6 +29,15 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     interactive_jobs: bool = False  # A job may ask for the priority of interactive requests.
 
 
+class CellRow(msgspec.Struct, frozen=True, gc=False):
+    """One cell."""
+
+    name: str
+    redis_url: str | None  # Without credentials; None: at the server of TIERLANE_REDIS_URL.
+    state: str  # open, draining or closed.
+    weight: float
+
+
 class Customer(msgspec.Struct, frozen=True, gc=False):
     """A customer with its base limits: its own where it has them, else its tier's."""
 
@@ -42,6 +51,8 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0  # The tier's.
     callback_hosts: str | None = None  # Own list of hosts, with commas; None: the deployment's.
     weight: float = 1.0  # Its part of the tier's GPU time, in proportion to the weights of others that wait.
+    cell: str | None = None  # None: chosen by its id.
+    spread: int = 1  # The number of cells that it uses.
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +70,8 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0  # The tier's, 1 first; 0: not known.
     weight: float = 1.0  # The customer's.
     key_weight: float = 0.0  # The key's part of its customer's; 0: that of all keys without a weight together.
+    cell: str | None = None  # The customer's, as in Customer.
+    spread: int = 1
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -124,7 +137,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Everything at one version; never changed, only replaced.
 
     `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order. `cordoned` are
-    the ids of workers that are to claim nothing.
+    the ids of workers that are to claim nothing. `cells` are by name; the default cell may have no row.
     """
 
     version: int
@@ -134,6 +147,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     models: Mapping[str, Model]
     quotas: tuple[Quota, ...]
     cordoned: frozenset[str] = frozenset()
+    cells: tuple[CellRow, ...] = ()
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError."""

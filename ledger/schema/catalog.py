@@ -1,4 +1,4 @@
-"""The tables that admins edit: tiers, customers, api_keys, quotas, models, prices, and what is kept about their changes."""
+"""The tables that admins edit: tiers, cells, customers, api_keys, quotas, models, prices, and what is kept about their changes."""
 
 from sqlalchemy import (
     BigInteger,
@@ -39,6 +39,9 @@ QUOTA_PATTERN = (
 _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 HOSTS_PATTERN = f"^( *{_HOST}(:{_PORT})? *(,|$))*$"  # As gateway/host_lists.py reads it.
+
+SERVER_PATTERN = "^((rediss?([+](sentinel|cluster))?|unix)://[^[:space:][:cntrl:]@#]+)$"
+"""The URL of a server without credentials."""
 
 _TYPES = {"double": Double, "integer": Integer, "bigint": BigInteger}
 
@@ -97,6 +100,36 @@ tiers = Table(
     comment="Service tiers.",
 )
 
+cells = Table(
+    "cells",
+    metadata,
+    column("name", Text, "Name; the cell default exists without a row.", primary_key=True),
+    column(
+        "redis_url",
+        Text,
+        "Its server, without user and password: those of TIERLANE_REDIS_URL; null: that server.",
+        null=True,
+    ),
+    column(
+        "state",
+        Text,
+        "open; draining: no new customers and requests; closed: not served.",
+        server_default="open",
+    ),
+    column(
+        "weight",
+        Double,
+        "Its part of the customers, in proportion to the weights of the other open cells.",
+        server_default="1",
+    ),
+    matches("name", NAME_PATTERN),
+    check("redis_url", f"length(redis_url) <= 500 AND redis_url ~ '{SERVER_PATTERN}'"),
+    one_of("state", "open", "draining", "closed"),
+    check("default", "name <> 'default' OR (redis_url IS NULL AND state <> 'closed')"),
+    within("weight", 0.01, 1000),
+    comment="Cells: each has queues and limits of its own, for the customers whose home it is.",
+)
+
 customers = Table(
     "customers",
     metadata,
@@ -119,12 +152,15 @@ customers = Table(
         "Part of its tier's GPU time, in proportion to the weights of others that wait.",
         server_default="1",
     ),
+    column("cell", Text, "Its cell; null: chosen by its id.", ForeignKey("cells.name", onupdate="CASCADE"), null=True),
+    column("spread", SmallInteger, "Number of cells that it uses, each with a part of its limits.", server_default="1"),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
     *map(_check, LIMIT_COLUMNS),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("weight", 0.01, 1000),
+    within("spread", 1, 64),
     comment="Customers. The view customer_limits has their limits in force.",
 )
 

@@ -37,6 +37,9 @@ FROM prices ORDER BY model, valid_from DESC
 -- name: catalog_cordons
 SELECT worker FROM cordons
 
+-- name: catalog_cells
+SELECT name, redis_url, state, weight FROM cells ORDER BY name
+
 -- name: catalog_quotas
 SELECT customer_id::text, tier, quota FROM quotas
 
@@ -47,13 +50,13 @@ SELECT customer_id::text, tier, quota FROM quotas WHERE customer_id = ANY ($1::u
 -- name: catalog_customers
 -- Limits that the customer does not override are null. The loader takes them from the tier, and checks that it exists.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight
+       max_queue_ms, callback_hosts, weight, cell, spread
 FROM customers
 
 -- name: catalog_customers_of
 -- $1: customer ids. Columns as in catalog_customers.
 SELECT id::text, name, tier, status = 'suspended', :limits,
-       max_queue_ms, callback_hosts, weight
+       max_queue_ms, callback_hosts, weight, cell, spread
 FROM customers WHERE id = ANY ($1::uuid[])
 
 -- name: catalog_keys

@@ -3,8 +3,8 @@
     redis+cluster://[user:password@]host:port[,host:port...]
 
 With TLS rediss+cluster://, and ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. One configuration endpoint of a
-managed service is enough. All keys have one hash tag (`CLUSTER_TAG`), so that they are in one slot, and a script may use
-all of them.
+managed service is enough. All keys of a cell have one hash tag, so that they are in one slot, and a script may use all of
+them.
 
 A new connection asks one of the known servers which primary has the slot. MOVED means that a command was not executed:
 it is sent again to the new primary. While single keys of the slot are being moved (ASK, TRYAGAIN), no server has all of
@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from scheduler.errors import StartError
-from scheduler.redis_client.keys import CLUSTER_SCHEMES, CLUSTER_TAG
+from scheduler.redis_client.keys import CLUSTER_SCHEMES
 from scheduler.redis_client.sentinel import (
     PrimaryPool,
     SharedSentinelSSLConnection,
@@ -39,7 +39,6 @@ from scheduler.redis_client.sentinel import (
 DEFAULT_PORT = 6379
 ASK_TIMEOUT_S = 0.08
 """Timeout of each server that is asked: two that hang must leave time for the third within a command's 0.25 s."""
-SLOT = key_slot(CLUSTER_TAG.encode())
 REDIRECTIONS = (AskError, TryAgainError)
 """Another server has the slot, or a part of its keys. MovedError is an AskError in redis-py."""
 
@@ -100,13 +99,14 @@ class SlotSSLConnection(_FollowsSlot, SharedSentinelSSLConnection):
 
 
 class SlotPool(PrimaryPool):
-    """Connections to the primary of the slot."""
+    """Connections to the primary of the slot of `tag`."""
 
-    def __init__(self, where: ClusterUrl, **options: Any) -> None:
+    def __init__(self, where: ClusterUrl, tag: str, **options: Any) -> None:
         super().__init__(connection_class=SlotSSLConnection if where.tls else SlotConnection, **options)
         self.connection_kwargs |= where.credentials | where.tls_files
         self._asked: type[Connection] = SharedSSLConnection if where.tls else Connection
         self._seeds = where.nodes
+        self.slot = key_slot(tag.encode())
         self._nodes: list[Address] = []
 
     async def _discover(self) -> Address:
@@ -114,14 +114,14 @@ class SlotPool(PrimaryPool):
         for each in dict.fromkeys((*self._nodes, *self._seeds)):
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S):
-                    found, self._nodes = primary_of(SLOT, await self._ask(each), each)
+                    found, self._nodes = primary_of(self.slot, await self._ask(each), each)
             except (RedisError, OSError, TimeoutError) as error:
                 failure = error
                 continue
             # A server that does not respond, or names one that does not, is asked last by the next connection.
             self._nodes.append(self._nodes.pop(0))
             return found
-        raise ConnectionError(f"No server of the cluster named the primary of slot {SLOT}: {failure}") from failure
+        raise ConnectionError(f"No server of the cluster named the primary of slot {self.slot}: {failure}") from failure
 
     async def _ask(self, address: Address) -> list[Any]:
         options = {name: value for name, value in self.connection_kwargs.items() if name != "connection_pool"}

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client import cluster
-from scheduler.redis_client.keys import CLUSTER_SCHEMES, CLUSTER_TAG, PROTOCOL, Keys
+from scheduler.redis_client.keys import CLUSTER_SCHEMES, PROTOCOL, Keys, tag_of
 from scheduler.redis_client.pipeline import Argument, PipelinedClient
 from scheduler.redis_client.sentinel import SCHEMES, ClientPool, SentinelPool, SharedSSLConnection, parse, prepare
 
@@ -41,7 +41,12 @@ _POOL_SIZE = 16
 
 
 class PipelinedRedis(Redis):
-    """A client of redis-py with a `PipelinedClient` whose connections are made by the client's pool."""
+    """A client of redis-py with a `PipelinedClient` whose connections are made by the client's pool.
+
+    `tag`: the beginning of all names in its cell.
+    """
+
+    tag = ""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -79,15 +84,17 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "health_check_interval": 0,
         "driver_info": None,  # Without it redis-py sends CLIENT SETINFO, which Redis 7.0 and our ACL reject.
     }
-    if url.startswith(SCHEMES):
-        client = PipelinedRedis.from_pool(SentinelPool(parse(url), **options))
-    elif url.startswith(CLUSTER_SCHEMES):
-        client = PipelinedRedis.from_pool(cluster.SlotPool(cluster.parse(url), **options))
+    server, tag = url.partition("#")[0], tag_of(url)
+    if server.startswith(SCHEMES):
+        client = PipelinedRedis.from_pool(SentinelPool(parse(server), **options))
+    elif server.startswith(CLUSTER_SCHEMES):
+        client = PipelinedRedis.from_pool(cluster.SlotPool(cluster.parse(server), tag, **options))
     else:
-        pool = ClientPool.from_url(url, **options)
+        pool = ClientPool.from_url(server, **options)
         if pool.connection_class is SSLConnection:
             pool.connection_class = SharedSSLConnection
         client = PipelinedRedis.from_pool(pool)
+    cast("PipelinedRedis", client).tag = tag
     pipelined(client).timeout_s = timeout_s
     prepare(client.connection_pool.make_connection())  # type: ignore[no-untyped-call]
     return client
@@ -130,8 +137,8 @@ def unavailable(error: BaseException) -> RedisUnavailable:
 
 
 def tag_at(client: Redis) -> str:
-    """The beginning of all names at the Redis of this client: the hash tag of a cluster, else nothing."""
-    return f"{CLUSTER_TAG}:" if isinstance(client.connection_pool, cluster.SlotPool) else ""
+    """The beginning of all names in the cell of this client: a hash tag, or nothing."""
+    return client.tag if isinstance(client, PipelinedRedis) else ""
 
 
 async def server_url(url: str) -> str:
@@ -181,7 +188,7 @@ async def check_server(client: Redis) -> None:
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise StartError(f"Redis {info['redis_version']} is too old: Tierlane needs Redis 7.0 or Valkey 7.2.")
-    if int(info.get("cluster_enabled", 0)) and not tag_at(client):
+    if int(info.get("cluster_enabled", 0)) and not isinstance(client.connection_pool, cluster.SlotPool):
         raise StartError(f"{CLUSTER_MODE}: {CLUSTER_ADVICE}")
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":

@@ -1,8 +1,11 @@
 """The names of all keys in Redis, with type, content, owner and time to live (TTL).
 
-The default pool has no prefix; other pools have `{<pool>}:`. On a server in cluster mode, all names begin with a hash tag,
-`{cell:default}:`, which puts them into one slot, because customers' limits apply across pools. Lua builds the same names
-from the prefix.
+The default pool has no prefix; other pools have `{<pool>}:`. In a cell other than the default one, and on a server in
+cluster mode, all names begin with a hash tag, `{cell:<cell>}:`, which puts them into one slot, because customers' limits
+apply across pools. Lua builds the same names from the prefix.
+
+The URL of a cell is that of its server, with the name of the cell as its fragment: `redis://host:6379/0#west`. A URL
+without a fragment is that of the default cell.
 """
 
 from collections.abc import Iterable
@@ -16,8 +19,7 @@ PROTOCOL = "1.0"
 
 
 CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
-CLUSTER_TAG = "{cell:default}"
-"""No pool has such a name, so that Lua recognizes the tag in a prefix."""
+DEFAULT_CELL = "default"
 
 
 class RedisKey(NamedTuple):
@@ -207,9 +209,31 @@ def pools_to_serve(models: Iterable[Placed]) -> set[str]:
     return {model.pool for model in models if is_pool_name(model.pool)}
 
 
+def cell_of(redis_url: str) -> str:
+    """The name of the cell that a URL names."""
+    return redis_url.partition("#")[2] or DEFAULT_CELL
+
+
+def place_name(pool: str, cell: str) -> str:
+    """A pool in a cell: `<pool>@<cell>`; in the default cell the name of the pool."""
+    return pool if cell == DEFAULT_CELL else f"{pool}@{cell}"
+
+
+def is_place_name(place: str) -> bool:
+    """Whether a name is one of `place_name`."""
+    pool, at, cell = place.partition("@")
+    return is_pool_name(pool) and (not at or is_pool_name(cell))
+
+
+def hash_tag(cell: str) -> str:
+    """The hash tag of a cell. No pool has such a name, so that Lua recognizes it in a prefix."""
+    return f"{{cell:{cell}}}"
+
+
 def tag_of(redis_url: str) -> str:
-    """The beginning of all names at this Redis: the hash tag of a cluster, else nothing."""
-    return f"{CLUSTER_TAG}:" if redis_url.startswith(CLUSTER_SCHEMES) else ""
+    """The beginning of all names in the cell of this URL: a hash tag; nothing in the default cell, except on a cluster."""
+    cell = cell_of(redis_url)
+    return f"{hash_tag(cell)}:" if cell != DEFAULT_CELL or redis_url.startswith(CLUSTER_SCHEMES) else ""
 
 
 class Keys:

@@ -38,7 +38,7 @@ GATEWAY_MAY_IMPORT = {
     "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {
         *LEAVES,
-        *("auth", "autoscale", "dead_letter_rerun", "direct", "heartbeat", "http", "limits", "pool", "pools"),
+        *("auth", "autoscale", "direct", "heartbeat", "http", "jobs", "limits", "pool", "pools"),
     },
     "openapi": {
         *LEAVES,

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from scheduler.redis_client.cluster import SLOT, parse
+from scheduler.redis_client.cluster import parse
 from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import DEFAULT_CELL, hash_tag
 from tierlane.embedded.cluster import EmbeddedCluster, free_ports
+
+SLOT = key_slot(hash_tag(DEFAULT_CELL).encode())
 
 
 class ClusterFaults:

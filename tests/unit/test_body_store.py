@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from eventually import eventually
-from gateway.dead_letter_rerun import NotRerun, submission_for
+from gateway.jobs.dead_letter_rerun import NotRerun, submission_for
 from ledger.dead_letters import DeadLetterRow, RequeueTerms
 from scheduler import body_store
 from scheduler.body_store import BodyStore, StoredChat, is_reference, keep_freed_memory

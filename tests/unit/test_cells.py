@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from ledger.catalog.snapshot import CellRow
 from ratelimit.shares import TierShare
 from scheduler.cells.placement import (
     Cell,
@@ -15,6 +16,8 @@ from scheduler.cells.placement import (
     move_chances,
     workers_needed,
 )
+from scheduler.cells.places import cell_urls, cells_of
+from scheduler.redis_client.keys import Keys, tag_of
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
 CUSTOMERS = [f"customer-{number}" for number in range(4000)]
@@ -146,3 +149,40 @@ def test_as_many_move_as_are_missing_and_no_herd() -> None:
 def test_destination(draw: float, cell: str | None) -> None:
     """The draw selects a cell by its chance, or none."""
     assert destination({"b": 0.25, "c": 0.5}, draw) == cell
+
+
+ROWS = [CellRow("west", "redis://west:1/0", "open", 1.0), CellRow("north", None, "draining", 1.0)]
+
+
+def test_the_cells_of_a_customer() -> None:
+    """The default cell needs no row. An override counts while its cell is open."""
+    by_hash = [cells_of(name, ROWS)[0] for name in CUSTOMERS]
+
+    assert 1800 < Counter(by_hash)["west"] < 2200
+    assert set(by_hash) == {"west", "default"}
+    assert [cells_of("acme", ROWS, override) for override in ("west", "default")] == [("west",), ("default",)]
+    assert cells_of("acme", ROWS, "north") == cells_of("acme", ROWS)
+    assert sorted(cells_of("acme", ROWS, spread=4)) == ["default", "west"]
+    assert cells_of("acme", ROWS, "west", 2) == ("west", "default")
+    assert cells_of("acme", [CellRow("default", None, "draining", 1.0)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "url", "expected"),
+    [
+        ("redis://one:1/0", None, "redis://one:1/0#west"),
+        ("redis://u:p@one:1/0", "redis://two:2/0", "redis://u:p@two:2/0#west"),
+        ("rediss://:p@one:1?ssl_ca_certs=ca", "rediss://two:2", "rediss://:p@two:2?ssl_ca_certs=ca#west"),
+        ("rediss://one:1?ssl_ca_certs=ca", "rediss://two:2?ssl_ca_certs=x", "rediss://two:2?ssl_ca_certs=x#west"),
+        ("rediss://one:1?ssl_ca_certs=ca", "redis://two:2", "redis://two:2#west"),
+        ("redis+cluster://u:p@one:1,two:2", None, "redis+cluster://u:p@one:1,two:2#west"),
+        ("redis://u:p@one:1/0", "unix:///run/redis.sock", "unix://u:p@/run/redis.sock#west"),
+    ],
+)
+def test_the_urls_of_cells_have_the_credentials_of_the_default_one(base: str, url: str | None, expected: str) -> None:
+    """So that the table has no secrets. Names in a cell other than the default one begin with its hash tag."""
+    urls = cell_urls(base, [CellRow("west", url, "draining", 1.0), CellRow("gone", url, "closed", 1.0)])
+
+    assert urls == {"default": base, "west": expected}
+    assert Keys.at(expected, "large").leases == "{cell:west}:{large}:leases"
+    assert tag_of(base) == ("{cell:default}:" if "cluster" in base else "")

@@ -1,36 +1,84 @@
 """Pools: which ones a gateway and a scheduler serve, so that accepted requests are completed whatever their row is now."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UNSET
 
 from eventually import eventually
+from gateway.cells import Homes
 from gateway.pools import Pools
+from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.redis_client.keys import cell_of, place_name
 from tierlane.roles.scheduler import wanted_pools
 
 ROWS = {"tiny": ("default", True), "large": ("large", True), "old": ("old", False), "odd": ("{x}:", True)}
 MODELS = {name: SimpleNamespace(pool=pool, enabled=enabled) for name, (pool, enabled) in ROWS.items()}
-CATALOG: Any = SimpleNamespace(snapshot=SimpleNamespace(models=MODELS))
+URL = "redis://127.0.0.1:1/0"
+CUSTOMER: Any = SimpleNamespace(customer_id="c1", cell=None, spread=1)
+WEST = CellRow("west", "redis://127.0.0.1:2/0", "open", 1.0)
+
+
+def catalog(*cells: CellRow) -> Any:
+    """A catalog with the models of ROWS."""
+    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells))
 
 
 async def _heartbeat() -> None:
     """Succeeds."""
 
 
-def parts(pool: str) -> Any:
+async def _nothing(*_: object) -> None:
+    """Does nothing."""
+
+
+def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[set[str]]] | None = None) -> Any:
     """The parts of a pool that `Pools` uses."""
+    cell = cell_of(redis_url)
+
+    async def none() -> set[str]:
+        return set()
+
     return SimpleNamespace(
-        config=SimpleNamespace(pool=pool),
-        inference=SimpleNamespace(elsewhere=None),
+        config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
+        inference=SimpleNamespace(elsewhere=None, at_home=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
         direct=SimpleNamespace(open=lambda: None),
-        heartbeat=SimpleNamespace(heartbeat=_heartbeat),
+        heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
+        sweep=SimpleNamespace(end_all=_nothing),
+        unfinished=unfinished or none,
         loops=dict,
+        close=_nothing,
     )
+
+
+def pools_of(found: Any, own: Any = None, **options: Any) -> Pools:
+    """The pools of a gateway with this catalog."""
+    return Pools(found, own or parts("default"), parts, Homes(found), **options)
+
+
+@asynccontextmanager
+async def running(*several: Pools) -> AsyncIterator[None]:
+    """The loops of these pools."""
+    tasks = [asyncio.create_task(each.run()) for each in several]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def places(pools: Pools) -> set[str]:
+    """The pools and cells that are served."""
+    return {each.config.place for each in pools.all}
 
 
 async def test_disabled_models_and_pools_with_unfinished_requests_are_served() -> None:
@@ -43,31 +91,60 @@ async def test_disabled_models_and_pools_with_unfinished_requests_are_served() -
             raise found
         return found
 
-    pools = Pools(CATALOG, parts("default"), parts, unfinished=unfinished)
-    alone = Pools(CATALOG, parts("default"), parts, unfinished=unfinished, only_own=True)
-    running = [asyncio.create_task(each.run()) for each in (alone, pools)]
-    expected = {"default", "large", "old", "left"}
-    try:
-        await eventually(lambda: {each.config.pool for each in pools.all} == expected, "all are served")
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    pools = pools_of(catalog(), parts("default", unfinished=unfinished))
+    alone = pools_of(catalog(), parts("default", unfinished=unfinished), only_own=True)
+    async with running(alone, pools):
+        await eventually(lambda: places(pools) == {"default", "large", "old", "left"}, "all are served")
 
     assert [each.config.pool for each in pools.named] == ["default", "large"]
-    assert (pools.subscribed, pools.serving("old"), len(alone.all)) == (True, None, 1)
+    assert (pools.subscribed, pools.serving(CUSTOMER, "old"), len(alone.all)) == (True, None, 1)
 
 
 def test_the_model_of_a_new_pool_is_503_until_it_is_served() -> None:
     """404 would make clients give up; models that no pool will serve are unknown."""
-    pools = Pools(CATALOG, parts("default"), parts)
+    own = parts("default")
+    pools = pools_of(catalog(), own)
 
     with pytest.raises(RequestError) as error:
-        pools.serving("large")
+        pools.serving(CUSTOMER, "large")
 
     assert error.value.code is ErrorCode.NO_CAPACITY
-    assert [pools.serving(model) for model in ("tiny", "old", "odd", "nobody")] == [None] * 4
-    assert Pools(CATALOG, parts("default"), parts, only_own=True).serving("large") is None
+    assert pools.serving(CUSTOMER, "tiny") is own.inference
+    assert [pools.serving(CUSTOMER, model) for model in ("old", "odd", "nobody")] == [None] * 3
+    assert pools_of(catalog(), only_own=True).serving(CUSTOMER, "large") is None
+
+
+async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
+    """A closed cell is left; a draining one is served, for the requests that it has."""
+    found, own = catalog(WEST), parts("default")
+    pools = pools_of(found, own)
+    there: Any = SimpleNamespace(customer_id="c1", cell="west", spread=1)
+    async with running(pools):
+        await eventually(lambda: {"default@west", "large@west"} <= places(pools), "the cell is served")
+        (west,) = [each for each in pools.all if each.config.place == "default@west"]
+        assert not own.inference.at_home(there)
+        assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
+
+        found.snapshot.cells = (msgspec.structs.replace(WEST, state="draining"),)
+        assert own.inference.at_home(there)
+        assert "default@west" in places(pools)
+
+        found.snapshot.cells = (msgspec.structs.replace(WEST, state="closed"),)
+        await eventually(lambda: places(pools) == {"default", "large", "old"}, "the cell is left")
+
+
+async def test_a_cell_without_redis_does_not_keep_a_gateway_from_being_ready() -> None:
+    """Else no gateway could start while one cell is lost."""
+    pools = pools_of(catalog(WEST))
+    async with running(pools):
+        await eventually(lambda: len(places(pools)) == 6, "the cell is served")
+        for each in pools.all:
+            each.subscriber.was_subscribed = each.config.cell == "default"
+        assert not pools.subscribed
+        for each in pools.all:
+            if each.config.cell == "west":
+                each.heartbeat.redis_problem = "Redis did not respond."  # type: ignore[misc]
+        assert pools.subscribed
 
 
 @pytest.mark.parametrize(("serve_pools", "pools"), [("all", {"default", "large", "old"}), ("own", {"default"})])
@@ -75,4 +152,4 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
     """Otherwise the audit of their last requests would not be written."""
     settings: Any = SimpleNamespace(pool="default", serve_pools=serve_pools)
 
-    assert wanted_pools(settings, CATALOG) == pools
+    assert wanted_pools(settings, catalog()) == pools

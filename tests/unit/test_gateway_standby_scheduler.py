@@ -91,7 +91,7 @@ class Setup:
         )
         self.standby = StandbyScheduler(config, self.schedule, self.allowed)
 
-    async def schedule(self, pool: str, stop: asyncio.Event) -> None:
+    async def schedule(self, _redis_url: str, pool: str, stop: asyncio.Event) -> None:
         assert pool == "large"
         self.started += 1
         self.running += 1

@@ -20,7 +20,7 @@ from ratelimit.quotas import NOTATIONS
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
-ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0)
+ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None)
 DAILY = ("c1", None, "10000/day")
@@ -80,7 +80,7 @@ def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
 
 def test_a_customers_own_values_override_those_of_its_tier() -> None:
     """Each value by itself; the suspension and the callback hosts are the customer's."""
-    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com", 2.5)
+    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com", 2.5, "west", 3)
     made = snapshot(rows(customers=[own]))
     identity = made.keys["k1"].identity
 
@@ -88,6 +88,7 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
     assert made.keys["k1"].suspended
     assert made.customers["c1"].callback_hosts == "hooks.example.com"
     assert (made.customers["c1"].weight, made.keys["k1"].identity.weight) == (2.5, 2.5)
+    assert (identity.cell, identity.spread) == ("west", 3)
 
 
 @pytest.mark.parametrize(

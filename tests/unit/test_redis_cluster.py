@@ -7,9 +7,11 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError  # noqa: A004 - as everywhere in redis-py
 
 from scheduler.errors import StartError
-from scheduler.redis_client.cluster import SLOT, ClusterUrl, as_cluster, parse, primary_of
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.cluster import ClusterUrl, as_cluster, parse, primary_of
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys, hash_tag
 from tierlane.embedded.cluster import slot_ranges
+
+SLOT = key_slot(hash_tag(DEFAULT_CELL).encode())
 
 URL = "redis+cluster://"
 

@@ -16,7 +16,7 @@ import typer
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from gateway.dead_letter_rerun import (
+from gateway.jobs.dead_letter_rerun import (
     MAX_RERUNS,
     Candidate,
     DeadLetterReruns,

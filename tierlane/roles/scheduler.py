@@ -1,6 +1,6 @@
-"""The scheduler's process: it serves its own pool, and every other one that the catalog names. Any number may run.
+"""The scheduler's process: it serves its own pool, and every other one that the catalog names, in every cell. Any number may run.
 
-For each pool it runs dispatcher, reaper, auditor and the keepers of quotas and cordons, with a policy made of the
+For each pool in each cell it runs dispatcher, reaper, auditor and the keepers of quotas and cordons, with a policy made of the
 catalog. A gateway runs the same while no scheduler does (`StandIn`).
 
 A pool whose model was renamed or deleted is served while something waits there. Every scheduler looks once a second and
@@ -30,6 +30,7 @@ from ledger.postgres import AWAY, closing, connect
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.cells.places import cell_urls
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.audit_outbox import Outbox
@@ -39,8 +40,8 @@ from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import QuotaRestore
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.protocol.presence import Cordons, CordonSync, Presence
-from scheduler.redis_client.connections import blocking_client, command_client, tag_at
-from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
+from scheduler.redis_client.connections import blocking_client, command_client, server_url, tag_at
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of, is_pool_name, place_name, pools_to_serve
 from scheduler.tasks import Loop, TaskRegistry, end_all
 from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 
@@ -187,7 +188,11 @@ def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
     # Not longer than until a row without an end is closed: what never ends must have one by then.
     hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
     policy = AuditPolicy(
-        take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, maintenance=chores, pool=settings.pool
+        take_limit=settings.audit_batch,
+        interval_s=interval_s,
+        hold=hold,
+        maintenance=chores,
+        pool=place_name(settings.pool, cell_of(settings.redis_url)),
     )
     return Auditor(settings.database_url, outbox, policy)
 
@@ -199,7 +204,9 @@ STATEMENT_TIMEOUT_MS = 3000
 
 
 class LeftPools:
-    """`served`: the pools of this process. `names` are to be served beside those that models name."""
+    """The pools of the cell of `client`. `served`: those of this process. `names` are to be served beside those that models
+    name.
+    """
 
     def __init__(
         self,
@@ -207,10 +214,13 @@ class LeftPools:
         catalog: Catalog,
         database_url: str,
         served: Collection[str],
+        *,
+        cell: str = DEFAULT_CELL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._unfinished = Unfinished(client)
         self._tag = tag_at(client)
+        self._cell = cell
         self._catalog = catalog
         self._url = database_url
         self._served = served
@@ -262,7 +272,9 @@ class LeftPools:
                 statement_timeout_ms=STATEMENT_TIMEOUT_MS,
             )
             async with closing(connection):
-                self._with_jobs = frozenset(filter(is_pool_name, await job_pools(connection)))
+                places = [place.partition("@") for place in await job_pools(connection)]
+            here = {pool for pool, _, cell in places if (cell or DEFAULT_CELL) == self._cell}
+            self._with_jobs = frozenset(filter(is_pool_name, here))
         except AWAY:
             return
 
@@ -273,14 +285,15 @@ class StandIn:
     def __init__(self, settings: "Settings", catalog: Catalog) -> None:
         self._settings = settings
         self._catalog = catalog
-        self._served: set[str] = set()
+        self._served: dict[str, set[str]] = {}  # By cell.
 
-    async def run(self, pool: str, stop: asyncio.Event) -> None:
-        """Run for `pool` until `stop`. With the gateway's own pool, also look for those that are left."""
-        settings = self._settings.model_copy(update={"pool": pool})
-        client = command_client(settings.redis_url)
-        self._served.add(pool)
-        left = LeftPools(client, self._catalog, settings.database_url, self._served)
+    async def run(self, redis_url: str, pool: str, stop: asyncio.Event) -> None:
+        """Run for `pool` in the cell at this URL until `stop`. With the gateway's own pool, also look for those that are left."""
+        settings = self._settings.model_copy(update={"redis_url": redis_url, "pool": pool})
+        client, cell = command_client(redis_url), cell_of(redis_url)
+        served = self._served.setdefault(cell, set())
+        served.add(pool)
+        left = LeftPools(client, self._catalog, settings.database_url, served, cell=cell)
         look = settings.serve_pools == "all" and pool == self._settings.pool
         try:
             async with asyncio.TaskGroup() as group:
@@ -291,6 +304,7 @@ class StandIn:
             await client.aclose()
 
 
+CELL_RETRY_S = 1.0
 STOP_LOOK_S = 0.1
 """Between two looks at which pools the catalog names."""
 
@@ -306,24 +320,58 @@ def run(settings: "Settings") -> int:
 async def _serve(settings: "Settings") -> int:
     stop = stop_on_signals()
     settings = await with_cluster(settings)
-    client, catalog = command_client(settings.redis_url), Catalog(settings.database_url)
+    catalog = Catalog(settings.database_url)
     try:
         await check_redis(settings.redis_url)
         await check_database(settings.database_url)
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: it need not be looked over again and again.
-        await serve_pools(settings, stop, catalog, client)
+        await serve_cells(settings, stop, catalog)
     finally:
         await catalog.stop()
-        await client.aclose()
     return 0
+
+
+async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalog) -> None:
+    """Serve every cell of the catalog until `stop`, or until it is closed."""
+    running: dict[str, asyncio.Event] = {}
+    async with asyncio.TaskGroup() as group:
+        while not stop.is_set():
+            urls = cell_urls(settings.redis_url, catalog.snapshot.cells if catalog.snapshot is not None else ())
+            for cell in sorted(urls.keys() - running.keys()):
+                closed = running[cell] = asyncio.Event()
+                group.create_task(_serve_cell(settings, urls[cell], closed, catalog), name=f"cell {cell}")
+            for cell in running.keys() - urls.keys():
+                log.info("cell closed", cell=cell)
+                running.pop(cell).set()
+            await _asked_to_stop(stop, STOP_LOOK_S)
+        for closed in running.values():
+            closed.set()
+
+
+async def _serve_cell(settings: "Settings", redis_url: str, stop: asyncio.Event, catalog: Catalog) -> None:
+    """A fault of one cell does not affect the others; one of the default cell ends the process, which is restarted."""
+    cell = cell_of(redis_url)
+    while not stop.is_set():
+        try:
+            redis_url = await server_url(redis_url)
+            client = command_client(redis_url)
+            try:
+                await serve_pools(settings.model_copy(update={"redis_url": redis_url}), stop, catalog, client)
+            finally:
+                await client.aclose()
+        except Exception as error:
+            if cell == DEFAULT_CELL:
+                raise
+            log_fault(f"cell {cell} is not served", error)
+            await _asked_to_stop(stop, CELL_RETRY_S)
 
 
 async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
     """A pool is served from its first appearance until the process ends, because requests may still be queued in it."""
     served: set[str] = set()
-    left = LeftPools(client, catalog, settings.database_url, served)
+    left = LeftPools(client, catalog, settings.database_url, served, cell=cell_of(settings.redis_url))
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(left.run()) if settings.serve_pools == "all" else None
         while not stop.is_set():

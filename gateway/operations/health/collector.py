@@ -73,7 +73,7 @@ class HealthCollector:
         found: dict[str, CollectedHealth] = {}
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
-            found[parts.config.pool] = CollectedHealth(inputs, *health(inputs))
+            found[parts.config.place] = CollectedHealth(inputs, *health(inputs))
         return found
 
     def urgent_state(self) -> object:
@@ -82,7 +82,7 @@ class HealthCollector:
         return (
             [
                 (
-                    parts.config.pool,
+                    parts.config.place,
                     parts.heartbeat.redis_problem is None,
                     _healthy(parts),
                     _roles(parts),
@@ -102,7 +102,7 @@ class HealthCollector:
 
     def _updated_memory(self, parts: PoolParts) -> PoolMemory:
         memory = self._memories.setdefault(
-            parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts(), HeldLevels())
+            parts.config.place, PoolMemory(Losses(), GatewayLosses(), Restarts(), HeldLevels())
         )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:

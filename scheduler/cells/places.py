@@ -1,0 +1,64 @@
+"""Which cells exist, their URLs, and the cells of a customer, from the rows of the table `cells`. Pure.
+
+Without a row there is one cell, the default one, at TIERLANE_REDIS_URL. The rows of other cells have no user and password in
+their URLs, so that the table has no secrets: all cells use those of TIERLANE_REDIS_URL.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from scheduler.cells.placement import Cell, homes
+from scheduler.redis_client.keys import DEFAULT_CELL
+
+
+class CellRow(Protocol):
+    """One row of `cells`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def redis_url(self) -> str | None: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+
+
+def cell_urls(base_url: str, rows: Iterable[CellRow]) -> dict[str, str]:
+    """The URLs of all cells that are not closed, by name; the default cell first. `base_url`: TIERLANE_REDIS_URL."""
+    base = base_url.partition("#")[0]
+    urls = {DEFAULT_CELL: base}
+    for row in rows:
+        if row.name != DEFAULT_CELL and row.state != "closed":
+            server = base if row.redis_url is None else with_credentials(row.redis_url, base)
+            urls[row.name] = f"{server}#{row.name}"
+    return urls
+
+
+def with_credentials(url: str, base_url: str) -> str:
+    """The URL with user, password and, for TLS, the options of `base_url`, if it has none."""
+    scheme, _, rest = url.partition("://")
+    base_scheme, _, base_rest = base_url.partition("://")
+    credentials, at, _ = base_rest.partition("?")[0].rpartition("@")
+    found = f"{scheme}://{credentials}{at}{rest}"
+    options = base_rest.partition("?")[2]
+    is_tls = scheme.startswith("rediss") and base_scheme.startswith("rediss")
+    return f"{found}?{options}" if options and is_tls and "?" not in url else found
+
+
+def cells_of(
+    customer_id: str, rows: Sequence[CellRow], override: str | None = None, spread: int = 1
+) -> tuple[str, ...]:
+    """The cells of a customer, the best first; empty if no cell is open.
+
+    `override`: `customers.cell`, which counts while that cell is open. `spread`: the most cells that it uses.
+    """
+    cells = [Cell(row.name, row.weight, row.state == "open") for row in rows]
+    if all(cell.name != DEFAULT_CELL for cell in cells):
+        cells.append(Cell(DEFAULT_CELL))
+    if not any(cell.is_open for cell in cells):
+        return ()
+    found = homes(customer_id, cells, spread)
+    if override is None or not any(cell.name == override and cell.is_open for cell in cells):
+        return tuple(found)
+    return (override, *(name for name in found if name != override))[:spread]
