@@ -326,7 +326,8 @@ def config_changes(
         str | None, no_variable("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
     ] = None,
     table: Annotated[
-        Literal["tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"] | None,
+        Literal["tiers", "cells", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"]
+        | None,
         no_variable("--table", "Only rows of this table.", "all tables"),
     ] = None,
     by: Annotated[str | None, no_variable("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
