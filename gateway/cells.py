@@ -22,11 +22,10 @@ class Homes:
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
-    @property
-    def single(self) -> bool:
-        """Whether the default cell is the only one."""
+    def are_default(self, identity: IdentityView) -> bool:
+        """Whether the default cell is the only one of a customer."""
         snapshot = self._catalog.snapshot
-        return snapshot is None or not snapshot.cells
+        return snapshot is None or not snapshot.cells or self.all_of(identity, snapshot.cells) == (DEFAULT_CELL,)
 
     def of(self, identity: IdentityView) -> str:
         """The cell of the next request of a customer. Raises RequestError `no_capacity` if no cell is open."""

@@ -44,6 +44,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
@@ -130,6 +131,9 @@ class PoolParts:
         self.scale = ScaleAdvice(
             config.scale, config.pool, catalog=shared.catalog, heartbeat=self.heartbeat, limits=self.limits
         )
+        self.limit_state = LimitState(self._client, keys)
+        self.recent_rejections = partial(recent_rejections, self._client, keys)
+        self.find_rejection = partial(find_rejection, self._client, keys)
         self.audit_lag = AuditLag(self._client, keys)
         self.unfinished = Unfinished(self._client).pools
         self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)

@@ -63,11 +63,12 @@ class Pools:
         self._only_own = only_own
         self._others: dict[str, Served] = {}  # By place.
         self._registry = tasks or TaskRegistry()
-        self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
+        self._left: dict[str, asyncio.Task[None]] = {}  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
         own.inference.at_home = self._at_home
+        own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.inference.all_names = self.names
         own.jobs.result.elsewhere = self._results_of
         if own.jobs.serving is not None:
@@ -101,8 +102,20 @@ class Pools:
             raise RequestError(ErrorCode.NO_CAPACITY)
         return None if found is None else found.parts.inference
 
+    def home(self, identity: IdentityView) -> PoolParts:
+        """The gateway's own pool in the first cell of a customer; in the default cell if that is not served yet."""
+        snapshot = self._catalog.snapshot
+        cells = self._homes.all_of(identity, snapshot.cells) if snapshot is not None and snapshot.cells else ()
+        found = self._others.get(place_name(self._own.config.pool, cells[0])) if cells else None
+        return self._own if found is None else found.parts
+
+    def of_own_pool(self) -> list[PoolParts]:
+        """The gateway's own pool in each cell, the default one first."""
+        return [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+
     def _at_home(self, identity: IdentityView) -> bool:
-        return self._homes.single or self._homes.of(identity) == DEFAULT_CELL
+        """Whether every request of a customer is for the default cell."""
+        return self._homes.are_default(identity)
 
     def _jobs_of(self, pipeline: InferencePipeline) -> JobSubmitHandler | None:
         for parts in self.all:
@@ -160,7 +173,7 @@ class Pools:
             wanted = self._new()
             if not check % UNFINISHED_EVERY:
                 wanted |= await self._unnamed()
-            for place in sorted(set(wanted) - {parts.config.place for parts in self.all}):
+            for place in sorted(set(wanted) - {parts.config.place for parts in self.all} - self._left.keys()):
                 try:
                     await self._begin(*wanted[place])
                 except Exception as error:  # noqa: BLE001 - the other cells are served
@@ -172,7 +185,7 @@ class Pools:
         """The pools with unfinished requests, in each cell."""
         if self._only_own:
             return {}
-        own = [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+        own = self.of_own_pool()
         found: dict[str, tuple[str, str]] = {}
         for parts, pools in zip(own, await asyncio.gather(*map(_unfinished, own)), strict=True):
             cell = parts.config.cell
@@ -209,13 +222,19 @@ class Pools:
     def _leave(self, place: str) -> None:
         """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
         log.info("pool no longer served", pool=place)
+        if (jobs := self._others[place].parts.jobs.serving) is not None:
+            jobs.submit.left = True
         ending = asyncio.create_task(_end(self._others.pop(place)), name=f"gateway {place} end")
-        self._left.add(ending)
-        ending.add_done_callback(self._left.discard)
+        self._left[place] = ending
+        ending.add_done_callback(lambda _: self._ended(place))
+
+    def _ended(self, place: str) -> None:
+        del self._left[place]
+        self._checked = None  # If its cell was opened again meanwhile, it is served again.
 
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*self._left.values(), return_exceptions=True)
         await end_all([task for served in self._others.values() for task in served.tasks])
         await asyncio.gather(*(served.parts.close() for served in self._others.values()))
 

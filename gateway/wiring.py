@@ -16,7 +16,7 @@ from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.service import BatchService
-from gateway.catalog import CatalogView
+from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
@@ -45,9 +45,9 @@ from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
+from ratelimit.limits import EffectiveLimits, RemainingLimits
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
-from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 
 API_FORMATS = {
@@ -126,7 +126,7 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        models = Models(self.authenticator, self.inference.limits_of, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
@@ -152,9 +152,9 @@ class GatewayParts(PoolParts):
         return AccountEndpoint(
             AccountParts(
                 authenticator=self.authenticator,
-                customer_limits=self.inference.customer_limits,
-                read_limits=LimitState(self._client, self._keys).read,
-                gpu_share=self.gpu_share,
+                limits_of=self.inference.limits_of,
+                read_limits=self._read_limits,
+                gpu_share=lambda identity: self.pools.home(identity).gpu_share(identity),
                 find_usage=find_usage,
             )
         )
@@ -163,7 +163,7 @@ class GatewayParts(PoolParts):
         return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
-            customer_limits=self.inference.customer_limits,
+            limits_of=self.inference.limits_of,
             error_responses=faults,
             names=self.pools.names,
             not_ready=self.internal.not_ready,
@@ -179,11 +179,13 @@ class GatewayParts(PoolParts):
                 pools=self.pools,
                 internal=self.internal,
                 transaction=AuditedTransaction(connect),
-                read_limits=LimitState(self._client, self._keys).read,
-                recent_rejections=partial(recent_rejections, self._client, self._keys),
-                find_rejection=partial(find_rejection, self._client, self._keys),
+                read_limits=self._read_limits,
             )
         )
+
+    async def _read_limits(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
+        """What is left of a customer's limits, in its cell. Raises RedisUnavailable."""
+        return await self.pools.home(identity).limit_state.read(identity.customer_id, limits, identity.key_id)
 
     async def _pool_figures(self) -> Sequence[PoolFigures]:
         return [await pool_figures(parts) for parts in self.pools.named]

@@ -88,7 +88,7 @@ GATEWAY_SECTIONS = (
     PoolTimeSettings,
 )
 UP_FLAGS = (
-    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "data_dir", "ephemeral", "replace",
+    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "cells", "data_dir", "ephemeral", "replace",
     *LOGGING,
 )  # fmt: skip
 

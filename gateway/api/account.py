@@ -189,8 +189,12 @@ FindUsage = Callable[[str], Awaitable[Usage]]
 """From a customer's id to its last 24 hours: `ledger.audit.queries.find_usage` on some connection. Raises what asyncpg raises."""
 
 
-ReadLimits = Callable[[str, EffectiveLimits, str], Awaitable[RemainingLimits]]
-"""`LimitState.read`: what is left, without a charge. Raises RedisUnavailable."""
+ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
+"""`LimitState.read` in the cell of the customer: what is left, without a charge. Raises RedisUnavailable."""
+
+
+LimitsOf = Callable[[IdentityView], CustomerLimits]
+"""What is known at this gateway of the limits in the cell of a customer."""
 
 
 GpuShareOf = Callable[[IdentityView], float | None]
@@ -202,7 +206,7 @@ class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
 
     authenticator: Authenticator
-    customer_limits: CustomerLimits
+    limits_of: LimitsOf
     read_limits: ReadLimits
     gpu_share: GpuShareOf = lambda _: None
     find_usage: FindUsage | None = None
@@ -227,7 +231,8 @@ class AccountEndpoint:
     async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer one request. Raises RequestError for who is not known."""
         identity = self._parts.authenticator.identify(call)
-        limits = self._parts.customer_limits.limits(identity)
+        known = self._parts.limits_of(identity)
+        limits = known.limits(identity)
         left, exact = await self._left(identity, limits)
         document: Account = {
             "customer": identity.customer_name,
@@ -236,7 +241,7 @@ class AccountEndpoint:
             "weight": identity.weight,
             "gpu_share": self._parts.gpu_share(identity),
             "key_id": identity.key_id,
-            "limits": limits_document(identity, limits, self._parts.customer_limits.factor(identity)),
+            "limits": limits_document(identity, limits, known.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
             **await self._usage_document(identity),
@@ -252,12 +257,12 @@ class AccountEndpoint:
     async def _left(self, identity: IdentityView, limits: EffectiveLimits) -> tuple[RemainingLimits, bool]:
         """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
         found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
-        return self._parts.customer_limits.left(identity, limits), found.value is not None
+        return self._parts.limits_of(identity).left(identity, limits), found.value is not None
 
     async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
         """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
-        left = await self._parts.read_limits(identity.customer_id, limits, identity.key_id)
-        self._parts.customer_limits.looked(identity, limits, left)
+        left = await self._parts.read_limits(identity, limits)
+        self._parts.limits_of(identity).looked(identity, limits, left)
         return left
 
     async def _usage_document(self, identity: IdentityView) -> AccountUsage:

@@ -127,6 +127,7 @@ class InferencePipeline:
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.at_home: Callable[[IdentityView], bool] = lambda _: True
+        self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
 

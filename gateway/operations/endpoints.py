@@ -157,8 +157,8 @@ class Internal:
             created_ms(request_id)
         except ValueError:
             return None, None
-        with contextlib.suppress(RedisUnavailable):
-            for parts in self._parts.pools.all:
+        for parts in self._parts.pools.all:
+            with contextlib.suppress(RedisUnavailable):
                 detail = await parts.results.request_detail(request_id)
                 if detail is not None:
                     return from_redis(detail), None
