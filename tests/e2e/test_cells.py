@@ -20,7 +20,7 @@ from admin import NO_LIMITS, NewCustomer, add_customer, known, sql
 from eventually import eventually
 from integration.admin_fixtures import Admin
 from ledger.catalog.snapshot import CellRow
-from load import ALL_WELL, Answer, ask, no_collection, one_row_each, verdict
+from load import ALL_WELL, Answer, ask, no_collection, one_row_each, unwell, verdict
 from scheduler.cells.places import cell_urls, cells_of
 from scheduler.redis_client.connections import command_client, tag_at
 from scheduler.redis_client.keys import Keys
@@ -233,7 +233,7 @@ async def test_a_cell_is_opened_drained_and_closed_under_load(stack: Stack, tmp_
         closed.set()
         answers = await loading
 
-    assert verdict(flat(answers)) == ALL_WELL
+    assert verdict(flat(answers)) == ALL_WELL, unwell(flat(answers))
     await one_row_each(stack, flat(answers))
     found = {name: await places_of_third(stack, several) for name, several in answers.items()}
     assert {name for name, count in found.items() if count} == moved
