@@ -140,7 +140,7 @@ class Internal:
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""
         self._parts.authenticator.check_service(call, self._parts.service_token)
-        document = scale_document({parts.config.place: parts.scale.document() for parts in self._parts.pools.named})
+        document = scale_document([(parts.config.pool, parts.scale.document()) for parts in self._parts.pools.named])
         return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def request(self, call: RoutedRequest) -> HttpResponse:
