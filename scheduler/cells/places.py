@@ -11,7 +11,7 @@ from scheduler.cells.placement import Cell, homes
 from scheduler.redis_client.keys import DEFAULT_CELL
 
 
-class CellRow(Protocol):
+class CellView(Protocol):
     """One row of `cells`."""
 
     @property
@@ -24,7 +24,7 @@ class CellRow(Protocol):
     def weight(self) -> float: ...
 
 
-def cell_urls(base_url: str, rows: Iterable[CellRow]) -> dict[str, str]:
+def cell_urls(base_url: str, rows: Iterable[CellView]) -> dict[str, str]:
     """The URLs of all cells that are not closed, by name; the default cell first. `base_url`: TIERLANE_REDIS_URL."""
     base = base_url.partition("#")[0]
     urls = {DEFAULT_CELL: base}
@@ -47,7 +47,7 @@ def with_credentials(url: str, base_url: str) -> str:
 
 
 def cells_of(
-    customer_id: str, rows: Sequence[CellRow], override: str | None = None, spread: int = 1
+    customer_id: str, rows: Sequence[CellView], override: str | None = None, spread: int = 1
 ) -> tuple[str, ...]:
     """The cells of a customer, the best first; empty if no cell is open.
 

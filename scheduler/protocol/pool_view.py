@@ -250,6 +250,40 @@ class Observation(msgspec.Struct, frozen=True):
         return len(self.workers)
 
 
+def combined(cells: Sequence[Observation]) -> Observation:
+    """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
+
+    A worker that has just moved is in the cell of its latest heartbeat. Gateways have one entry for each cell.
+    """
+    first, *others = cells
+    if not others:
+        return first
+    workers: dict[str, WorkerView] = {}
+    for cell in cells:
+        for worker in cell.workers:
+            known = workers.get(worker.id)
+            if known is None or worker.age_ms < known.age_ms:
+                workers[worker.id] = worker
+    return msgspec.structs.replace(
+        first,
+        tiers=_summed([cell.tiers for cell in cells]),
+        background=_summed([cell.background for cell in cells]),
+        workers=list(workers.values()),
+        gateways=[stats for cell in cells for stats in cell.gateways],
+        ready_batches=sum(cell.ready_batches for cell in cells),
+        leased_batches=sum(cell.leased_batches for cell in cells),
+    )
+
+
+def _summed(several: Sequence[dict[str, TierDepth]]) -> dict[str, TierDepth]:
+    total: dict[str, TierDepth] = {}
+    for tiers in several:
+        for name, tier in tiers.items():
+            known = total.get(name, TierDepth(name, 0, 0.0))
+            total[name] = TierDepth(name, known.depth + tier.depth, max(known.oldest_ms, tier.oldest_ms))
+    return total
+
+
 class CustomerQueue(msgspec.Struct, frozen=True):
     """Requests of a customer that wait for places in a tier queue or background queue. `debt_ms`: GPU time that others of the
     queue receive first, multiplied by their weight divided by its own; 0: it is next.
