@@ -27,8 +27,7 @@ class Homes:
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
-    @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the default cell is the only one."""
         snapshot = self._catalog.snapshot
         return snapshot is None or not snapshot.cells

@@ -67,7 +67,7 @@ class Pools:
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
-        own.inference.at_home = self._at_home
+        own.inference.single_cell = homes.is_single
         own.inference.all_names = self.names
         own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.jobs.result.elsewhere = self._results_of
@@ -101,9 +101,6 @@ class Pools:
         if found is None and is_pool_name(pool) and (pool == self._own.config.pool or not self._only_own):
             raise RequestError(ErrorCode.NO_CAPACITY)
         return None if found is None else found.parts.inference
-
-    def _at_home(self, identity: IdentityView) -> bool:
-        return self._homes.single or self._homes.of(identity) == DEFAULT_CELL
 
     @property
     def own_cells(self) -> list[PoolParts]:
