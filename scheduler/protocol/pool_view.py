@@ -140,7 +140,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
     retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
     for lack of capacity. `unreduced_rps`: an upper bound of the demand that clients would have without reduced limits (0: not
-    known).
+    known). `recent_rps`: the demand of the last half second.
     """
 
     demand_rps: float
@@ -156,6 +156,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p99_ms: float = 0.0
     failed_rps: float = 0.0
     unreduced_rps: float = 0.0
+    recent_rps: float = 0.0
 
 
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
