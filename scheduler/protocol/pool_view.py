@@ -254,7 +254,8 @@ class Observation(msgspec.Struct, frozen=True):
 def combined(cells: Sequence[Observation]) -> Observation:
     """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
 
-    A worker that has just moved is in the cell of its latest heartbeat. Gateways have one entry for each cell.
+    A worker that has just moved is in the cell that it serves: in the former one it is draining. Gateways have one entry for
+    each cell.
     """
     first, *others = cells
     if not others:
@@ -263,7 +264,7 @@ def combined(cells: Sequence[Observation]) -> Observation:
     for cell in cells:
         for worker in cell.workers:
             known = workers.get(worker.id)
-            if known is None or worker.age_ms < known.age_ms:
+            if known is None or (worker.healthy, -worker.age_ms) > (known.healthy, -known.age_ms):
                 workers[worker.id] = worker
     return msgspec.structs.replace(
         first,
