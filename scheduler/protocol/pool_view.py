@@ -140,7 +140,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
     retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
     for lack of capacity. `unreduced_rps`: an upper bound of the demand that clients would have without reduced limits (0: not
-    known).
+    known). `recent_rps`: the demand of the last half second.
     """
 
     demand_rps: float
@@ -156,6 +156,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p99_ms: float = 0.0
     failed_rps: float = 0.0
     unreduced_rps: float = 0.0
+    recent_rps: float = 0.0
 
 
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
@@ -253,7 +254,8 @@ class Observation(msgspec.Struct, frozen=True):
 def combined(cells: Sequence[Observation]) -> Observation:
     """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
 
-    A worker that has just moved is in the cell of its latest heartbeat. Gateways have one entry for each cell.
+    A worker that has just moved is in the cell that it serves: in the former one it is draining. Gateways have one entry for
+    each cell.
     """
     first, *others = cells
     if not others:
@@ -262,7 +264,7 @@ def combined(cells: Sequence[Observation]) -> Observation:
     for cell in cells:
         for worker in cell.workers:
             known = workers.get(worker.id)
-            if known is None or worker.age_ms < known.age_ms:
+            if known is None or (worker.healthy, -worker.age_ms) > (known.healthy, -known.age_ms):
                 workers[worker.id] = worker
     return msgspec.structs.replace(
         first,

@@ -114,7 +114,7 @@ class HealthCollector:
         )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:
-            memory.losses.update(seen.workers, seen.now_ms)
+            memory.losses.update(seen.workers, seen.now_ms, _workers_elsewhere(parts))
             memory.gateways.update(seen.gateway_ages_ms, seen.now_ms)
             memory.restarts.update(seen.workers, seen.now_ms)
             names = [tier.name for tier in self._catalog.snapshot.tiers] if self._catalog.snapshot else []
@@ -134,7 +134,7 @@ class HealthCollector:
         memory = self._updated_memory(parts)
         seen = parts.heartbeat.observation
         return HealthInputs(
-            observation=None if seen is None else memory.losses.without_replaced(seen),
+            observation=None if seen is None else memory.losses.without_replaced(seen, _workers_elsewhere(parts)),
             look_age_s=parts.heartbeat.age_s(),
             redis_problem=parts.heartbeat.redis_problem,
             catalog_loaded=snapshot is not None,
@@ -149,7 +149,7 @@ class HealthCollector:
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
-            gpus_elsewhere=_gpus_elsewhere(parts),
+            gpus_elsewhere=len(_workers_elsewhere(parts)),
             registering=parts.limits.registering,
             eviction_policy=parts.heartbeat.eviction_policy,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
@@ -191,9 +191,11 @@ def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
     )
 
 
-def _gpus_elsewhere(parts: PoolParts) -> int:
+def _workers_elsewhere(parts: PoolParts) -> frozenset[str]:
+    """The healthy workers of the pool that serve other cells."""
     seen, whole = parts.heartbeat.observation, parts.heartbeat.whole
-    return 0 if seen is None or whole is None else max(0, whole.healthy_gpus - seen.healthy_gpus)
+    here = {worker.id for worker in seen.workers if worker.healthy} if seen else set[str]()
+    return frozenset(worker.id for worker in whole.workers if worker.healthy) - here if whole else frozenset()
 
 
 def _roles(parts: PoolParts) -> object:
