@@ -63,7 +63,7 @@ class Pools:
         self._only_own = only_own
         self._others: dict[str, ServedPlace] = {}  # By place.
         self._registry = tasks or TaskRegistry()
-        self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
+        self._left: dict[str, asyncio.Task[None]] = {}  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
@@ -168,7 +168,7 @@ class Pools:
             wanted = self._new()
             if not check % UNFINISHED_EVERY:
                 wanted |= await self._unnamed()
-            for place in sorted(set(wanted) - {parts.config.place for parts in self.all}):
+            for place in sorted(set(wanted) - {parts.config.place for parts in self.all} - self._left.keys()):
                 try:
                     await self._begin(*wanted[place])
                 except Exception as error:  # noqa: BLE001 - the other cells are served
@@ -217,13 +217,19 @@ class Pools:
     def _leave(self, place: str) -> None:
         """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
         log.info("pool no longer served", pool=place)
+        if (jobs := self._others[place].parts.jobs.serving) is not None:
+            jobs.submit.left = True
         ending = asyncio.create_task(_end(self._others.pop(place)), name=f"gateway {place} end")
-        self._left.add(ending)
-        ending.add_done_callback(self._left.discard)
+        self._left[place] = ending
+        ending.add_done_callback(lambda _: self._ended(place))
+
+    def _ended(self, place: str) -> None:
+        del self._left[place]
+        self._checked = None  # If its cell was opened again meanwhile, it is served again.
 
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*self._left.values(), return_exceptions=True)
         await end_all([task for served in self._others.values() for task in served.tasks])
         await asyncio.gather(*(served.parts.close() for served in self._others.values()))
 

@@ -29,7 +29,9 @@ __all__ = ["faulty_models", "start_worker"]
 LUA = Path(__file__).resolve().parents[2] / "scheduler" / "lua"
 PATIENCE_S = 10.0
 NAMES = ("default", "other")
-TAG = tag_of("redis+cluster://")
+TAGS = (tag_of("redis+cluster://"), tag_of("#c2"))
+KEYS_OF = [Keys(), Keys("other"), *(Keys(pool, tag) for tag in TAGS for pool in ("default", "other"))]
+"""A pool and another one, without a cell's tag, in the default cell of a cluster, and in another cell."""
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +85,7 @@ def test_every_script_belongs_to_a_role() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(
-    "keys_of", [Keys(), Keys("other"), Keys(tag=TAG), Keys("other", TAG)], ids=lambda keys: keys.prefix
-)
+@pytest.mark.parametrize("keys_of", KEYS_OF, ids=lambda keys: keys.prefix)
 async def test_all_keys_and_commands_of_a_roles_scripts_are_allowed(client: Redis, role: str, keys_of: Keys) -> None:
     """By the text of the scripts, so that rare paths are included."""
     keys, commands = touched(role)
@@ -108,10 +108,9 @@ async def test_all_keys_and_commands_of_a_roles_scripts_are_allowed(client: Redi
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis], name: str) -> None:
+@pytest.mark.parametrize("keys", KEYS_OF, ids=lambda keys: keys.prefix)
+async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis], keys: Keys) -> None:
     """Every script and command of the protocol by the user of its role; the server rejects none."""
-    keys = Keys(name)
     gateway, scheduler, worker = (Pool(users[role], keys) for role in ROLES)
     for role in ROLES:
         await check_server(users[role])
