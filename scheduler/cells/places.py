@@ -51,6 +51,12 @@ def with_credentials(url: str, base_url: str) -> str:
     return f"{found}?{options}" if options and is_tls and "?" not in url else found
 
 
+def without_credentials(url: str) -> str:
+    """The URL of the server without user, password, options and cell."""
+    scheme, _, rest = url.partition("#")[0].partition("?")[0].partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
 def cells_of(
     customer_id: str, rows: Sequence[CellView], override: str | None = None, spread: int = 1
 ) -> tuple[str, ...]:
