@@ -7,7 +7,7 @@ that has just started, or could not reach Redis, recommends a step later than th
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 from gateway.catalog import CatalogView, ModelRow, SnapshotView
@@ -50,9 +50,7 @@ class LastStep(TypedDict):
 
 
 class PoolScale(TypedDict):
-    """One pool: healthy workers, recommended workers, reason. `last_step` and `inputs` are null until there are any; `inputs`
-    also with several cells, whose figures are metrics.
-    """
+    """One pool: healthy workers, recommended workers, reason. `last_step` and `inputs` are null until there are any."""
 
     current_workers: int
     recommended_workers: int
@@ -101,7 +99,7 @@ class ScaleAdvice:
 
     def update(self) -> None:
         """Apply the policy to the latest observation."""
-        seen, age_s, snapshot = self._beat.observation, self._beat.age_s(), self._catalog.snapshot
+        seen, age_s, snapshot = self._beat.whole, self._beat.age_s(), self._catalog.snapshot
         if seen is None or snapshot is None or age_s is None or age_s > STALE_S:
             self._advice = self._policy.hold("the pool cannot be observed") or self._advice
             return
@@ -174,29 +172,7 @@ class ScaleAdvice:
         return self._measured_rps or prior, self._measured_rps > 0
 
 
-def scale_document(found: Sequence[tuple[str, PoolScale]]) -> Scale:
-    """The document of `/internal/autoscale`: the first pool's fields, and all pools, each with its cells in sum."""
-    several: dict[str, list[PoolScale]] = {}
-    for pool, scale in found:
-        several.setdefault(pool, []).append(scale)
-    pools = {pool: in_sum(scales) for pool, scales in several.items()}
-    first = next(iter(pools.values()))
-    return {**first, "pools": pools}
-
-
-def in_sum(cells: Sequence[PoolScale]) -> PoolScale:
-    """The advice for a pool in several cells, between which workers move; the reason is that of the largest difference."""
-    if len(cells) == 1:
-        return cells[0]
-    first = cells[0]
-    recommended = sum(each["recommended_workers"] for each in cells)
-    steps = [each["last_step"] for each in cells if each["last_step"] is not None]
-    return {
-        "current_workers": sum(each["current_workers"] for each in cells),
-        "recommended_workers": min(first["max_workers"], recommended),
-        "min_workers": first["min_workers"],
-        "max_workers": first["max_workers"],
-        "reason": max(cells, key=lambda each: abs(each["recommended_workers"] - each["current_workers"]))["reason"],
-        "last_step": min(steps, key=lambda step: step["age_s"], default=None),
-        "inputs": None,
-    }
+def scale_document(found: Mapping[str, PoolScale]) -> Scale:
+    """The document of `/internal/autoscale`: the first pool's fields, and all pools."""
+    first = next(iter(found.values()))
+    return {**first, "pools": dict(found)}

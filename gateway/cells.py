@@ -1,15 +1,20 @@
-"""The cells of customers, as one gateway sees them, and the choice of one for each request."""
+"""The cells of customers, as one gateway sees them, the choice of one for each request, and what was seen in other cells."""
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from gateway.catalog import CatalogView, CellRow, IdentityView
-from scheduler.cells.places import cell_urls, cells_of
+from gateway.catalog import CatalogView, IdentityView
+from scheduler.cells.places import CellView, cell_urls, cells_of
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.keys import DEFAULT_CELL
 
 MOST_KNOWN = 200_000
 """Customers whose cells are kept; then all are computed again."""
+
+SEEN_S = 2.0
+"""An older observation of a cell does not count: its workers may have moved."""
 
 NO_CELL = "No cell is open. Open one with `tierlane cell open`."
 
@@ -31,22 +36,29 @@ class Homes:
 
     def __init__(self, catalog: CatalogView) -> None:
         self._catalog = catalog
-        self._rows: Sequence[CellRow] = ()
-        self._adopted = False
+        self._adopted: Sequence[CellView] | None = None
+        self._rows: Sequence[CellView] = ()
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
-    def adopt(self, rows: Sequence[CellRow], unserved: Collection[str]) -> None:
+    @property
+    def rows(self) -> Sequence[CellView]:
+        """The cells that requests use; empty: only the default one."""
+        if self._adopted is not None:
+            return self._adopted
+        snapshot = self._catalog.snapshot
+        return () if snapshot is None else snapshot.cells
+
+    def adopt(self, rows: Sequence[CellView], unserved: Collection[str]) -> None:
         """Use these cells from now on, those that are not served yet as if they were draining."""
-        used = [
+        self._adopted = [
             UsedCell(row.name, row.redis_url, "draining" if row.name in unserved else row.state, row.weight)
             for row in rows
         ]
-        self._rows, self._adopted, self._known = used, True, {}
 
-    def are_default(self, identity: IdentityView) -> bool:
-        """Whether the default cell is the only one of a customer."""
-        return self.all_of(identity) == (DEFAULT_CELL,)
+    def is_single(self) -> bool:
+        """Whether the default cell is the only one."""
+        return not self.rows
 
     def of(self, identity: IdentityView) -> str:
         """The cell of the next request of a customer. Raises RequestError `no_capacity` if no cell is open."""
@@ -58,24 +70,45 @@ class Homes:
         self._next += 1
         return cells[self._next % len(cells)]
 
+    def best(self, identity: IdentityView) -> str:
+        """The cell that is shown as the customer's; the default one if no cell is open."""
+        cells = self.all_of(identity)
+        return cells[0] if cells else DEFAULT_CELL
+
     def all_of(self, identity: IdentityView) -> tuple[str, ...]:
         """All cells of a customer, the best first."""
-        if not self._adopted:
-            snapshot = self._catalog.snapshot
-            rows = snapshot.cells if snapshot is not None else ()
-            if rows is not self._rows:
-                self._rows, self._known = rows, {}
-        if not self._rows:
+        rows = self.rows
+        if not rows:
             return (DEFAULT_CELL,)
+        if rows is not self._rows:
+            self._rows, self._known = rows, {}
         customer = (identity.customer_id, identity.cell, identity.spread)
         found = self._known.get(customer)
         if found is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            found = self._known[customer] = cells_of(identity.customer_id, self._rows, identity.cell, identity.spread)
+            found = self._known[customer] = cells_of(identity.customer_id, rows, identity.cell, identity.spread)
         return found
 
     def urls(self, base_url: str) -> dict[str, str]:
         """The URLs of all cells that are served, by name."""
         snapshot = self._catalog.snapshot
         return cell_urls(base_url, snapshot.cells if snapshot is not None else ())
+
+
+class CellObservations:
+    """The last observation of each pool in each cell. Workers move between the cells of a pool, so limits follow from all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, dict[str, tuple[float, Observation]]] = {}  # By pool and cell.
+
+    def record(self, pool: str, cell: str, observation: Observation) -> None:
+        """Keep an observation."""
+        self._seen.setdefault(pool, {})[cell] = (self._clock(), observation)
+
+    def others(self, pool: str, cell: str) -> list[Observation]:
+        """The recent observations of a pool in all cells but this one."""
+        now = self._clock()
+        cells = self._seen.get(pool, {})
+        return [seen for name, (at, seen) in cells.items() if name != cell and now - at < SEEN_S]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gateway.api.account import AccountEndpoint, AccountParts, FindUsage
+from gateway.api.account import AccountEndpoint, AccountHome, AccountParts, FindUsage
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -45,7 +45,6 @@ from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
-from ratelimit.limits import EffectiveLimits, RemainingLimits
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
@@ -152,12 +151,14 @@ class GatewayParts(PoolParts):
         return AccountEndpoint(
             AccountParts(
                 authenticator=self.authenticator,
-                limits_of=self.inference.limits_of,
-                read_limits=self._read_limits,
-                gpu_share=lambda identity: self.pools.home(identity).gpu_share(identity),
+                home=self._account_home,
                 find_usage=find_usage,
             )
         )
+
+    def _account_home(self, identity: IdentityView) -> AccountHome:
+        parts = self.pools.home(identity)
+        return AccountHome(parts.inference.customer_limits, parts.read_limits, parts.gpu_share)
 
     def _open_inference(self, catalog: CatalogView, faults: ErrorResponses) -> OpenInferenceParts:
         return OpenInferenceParts(
@@ -179,13 +180,8 @@ class GatewayParts(PoolParts):
                 pools=self.pools,
                 internal=self.internal,
                 transaction=AuditedTransaction(connect),
-                read_limits=self._read_limits,
             )
         )
-
-    async def _read_limits(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
-        """What is left of a customer's limits, in its cell. Raises RedisUnavailable."""
-        return await self.pools.home(identity).limit_state.read(identity.customer_id, limits, identity.key_id)
 
     async def _pool_figures(self) -> Sequence[PoolFigures]:
         return [await pool_figures(parts) for parts in self.pools.named]
@@ -212,13 +208,14 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
         pool=parts.config.place,
         observation=seen,
         age_s=parts.heartbeat.age_s(),
-        capacity_rps=limits.capacity_rps,
+        capacity_rps=limits.cell_capacity_rps,
         factors={name: limits.factor(name) for name in tiers},
         demand={name: limits.demand(name) for name in tiers},
         fairness={name: tier_gpu_time(name, seen.gateways if seen else ()).fairness for name in tiers},
         memory_share=limits.memory_share,
         audit_lag_ms=await audit_lag_ms(parts),
-        recommended_workers=parts.scale.recommended,
+        # Of the pool in all cells.
+        recommended_workers=parts.scale.recommended if parts.config.cell == DEFAULT_CELL else 0,
         breakers=parts.direct.view().breakers,
     )
 

@@ -189,16 +189,20 @@ FindUsage = Callable[[str], Awaitable[Usage]]
 """From a customer's id to its last 24 hours: `ledger.audit.queries.find_usage` on some connection. Raises what asyncpg raises."""
 
 
-ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
-"""`LimitState.read` in the cell of the customer: what is left, without a charge. Raises RedisUnavailable."""
-
-
-LimitsOf = Callable[[IdentityView], CustomerLimits]
-"""What is known at this gateway of the limits in the cell of a customer."""
+ReadLimits = Callable[[str, EffectiveLimits, str], Awaitable[RemainingLimits]]
+"""`LimitState.read`: what is left, without a charge. Raises RedisUnavailable."""
 
 
 GpuShareOf = Callable[[IdentityView], float | None]
 """A customer's share of the GPU time of its tier in the last minute, as known here."""
+
+
+class AccountHome(NamedTuple):
+    """The sources of a customer's figures in its cell."""
+
+    customer_limits: CustomerLimits
+    read_limits: ReadLimits
+    gpu_share: GpuShareOf = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +210,7 @@ class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
 
     authenticator: Authenticator
-    limits_of: LimitsOf
-    read_limits: ReadLimits
-    gpu_share: GpuShareOf = lambda _: None
+    home: Callable[[IdentityView], AccountHome]
     find_usage: FindUsage | None = None
 
 
@@ -231,17 +233,17 @@ class AccountEndpoint:
     async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer one request. Raises RequestError for who is not known."""
         identity = self._parts.authenticator.identify(call)
-        known = self._parts.limits_of(identity)
-        limits = known.limits(identity)
-        left, exact = await self._left(identity, limits)
+        home = self._parts.home(identity)
+        limits = home.customer_limits.limits(identity)
+        left, exact = await self._left(identity, limits, home)
         document: Account = {
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
             "weight": identity.weight,
-            "gpu_share": self._parts.gpu_share(identity),
+            "gpu_share": home.gpu_share(identity),
             "key_id": identity.key_id,
-            "limits": limits_document(identity, limits, known.factor(identity)),
+            "limits": limits_document(identity, limits, home.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
             **await self._usage_document(identity),
@@ -254,15 +256,17 @@ class AccountEndpoint:
         await self._looks.close()
         await self._usage.close()
 
-    async def _left(self, identity: IdentityView, limits: EffectiveLimits) -> tuple[RemainingLimits, bool]:
+    async def _left(
+        self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome
+    ) -> tuple[RemainingLimits, bool]:
         """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
-        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
-        return self._parts.limits_of(identity).left(identity, limits), found.value is not None
+        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits, home))
+        return home.customer_limits.left(identity, limits), found.value is not None
 
-    async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
+    async def _read(self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome) -> RemainingLimits:
         """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
-        left = await self._parts.read_limits(identity, limits)
-        self._parts.limits_of(identity).looked(identity, limits, left)
+        left = await home.read_limits(identity.customer_id, limits, identity.key_id)
+        home.customer_limits.looked(identity, limits, left)
         return left
 
     async def _usage_document(self, identity: IdentityView) -> AccountUsage:

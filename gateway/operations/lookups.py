@@ -105,7 +105,6 @@ class LookupParts:
     pools: Pools
     internal: Internal
     transaction: AuditedTransaction
-    read_limits: ReadLimits
 
 
 class Lookups:
@@ -152,7 +151,7 @@ class Lookups:
         left: RemainingLimits | None = None
         rejections: list[RejectionRecord] | None = None
         try:
-            left = await self._parts.read_limits(identity, now)
+            left = await home.read_limits(row.id, now)
             rejections = await home.recent_rejections(row.id, MAX_ROWS)
         except RedisUnavailable as error:
             not_read.append(f"Redis: what is left of the limits, and rejections ({str(error).rstrip('.')}).")
@@ -189,7 +188,7 @@ class Lookups:
     async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
         """The rejection of a request in any cell. Raises RequestError if none has it, and one of them cannot be read."""
         fault: RedisUnavailable | None = None
-        for parts in self._parts.pools.of_own_pool():
+        for parts in self._parts.pools.own_cells:
             try:
                 if (found := await parts.find_rejection(request_id)) is not None:
                     return found

@@ -47,7 +47,7 @@ def test_keda_scales_by_the_advice_of_the_gateways() -> None:
     login = next(each for each in logins if each["metadata"]["name"] == trigger["authenticationRef"]["name"])
     (secret,) = login["spec"]["secretTargetRef"]
     url = urlsplit(trigger["metadata"]["url"])
-    value: Any = scale_document([("default", ADVICE)])
+    value: Any = scale_document({"default": ADVICE})
     for name in trigger["metadata"]["valueLocation"].split("."):
         value = value[name]
 

@@ -28,7 +28,7 @@ class Setup:
     def __init__(self, **rules: Any) -> None:
         self.now, self.age_s = 0.0, 0.1
         self.limits = LiveLimits("default")
-        self.heartbeat: Any = SimpleNamespace(observation=None, age_s=lambda: self.age_s)
+        self.heartbeat: Any = SimpleNamespace(whole=None, age_s=lambda: self.age_s)
         self.advice = ScaleAdvice(
             ScaleRules(**rules),
             "default",
@@ -45,7 +45,7 @@ class Setup:
         seen = Observation(0, depths, list(workers), [GatewayStats("g", demand, tiers)], 0, 0, 0, 0)
         for _ in range(seconds):
             self.now += 1.0
-            self.heartbeat.observation = seen
+            self.heartbeat.whole = seen
             self.limits.observe(seen, SNAPSHOT, self.now)
             self.advice.update()
         return self.advice.document()
@@ -58,22 +58,10 @@ def test_without_an_observation_the_minimum_is_advised() -> None:
 
     assert (document["current_workers"], document["recommended_workers"], document["inputs"]) == (0, 2, None)
     assert (document["min_workers"], document["max_workers"], document["last_step"]) == (2, 8, None)
-    assert scale_document([("default", document), ("slow", other)]) == {
+    assert scale_document({"default": document, "slow": other}) == {
         **document,
         "pools": {"default": document, "slow": other},
     }
-
-
-def test_the_cells_of_a_pool_are_added() -> None:
-    """Workers move between them; the sum is at most the maximum, and the reason is that of the largest difference."""
-    small, large = Setup(least=1, most=8).advice.document(), Setup(least=1, most=8).advice.document()
-    small |= {"current_workers": 2, "recommended_workers": 2, "reason": "enough"}
-    large |= {"current_workers": 1, "recommended_workers": 5, "reason": "a backlog"}
-    (found,) = scale_document([("default", small), ("default", large)])["pools"].values()
-
-    assert (found["current_workers"], found["recommended_workers"], found["reason"]) == (3, 7, "a backlog")
-    large["recommended_workers"] = 8
-    assert scale_document([("default", small), ("default", large)])["recommended_workers"] == 8
 
 
 def test_the_inputs_are_those_of_the_observation() -> None:
