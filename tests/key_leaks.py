@@ -16,11 +16,11 @@ return found
 """One round trip, because tests leave thousands of keys."""
 
 
-async def leaked_keys(client: Redis) -> list[str]:
-    """All leaked keys."""
+async def leaked_keys(client: Redis, tag: str = TAG) -> list[str]:
+    """All leaked keys. `tag`: with which the names may begin."""
     leaks = []
     for raw in await client.eval(WITHOUT_TTL, 0):
-        key = raw.decode().removeprefix(TAG)
+        key = raw.decode().removeprefix(tag)
         pool = key[1 : key.index("}")] if key.startswith("{") else "default"
         if not Keys(pool).is_permanent(key):
             leaks.append(key)

@@ -1,0 +1,84 @@
+"""`limits_leave` and `limits_arrive`: the limits of a customer move with it from one cell to another.
+
+Each cell marks the customers that left it and those that arrived, with the version of the catalog that decided it. `admit`
+checks the mark, so that no gateway can admit a customer in two cells, however old its catalog is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from ratelimit.limits import Bucket, EffectiveLimits, packed_limits
+from scheduler.protocol.admission import KINDS
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
+
+MAX_CUSTOMERS = 64
+"""Per call, so that it does not block Redis."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_number = msgspec.msgpack.Decoder(int).decode
+
+
+class Left(NamedTuple):
+    """What is left of a customer's limits in the cell that it leaves.
+
+    `newer`: the version of a newer catalog, by which the customer does not leave it for the cell of the caller; 0: none.
+    """
+
+    newer: int
+    state: msgspec.Raw
+
+
+class Arrival(NamedTuple):
+    """A customer that arrives: its limits, the limits of its keys that have their own, and what other cells had left of them.
+
+    `keys` in the order in which the other cells were asked. `is_empty`: a cell that may have had them does not respond, so
+    that buckets start empty.
+    """
+
+    customer_id: str
+    limits: EffectiveLimits
+    keys: Mapping[str, Bucket]
+    states: Mapping[str, Left]  # By cell.
+    is_empty: bool = False
+
+
+class LimitsHandover:
+    """The scripts of one cell. Both methods may be repeated, and raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._leave = Script("limits_leave", client, keys)
+        self._arrive = Script("limits_arrive", client, keys)
+
+    async def leave(self, version: int, customers: Mapping[str, Sequence[str]]) -> dict[str, Left]:
+        """Mark customers (with the ids of keys) as having left this cell. Returns what is left of their limits.
+
+        `version`: of the catalog by which their home is another cell.
+        """
+        packed = await self._leave(version, _encode([*customers.items()]))
+        replies = [_decode(each) for each in packed]
+        return {
+            customer_id: Left(_number(reply[0]), msgspec.Raw(each))
+            for customer_id, reply, each in zip(customers, replies, packed, strict=True)
+        }
+
+    async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[bool]:
+        """Store what is left of the limits. Returns for each customer whether this cell is its home now.
+
+        It is not if a newer catalog than that of `version` has decided otherwise.
+        """
+        rows = [
+            (
+                each.customer_id,
+                packed_limits(each.limits)[0],
+                [(key_id, bucket.rate, bucket.size) for key_id, bucket in each.keys.items()],
+                each.is_empty,
+                [(cell, left.state) for cell, left in each.states.items()],
+            )
+            for each in arrivals
+        ]
+        return [bool(here) for here in await self._arrive(version, _encode(rows), KINDS)]
