@@ -36,6 +36,7 @@ from gateway.jobs.service import JobParts, Jobs
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.gpu_time import tier_gpu_time
+from gateway.limits.handover import Handover
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
@@ -44,6 +45,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.handover import LimitsHandover
 from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
@@ -93,6 +95,9 @@ class PoolParts:
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool)
         self.watch = RedisWatch(lambda: ping(self._client))
+        self.handover = Handover(
+            LimitsHandover(self._client, keys), shared.catalog, config.cell, answers=lambda: self.watch.answers
+        )
         self.admission = AdmissionBatcher(
             admissions,
             self._limits_now,
@@ -101,6 +106,7 @@ class PoolParts:
             watch=self.watch,
             accepted_late=self._ended,
             took=partial(shared.counters.called, "admit"),
+            hold=self.handover.hold,
         )
         self.recovery = LossRecovery(
             pending_requests=self.pending_requests,
@@ -160,6 +166,7 @@ class PoolParts:
         """The background tasks, by name."""
         return {
             "admission": self.admission.run,
+            "handover": self.handover.run,
             "cancellations": self.cancellations.run,
             "subscriber": self.subscriber.run,
             "catch-up": self.subscriber.catch_up_forever,
@@ -263,7 +270,14 @@ class PoolParts:
         inference, limits, client = InferencePipeline(parts), self._limits_now, self._client
         return inference, Jobs(
             JobParts(
-                inference=inference, parts=parts, client=client, limits=limits, watch=self.watch, tasks=shared.tasks
+                inference=inference,
+                parts=parts,
+                client=client,
+                limits=limits,
+                watch=self.watch,
+                tasks=shared.tasks,
+                hold=self.handover.hold,
+                ask=self.handover.ask,
             )
         )
 

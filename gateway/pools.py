@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -20,9 +21,11 @@ from gateway.cells import Homes
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
+from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import Home
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
@@ -66,12 +69,9 @@ class Pools:
         self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
-        own.inference.elsewhere = self.serving
-        own.inference.at_home = self._at_home
         own.inference.all_names = self.names
         own.jobs.result.elsewhere = self._results_of
-        if own.jobs.serving is not None:
-            own.jobs.serving.submit.elsewhere = self._jobs_of
+        self._connect(own)
 
     @property
     def all(self) -> list[PoolParts]:
@@ -90,7 +90,12 @@ class Pools:
         Raises RequestError `no_capacity` if the catalog has just named that pool or cell: the client should retry.
         """
         pool = self._pool_of(model)
-        return None if pool is None else self.in_cell(pool, self._homes.of(identity))
+        if pool is None:
+            return None
+        cell = self._homes.of(identity)
+        if place_name(pool, cell) not in self._others and self._homes.residence(identity) is Home.HERE:
+            cell = DEFAULT_CELL  # It waits there until its cell is served, if that is not its home still.
+        return self.in_cell(pool, cell)
 
     def in_cell(self, pool: str, cell: str) -> InferencePipeline | None:
         """The pipeline of a pool in a cell, as `serving` returns it."""
@@ -101,8 +106,28 @@ class Pools:
             raise RequestError(ErrorCode.NO_CAPACITY)
         return None if found is None else found.parts.inference
 
-    def _at_home(self, identity: IdentityView) -> bool:
-        return self._homes.single or self._homes.of(identity) == DEFAULT_CELL
+    def _connect(self, parts: PoolParts) -> None:
+        """Let requests that arrived at these parts be served by others."""
+        pool, cell, inference = parts.config.pool, parts.config.cell, parts.inference
+        inference.elsewhere = self.serving
+        inference.at_home = partial(self._at_home, cell)
+        inference.residence = self._homes.residence
+        parts.handover.homes = self._homes
+        parts.handover.others = partial(self._handovers, pool, cell)
+        if parts.jobs.serving is not None:
+            parts.jobs.serving.submit.elsewhere = self._jobs_of
+
+    def _at_home(self, cell: str, identity: IdentityView) -> bool:
+        return (cell == DEFAULT_CELL and self._homes.single) or self._homes.of(identity) == cell
+
+    def _handovers(self, pool: str, cell: str) -> dict[str, Handover]:
+        """Those of a pool in the other cells that are served."""
+        cells = self._homes.urls(self._own.config.redis_url)
+        return {
+            parts.config.cell: parts.handover
+            for parts in self.all
+            if parts.config.pool == pool and parts.config.cell != cell and parts.config.cell in cells
+        }
 
     def _jobs_of(self, pipeline: InferencePipeline) -> JobSubmitHandler | None:
         for parts in self.all:
@@ -196,6 +221,7 @@ class Pools:
     async def _begin(self, pool: str, redis_url: str) -> None:
         parts = self._make(pool, await server_url(redis_url))
         place = parts.config.place
+        self._connect(parts)
         log.info("serving pool", pool=place)
         parts.direct.open()
         await parts.heartbeat.heartbeat()

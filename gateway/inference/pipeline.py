@@ -53,9 +53,9 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
-from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.admission import Home, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
-from scheduler.states import State
+from scheduler.states import Admission, State
 
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
@@ -98,6 +98,13 @@ NO_GPU = "No GPU is ready to serve this request; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
 
 
+class CustomerMoved(RequestError):
+    """The customer has another cell now: the request is to be submitted there."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.NO_CAPACITY)
+
+
 class ReplayedFailure(RequestError):
     """The request with the same Idempotency-Key failed with this error; its response is repeated."""
 
@@ -129,6 +136,7 @@ class InferencePipeline:
         self.at_home: Callable[[IdentityView], bool] = lambda _: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
+        self.residence: Callable[[IdentityView], Home] | None = None  # What admission checks of a customer's home.
 
     @property
     def direct_active(self) -> bool:
@@ -196,6 +204,8 @@ class InferencePipeline:
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
         )
+        if self.residence is not None:
+            submission.home = self.residence(identity)
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
             let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
@@ -287,11 +297,16 @@ class InferencePipeline:
     def completed(
         self, identity: IdentityView, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat
     ) -> Reply:
-        """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
+        """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome.
+
+        It is CustomerMoved if the request is to be submitted in another cell.
+        """
         failpoint("reply_unwritten")
         verdict = pending.verdict
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
+            if outcome.outcome is Admission.ELSEWHERE:
+                raise CustomerMoved
             raise self._count_shed(
                 identity, self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows)
             )
@@ -398,6 +413,10 @@ class InferenceCall:
         body = self.body = self.decode(raw)
         if body.service_tier is not None:
             self.identity = self.pipeline.served_as(self.identity, body)
+        self.enter()
+
+    def enter(self) -> None:
+        """Choose the pool, build the pending request, and admit it. Again if its customer has moved. Raises RequestError."""
         self.choose_pool()
         pending = self.pending = self.build()
         self.admit(pending)

@@ -34,7 +34,7 @@ from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Admissions, Verdict
+from scheduler.protocol.admission import Admissions, Submission, Verdict
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.replies import RequestStatuses
 from scheduler.states import Admission
@@ -76,12 +76,13 @@ _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobRedis:
-    """The jobs of one pool in Redis. `limits` has the tiers."""
+    """The jobs of one pool in Redis. `limits` has the tiers. `ask` lets the limits of a customer arrive in its cell."""
 
     admissions: Admissions
     statuses: RequestStatuses
     terminations: Terminations
     limits: Callable[[], AdmissionLimits]
+    ask: Callable[[Submission], None]
 
 
 class JobSubmitHandler:

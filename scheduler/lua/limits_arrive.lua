@@ -4,9 +4,9 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which this cell is their home, 3 packed {{customer id, buckets as in
 --   customer, {{key id, rate, size}...}, whether a cell that may have had them is lost: then buckets start empty, {{cell, state as
 --   limits_leave returns it}...}}...}, 4 packed kinds of buckets.
--- Returns for each customer 1, or 0 if a newer catalog has decided otherwise.
+-- Returns for each customer 0, or the version of the newer catalog by which it has another home.
 -- include: prelude, ratelimit/bucket
-local version, here = tonumber(ARGV[2]), {}
+local version, replies = tonumber(ARGV[2]), {}
 local bucket_kinds, KEY_KIND = cmsgpack.unpack(ARGV[4]), {'', 'tokens', 'rate', 1}
 local FRESH_STATE, FIELDS_LIFE, AGE, FIELDS, OPEN, KEYS_LEFT = 2, 3, 4, 5, 6, 7 -- of a state
 
@@ -83,7 +83,7 @@ local function arrive(id, limits, is_empty, states)
   local own, known, quotas, is_fresh, keep_ms = hash(key), {}, {}, false, MIN_TTL_MS
   local state, decided = string.match(own.home or '', '^(%a+) (%d+)')
   if state == 'here' then return decided end
-  if state == 'left' and tonumber(decided) > version then return end
+  if state == 'left' and tonumber(decided) > version then return nil, tonumber(decided) end
   if own.at then known[1] = {now_us - own.at, own} end
   add_quotas(quotas, own)
   for _, each in ipairs(states) do
@@ -112,8 +112,8 @@ end
 
 for i, each in ipairs(cmsgpack.unpack(ARGV[3])) do
   local id, limits, key_limits, is_empty, states = unpack(each)
-  local version_here = arrive(id, limits, is_empty, states)
+  local version_here, newer = arrive(id, limits, is_empty, states)
   for n, limit in ipairs(version_here and key_limits or {}) do key_arrives(n, limit, version_here, is_empty, states) end
-  here[i] = version_here and 1 or 0
+  replies[i] = newer or 0
 end
-return here
+return replies

@@ -257,7 +257,7 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Seq
 
     A group has what its submissions have in common.
     """
-    numbers: dict[tuple[str | bool, ...], int] = {}
+    numbers: dict[tuple[str | int, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
     endpoints: list[str] = []
     background: list[bool] = []

@@ -66,10 +66,10 @@ class LimitsHandover:
             for customer_id, reply, each in zip(customers, replies, packed, strict=True)
         }
 
-    async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[bool]:
-        """Store what is left of the limits. Returns for each customer whether this cell is its home now.
+    async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[int]:
+        """Store what is left of the limits. Returns for each customer 0, since this cell is its home now.
 
-        It is not if a newer catalog than that of `version` has decided otherwise.
+        Otherwise it is the version of the newer catalog by which it has another home.
         """
         rows = [
             (
@@ -81,4 +81,4 @@ class LimitsHandover:
             )
             for each in arrivals
         ]
-        return [bool(here) for here in await self._arrive(version, _encode(rows), KINDS)]
+        return [int(newer) for newer in await self._arrive(version, _encode(rows), KINDS)]

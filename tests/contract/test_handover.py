@@ -49,7 +49,7 @@ class Cell:
         is_empty = limits.pop("is_empty", False)
         own = in_force(**SLOW | limits | (key or {}))
         keys = {"key": own.key} if own.key else {}
-        return (await self.handover.arrive(version, [Arrival("customer", own, keys, left, is_empty)]))[0]
+        return not (await self.handover.arrive(version, [Arrival("customer", own, keys, left, is_empty)]))[0]
 
     async def settle(self, version: int, *others: "Cell", key: dict[str, float] | None = None, **limits: Any) -> bool:
         """What a gateway does for a customer whose home is this cell."""
