@@ -254,6 +254,7 @@ async def _unfinished(parts: PoolParts) -> set[str]:
 
 
 async def _end(served: Served) -> None:
+    await served.parts.handover.turn()  # Requests whose customers have left the cell are submitted in the new one.
     await served.parts.sweep.end_all(ErrorCode.NO_CAPACITY)
     await end_all(served.tasks)
     await served.parts.close()

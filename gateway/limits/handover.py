@@ -74,6 +74,7 @@ class Handover:
         self._held: dict[str, list[Held]] = {}  # By customer.
         self._newer: dict[str, int] = {}  # The versions of newer catalogs that decided otherwise, by customer.
         self._wake = asyncio.Event()
+        self.done = 0  # Customers whose requests wait no more.
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
@@ -96,11 +97,13 @@ class Handover:
             await self._wake.wait()
             self._wake.clear()
             while self._held:
+                before, progressed = self.done, False
                 try:
                     await self.turn()
+                    progressed = self.done > before
                 except Exception as error:  # noqa: BLE001 - no fault may end this loop
                     log_fault("limits have not arrived", error)
-                if self._held:
+                if self._held and not progressed:
                     await asyncio.sleep(RETRY_S)
 
     async def turn(self) -> None:
@@ -188,8 +191,7 @@ class Handover:
         if self.homes is None:
             return
         home, _ = self.homes.now(customer_id)
-        self._newer.pop(customer_id, None)
-        for each in self._held.pop(customer_id, ()):
+        for each in self._taken(customer_id):
             if _ended(each.pending):
                 continue
             for member in _members(each.pending):
@@ -199,10 +201,14 @@ class Handover:
 
     def _release(self, customer_id: str, outcome: Verdict) -> None:
         """The calls of these requests submit them in the cell that is the home now."""
-        self._newer.pop(customer_id, None)
-        for each in self._held.pop(customer_id, ()):
+        for each in self._taken(customer_id):
             if not _ended(each.pending):
                 _finish(each.pending, outcome)
+
+    def _taken(self, customer_id: str) -> Sequence[Held]:
+        self.done += 1
+        self._newer.pop(customer_id, None)
+        return self._held.pop(customer_id, ())
 
 
 async def _left(other: Handover, version: int, customers: Mapping[str, Sequence[str]]) -> Mapping[str, Left] | None:

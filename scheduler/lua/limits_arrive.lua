@@ -61,7 +61,9 @@ local function add_quotas(found, fields)
   end
 end
 
--- copy_open(id, states): requests that run in other cells count here until their leases end, as `<cell>/<id>`.
+-- copy_open(id, states): requests that run in other cells count here until their leases end, as `<cell>/<id>`; those of jobs for at
+-- most a minute, since nobody tells this cell that they have ended.
+local MOST_OPEN_MS = 60000
 local function copy_open(id, states)
   local key, answered, longest = T .. 'rl:leases:' .. id, {}, 0
   for _, each in ipairs(states) do answered[each[1]] = true end
@@ -71,8 +73,9 @@ local function copy_open(id, states)
   for _, each in ipairs(states) do
     local open = each[2][OPEN]
     for i = 1, #open, 2 do
-      call('ZADD', key, now + open[i + 1], each[1] .. '/' .. open[i])
-      longest = math.max(longest, open[i + 1])
+      local left = math.min(open[i + 1], MOST_OPEN_MS)
+      call('ZADD', key, now + left, each[1] .. '/' .. open[i])
+      longest = math.max(longest, left)
     end
   end
   if longest > 0 then extend_ttl(key, longest + 600000) end

@@ -1,7 +1,9 @@
 """A customer whose home changes under load, with two gateways, two Redis servers and catalogs that change at different times."""
 
 import asyncio
+import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -14,14 +16,29 @@ import pytest
 from redis.asyncio import Redis
 
 from conftest import PATIENCE_S
+from customer_limits import in_force
 from eventually import eventually
-from integration.gateway_fixtures import LiteralCatalog, Stack, TestWorker, model, running_stack, tier
+from integration.batch_fixtures import StartBatches, line, start_batches
+from integration.gateway_fixtures import (
+    LiteralCatalog,
+    Stack,
+    TestWorker,
+    model,
+    reverse_or_vector,
+    running_stack,
+    tier,
+)
+from integration.jobs_fixtures import customer_id
+from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import CellRow, Customer
 from overshoot import TICK_MS, allowance, always, most_missing
+from scheduler.protocol.handover import Arrival, LimitsHandover
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 from tierlane.embedded.redis import EmbeddedRedis
+
+__all__ = ["database_url", "db", "postgres_server", "start_batches"]
 
 RATE, BURST = 40.0, 20.0
 SECONDS, MOVE_S, LATE_S = 10.0, 0.5, 0.4
@@ -47,24 +64,11 @@ class Cells(NamedTuple):
 
     def move(self, gateway: int, version: int, cell: str, west: str = "open") -> None:
         """The catalog of one gateway changes."""
-        catalog = self.gateways[gateway].catalog
-        assert catalog.snapshot is not None
-        free = next(row for row in catalog.snapshot.tiers if row.name == "free")
-        customer = Customer("customer-free", "free", "free", False, free.limits, free.max_queue_ms, cell=cell)  # noqa: FBT003
-        rows = (CellRow("default", None, "open", 1.0), CellRow("west", self.west_server.url, west, 1.0))
-        catalog.snapshot = msgspec.structs.replace(
-            catalog.snapshot, version=version, cells=rows, customers={customer.id: customer}
-        )
+        moved(self.gateways[gateway], version, cell, self.west_server.url, west)
 
-    async def served(self) -> None:
-        """Both gateways serve the second cell."""
-        for each in self.gateways:
-            places = each.gateway.pools
-
-            def all_served(places: Any = places) -> bool:
-                return any(parts.config.cell == "west" and parts.subscriber.was_subscribed for parts in places.all)
-
-            await eventually(all_served, "the cell is served")
+    def held(self, gateway: int) -> int:
+        """The requests that wait at a gateway for the limits of their customers."""
+        return sum(len(parts.handover) for parts in self.gateways[gateway].gateway.pools.all)
 
     async def admitted_ms(self) -> list[int]:
         """The times of all admissions in both cells."""
@@ -74,6 +78,41 @@ class Cells(NamedTuple):
             rows = [await client.hmget(name, "who", "env", "code") for name in names]
             found += [int(env[:13]) for who, env, code in rows if who.split(b" ")[1] == b"customer-free" and not code]
         return sorted(found)
+
+
+def moved(stack: Stack, version: int, cell: str, west_url: str, west: str = "open") -> None:
+    """All customers of this gateway's catalog have this cell; `west` is the state of the second one."""
+    snapshot = stack.catalog.snapshot
+    assert snapshot is not None
+    rows = (CellRow("default", None, "open", 1.0), CellRow("west", west_url, west, 1.0))
+    customers = {
+        each.customer_id: Customer(
+            each.customer_id, each.tier, each.tier, False, each.limits, each.max_queue_ms, cell=cell
+        )
+        for each in (key.identity for key in snapshot.keys.values())
+    }
+    stack.catalog.snapshot = msgspec.structs.replace(snapshot, version=version, cells=rows, customers=customers)
+
+
+async def served(stack: Stack) -> None:
+    """A gateway serves the second cell."""
+    pools = stack.gateway.pools
+    await eventually(
+        lambda: any(parts.config.cell == "west" and parts.subscriber.was_subscribed for parts in pools.all),
+        "the cell is served",
+    )
+
+
+@asynccontextmanager
+async def west_worker(url: str) -> AsyncIterator[Redis]:
+    """A client of the second cell, where a worker runs."""
+    client = command_client(url, PATIENCE_S)
+    worker = TestWorker(client, Keys.at(url), reverse_or_vector)
+    await worker.heartbeat()
+    working = asyncio.create_task(worker.run())
+    yield client
+    await end_all([working])
+    await client.aclose()
 
 
 @pytest.fixture
@@ -102,24 +141,18 @@ async def both(client: Redis, redis_url: str, west_server: EmbeddedRedis) -> Asy
     catalogs[1].keys = catalogs[0].keys
     for catalog in catalogs:
         catalog.set(tiers, (model(rps_per_gpu=1e5, rps_per_gpu_fixed=True),))
-    url = f"{west_server.url}#west"
-    west = command_client(url, PATIENCE_S)
-    worker = TestWorker(west, Keys.at(url))
     async with AsyncExitStack() as stack:
+        west = await stack.enter_async_context(west_worker(f"{west_server.url}#west"))
         gateways = [
             await stack.enter_async_context(running_stack(client, redis_url, catalog=catalog, gateway_id=f"g{n}"))
             for n, catalog in enumerate(catalogs)
         ]
         found = Cells(gateways, client, west, west_server)
-        for gateway in range(2):
-            found.move(gateway, 2, "default")
-        working = asyncio.create_task(worker.run())
-        try:
-            await found.served()
-            yield found
-        finally:
-            await end_all([working])
-    await west.aclose()
+        for number, each in enumerate(gateways):
+            each.worker.answerer = reverse_or_vector
+            found.move(number, 2, "default")
+            await served(each)
+        yield found
 
 
 async def send(stack: Stack, answers: Answers) -> int:
@@ -178,3 +211,106 @@ async def test_a_customer_whose_home_changes_is_never_admitted_above_its_limit(c
     assert most_missing(times, BURST, always(RATE)) <= RATE * TICK_MS / 1000
     assert await cells.east.hget("rl:customer:customer-free", "home") is not None
     assert await cells.west.hget("{cell:west}:rl:customer:customer-free", "home") is not None
+
+
+async def post(stack: Stack, path: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    """The status and the text of a response."""
+    async with stack.http.post(stack.url + path, json=body, headers=stack.key("free") | headers) as response:
+        return response.status, await response.text()
+
+
+async def test_every_kind_of_request_waits_for_the_newer_catalog(cells: Cells) -> None:
+    """A gateway that does not know yet that a customer has moved admits nothing in the old home, and fails nothing."""
+    cells.move(0, 3, "west")
+    assert (await post(cells.gateways[0], "/v1/inference", {"input": "first"}))[0] == 200
+    late = cells.gateways[1]
+
+    sent = [
+        asyncio.create_task(post(late, "/v1/inference", {"input": "fast"})),
+        asyncio.create_task(post(late, "/v1/inference", {"input": "slow"}, **{"Idempotency-Key": "k"})),
+        asyncio.create_task(post(late, "/v1/embeddings", {"model": "tiny", "input": ["one", "two"]})),
+        asyncio.create_task(post(late, "/v1/completions", {"model": "tiny", "prompt": "stream", "stream": True})),
+    ]
+    await eventually(lambda: cells.held(1) == len(sent), "all requests wait")
+    cells.move(1, 3, "west")
+    found = await asyncio.gather(*sent)
+
+    assert [status for status, _ in found] == [200] * 4
+    assert '"output":"tsaf"' in found[0][1].replace(" ", "")
+    assert "maerts" in found[3][1]
+    assert found[3][1].endswith("data: [DONE]\n\n")
+    assert await cells.west.zcard("{cell:west}:rl:leases:customer-free") == 0
+    assert len(late.gateway.pending_requests) == cells.held(1) == 0
+
+
+async def test_a_client_that_leaves_and_a_deadline_end_a_waiting_request(cells: Cells) -> None:
+    """As they end any other; nothing is left of it."""
+    cells.gateways[0].catalog.age_s = lambda: 60.0  # type: ignore[method-assign]
+    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": ()})
+    left = asyncio.create_task(post(cells.gateways[0], "/v1/inference", {"input": "left"}))
+    await eventually(lambda: cells.held(0) == 1, "it waits")
+    left.cancel()
+    await eventually(lambda: cells.held(0) == 0, "it is gone")
+
+    status, body = await post(cells.gateways[0], "/v1/inference", {"input": "late"})
+
+    assert (status, "deadline_exceeded" in body) == (504, True)
+    await eventually(lambda: cells.held(0) == 0, "it is gone")
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_customer_whose_home_is_lost_has_no_fresh_burst(cells: Cells, fault: signal.Signals) -> None:
+    """Its buckets start empty in the new home, and are refilled at their rate."""
+    await cells.east.set("epoch", 1)  # There, a new customer has a full bucket.
+    for number in range(2):
+        cells.move(number, 3, "west")
+        assert (await post(cells.gateways[number], "/v1/inference", {"input": "first"}))[0] == 200
+    os.kill(cells.west_server.pid, fault)
+    answers, begun = Answers(), int(time.time() * 1000)
+    for number in range(2):
+        cells.move(number, 4, "default", "draining")
+
+    until = time.monotonic() + 1.5
+    await asyncio.gather(*(load(cells, answers, until) for _ in range(4)))
+    os.kill(cells.west_server.pid, signal.SIGCONT) if fault is signal.SIGSTOP else None
+
+    names = [name async for name in cells.east.scan_iter("request:*", count=1000)]
+    times = sorted([int((await cells.east.hget(name, "env"))[:13]) for name in names])
+    bound = allowance(always(RATE), begun, times[-1] + TICK_MS)
+    print(f"{len(times)} admitted, bound {bound:.2f}, longest response {answers.longest_s:.3f} s, {answers.statuses}")
+    assert set(answers.statuses) == {200, 429}
+    assert 0 < len(times) <= bound
+
+
+async def test_a_catalog_that_lost_changes_is_followed(cells: Cells) -> None:
+    """After a failover of PostgreSQL, the mark of a cell may be newer than the newest catalog; not for ever."""
+    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": ()})
+
+    assert (await post(cells.gateways[0], "/v1/inference", {"input": "late"}))[0] == 200
+
+
+async def test_jobs_and_lines_of_batches_wait_too(
+    client: Redis, start_batches: StartBatches, west_server: EmbeddedRedis
+) -> None:
+    """A job that arrives before the newer catalog gets its 202 in the new cell; a batch submits its lines there."""
+    url = f"{west_server.url}#west"
+    async with start_batches() as bench, west_worker(url) as west:
+        stack, free = bench.stack, customer_id("free")
+        moved(stack, 2, "default", west_server.url)
+        await served(stack)
+        east, there = LimitsHandover(client, Keys()), LimitsHandover(west, Keys.at(url))
+        states = {"default": (await east.leave(3, {free: ()}))[free]}
+        assert await there.arrive(3, [Arrival(free, in_force(), {}, states)]) == [0]
+
+        waiting = asyncio.create_task(stack.infer({"input": "job"}, Prefer="respond-async"))
+        await eventually(lambda: sum(len(parts.handover) for parts in stack.gateway.pools.all) == 1, "the job waits")
+        moved(stack, 3, "west", west_server.url)
+        status, accepted, _ = await waiting
+        assert status == 202
+        assert await west.exists("{cell:west}:request:" + accepted["task_id"])
+
+        moved(stack, 4, "default", west_server.url)
+        batch = await bench.until((await bench.create([line("one"), line("two")])).id)
+
+        assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+        assert (await client.hget(f"rl:customer:{free}", "home")).startswith(b"here 4 ")

@@ -49,7 +49,7 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
         config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
         inference=SimpleNamespace(elsewhere=None, at_home=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
-        handover=SimpleNamespace(homes=None, others=None),
+        handover=SimpleNamespace(homes=None, others=None, turn=_nothing),
         direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
