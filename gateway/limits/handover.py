@@ -28,7 +28,7 @@ RETRY_S = 0.05
 
 MAX_HELD = 4096
 HELD_S = 5.0
-"""How long a job waits; an interactive request waits until its deadline."""
+"""The longest wait; an interactive request waits at most until its deadline."""
 
 FORCED_S = 3.0
 """A gateway that has waited for so long with the newest catalog follows it: PostgreSQL has lost the newer version."""
