@@ -84,15 +84,15 @@ class Pools:
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
-    def serving(self, identity: IdentityView, model: str | UnsetType) -> InferencePipeline | None:
-        """The pipeline of a model's pool in the cell of a customer; None if there is none. UNSET: the gateway's own pool.
+    def serving(self, identity: IdentityView, model: str | UnsetType, cell: str = "") -> InferencePipeline | None:
+        """The pipeline of a model's pool in `cell`, or the cell of a customer; None if there is none. UNSET: the gateway's own pool.
 
         Raises RequestError `no_capacity` if the catalog has just named that pool or cell: the client should retry.
         """
         pool = self._pool_of(model)
         if pool is None:
             return None
-        cell = self._homes.of(identity)
+        cell = cell or self._homes.of(identity)
         if place_name(pool, cell) not in self._others and self._homes.residence(identity) is Home.HERE:
             cell = DEFAULT_CELL  # It waits there until its cell is served, if that is not its home still.
         return self.in_cell(pool, cell)

@@ -108,9 +108,9 @@ class FastPathRequest(InferenceCall):
             self.pipeline.pending_requests.remove(self.pending)
         self._write_error(error)
 
-    def _enter_again(self) -> None:
+    def _enter_again(self, cell: str) -> None:
         try:
-            self.enter()
+            self.enter(cell)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._fail(error)
 
@@ -132,8 +132,8 @@ class FastPathRequest(InferenceCall):
             pipeline.pending_requests.remove(pending)
             reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
             self._connection.write_response(self.respond((pending,), (reply,)))
-        except CustomerMoved:
-            self._enter_again()
+        except CustomerMoved as moved:
+            self._enter_again(moved.cell)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._write_error(error)
 

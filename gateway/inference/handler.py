@@ -69,8 +69,8 @@ async def _response(call: "AwaitedCall") -> HttpResponse:
         try:
             await call.wait()
             return await call.response()
-        except CustomerMoved:
-            call.enter()
+        except CustomerMoved as moved:
+            call.enter(moved.cell)
 
 
 class AwaitedCall(InferenceCall):
@@ -90,11 +90,11 @@ class AwaitedCall(InferenceCall):
         """The call that continues after the body was read: a job's, if the body requests one."""
         return self
 
-    def enter(self) -> None:
+    def enter(self, cell: str = "") -> None:
         """Choose the pool, build the pending requests, and admit them. Raises RequestError."""
         self._drop_cycles()  # Of those that were built before the customer moved.
         self._futures, self._pending_requests, self._replies = [], [], []
-        super().enter()
+        super().enter(cell)
 
     def sink(self) -> ResponseSink:
         """A sink that resolves a future. It must not reference the call, which references the pending request."""

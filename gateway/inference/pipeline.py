@@ -99,10 +99,11 @@ KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, o
 
 
 class CustomerMoved(RequestError):
-    """The customer has another cell now: the request is to be submitted there."""
+    """The request is to be submitted in another cell: `cell` or, if that is "", the one that its customer has now."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell: str) -> None:
         super().__init__(ErrorCode.NO_CAPACITY)
+        self.cell = cell
 
 
 class ReplayedFailure(RequestError):
@@ -134,7 +135,7 @@ class InferencePipeline:
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.at_home: Callable[[IdentityView], bool] = lambda _: True
-        self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
+        self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
         self.residence: Callable[[IdentityView], Home] | None = None  # What admission checks of a customer's home.
 
@@ -147,16 +148,16 @@ class InferencePipeline:
         """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
-    def serving(self, identity: IdentityView, body: InferenceRequest) -> "InferencePipeline":
-        """The pipeline of the pool that has the model, in the cell of the customer; this one if no pool has it.
+    def serving(self, identity: IdentityView, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
+        """The pipeline of the pool that has the model, in `cell` or the cell of the customer; this one if no pool has it.
 
         Raises RequestError `no_capacity` while that pool is being started.
         """
         wanted = body.model
         is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
-        if is_here and self.at_home(identity):
+        if is_here and not cell and self.at_home(identity):
             return self
-        return self.elsewhere(identity, wanted) or self
+        return self.elsewhere(identity, wanted, cell) or self
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
@@ -306,7 +307,7 @@ class InferencePipeline:
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
             if outcome.outcome is Admission.ELSEWHERE:
-                raise CustomerMoved
+                raise CustomerMoved(outcome.stored_id)
             raise self._count_shed(
                 identity, self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows)
             )
@@ -415,9 +416,12 @@ class InferenceCall:
             self.identity = self.pipeline.served_as(self.identity, body)
         self.enter()
 
-    def enter(self) -> None:
-        """Choose the pool, build the pending request, and admit it. Again if its customer has moved. Raises RequestError."""
-        self.choose_pool()
+    def enter(self, cell: str = "") -> None:
+        """Choose the pool, build the pending request, and admit it. Raises RequestError.
+
+        After CustomerMoved again, in the cell that it names.
+        """
+        self.choose_pool(cell)
         pending = self.pending = self.build()
         self.admit(pending)
 
@@ -425,9 +429,12 @@ class InferenceCall:
         """Decode and check the body. Raises RequestError that names the field."""
         return self.api_format.read(raw, self.pipeline.max_input_bytes)
 
-    def choose_pool(self) -> None:
-        """Continue with the pipeline of the model's pool in the customer's cell. Raises RequestError while it is starting."""
-        self.pipeline = self.pipeline.serving(self.identity, self.body)
+    def choose_pool(self, cell: str = "") -> None:
+        """Continue with the pipeline of the model's pool in `cell`, or the customer's cell.
+
+        Raises RequestError while it is starting.
+        """
+        self.pipeline = self.pipeline.serving(self.identity, self.body, cell)
 
     def build(self) -> PendingRequest:
         """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""

@@ -162,9 +162,9 @@ class JobCall(AwaitedCall):
         body, self._options = read_job(raw, self.pipeline.max_input_bytes)
         return body
 
-    def choose_pool(self) -> None:
-        """Select the handler of the model's pool in the customer's cell. Raises RequestError while it is starting."""
-        found = self.pipeline.serving(self.identity, self.body)
+    def choose_pool(self, cell: str = "") -> None:
+        """Select the handler of the model's pool in `cell`, or the customer's cell. Raises RequestError while it is starting."""
+        found = self.pipeline.serving(self.identity, self.body, cell)
         if found is not self.pipeline:
             self._handler = self._handler.elsewhere(found) or self._handler
             self.pipeline = self._handler.pipeline

@@ -2,7 +2,7 @@
 
 `admit` rejects them as `elsewhere`. The limits of all waiting customers are then taken from the other cells and stored in this
 one, in two calls of Redis for up to 64 customers; then the requests are admitted. If the home of a customer is another cell
-meanwhile, its requests are submitted there. A gateway whose catalog is older than the one that decided waits for the newer
+meanwhile, its requests are submitted there, and a request whose Idempotency-Key another cell knows is submitted in that one. A gateway whose catalog is older than the one that decided waits for the newer
 one. A cell that does not respond is not waited for: customers that it may have had start with empty buckets.
 """
 
@@ -20,7 +20,7 @@ from ratelimit.limits import Bucket
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Home, Submission, Verdict
-from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left, LimitsHandover
+from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left, LimitsHandover, Wanted
 from scheduler.states import Admission
 
 RETRY_S = 0.05
@@ -148,7 +148,7 @@ class Handover:
         if not customers:
             return
         keys = {customer_id: self._keys(customer_id) for customer_id in customers}
-        wanted = {customer_id: tuple(own) for customer_id, own in keys.items()}
+        wanted = {each: Wanted(tuple(keys[each]), self._idempotency(each)) for each in customers}
         answers = await asyncio.gather(*(_left(other, version, wanted) for other in others.values()))
         left = {name: answer for name, answer in zip(others, answers, strict=True) if answer is not None}
         arrivals: list[Arrival] = []
@@ -174,28 +174,36 @@ class Handover:
             if newer:
                 self._newer[arrival.customer_id] = newer
             else:
-                self._submit(arrival.customer_id)
+                self._submit(arrival.customer_id, arrival.states)
         if lost := [each.customer_id for each in arrivals if each.is_empty]:
             log.warning("customers start with empty buckets: their former cell does not respond", customers=len(lost))
 
     def _is_lost(self, customer_id: str, answered: Collection[str]) -> bool:
         return self.homes is not None and not self.homes.former(customer_id, self.cell) <= set(answered)
 
+    def _idempotency(self, customer_id: str) -> tuple[str, ...]:
+        return tuple(key for each in self._held[customer_id] for key in _idempotency(each.pending))
+
     def _keys(self, customer_id: str) -> dict[str, Bucket]:
         """The limits of the keys of waiting requests that have their own."""
         submissions = [each.pending.submission for each in self._held[customer_id]]
         return {each.api_key_id: each.limits.key for each in submissions if each.limits.key is not None}
 
-    def _submit(self, customer_id: str) -> None:
-        """Submit the requests of a customer to admission again."""
+    def _submit(self, customer_id: str, states: Mapping[str, Left] | None = None) -> None:
+        """Submit the requests of a customer to admission again; in another cell, if that knows their Idempotency-Keys."""
         if self.homes is None:
             return
         home, _ = self.homes.now(customer_id)
         for each in self._taken(customer_id):
             if _ended(each.pending):
                 continue
+            keys = _idempotency(each.pending)
+            knows = next((cell for cell, left in (states or {}).items() if not left.known.isdisjoint(keys)), None)
+            if knows is not None:
+                _finish(each.pending, Verdict(Admission.ELSEWHERE, stored_id=knows))
+                continue
             for member in _members(each.pending):
-                member.submission.home = home
+                member.submission.home = Home.ASKED if keys and states is not None and home is Home.HERE else home
             if not each.submit(each.pending):
                 _finish(each.pending, ErrorCode.QUEUE_FULL)
 
@@ -211,7 +219,7 @@ class Handover:
         return self._held.pop(customer_id, ())
 
 
-async def _left(other: Handover, version: int, customers: Mapping[str, Sequence[str]]) -> Mapping[str, Left] | None:
+async def _left(other: Handover, version: int, customers: Mapping[str, Wanted]) -> Mapping[str, Left] | None:
     """What another cell had left; None if it does not respond."""
     if not other.answers():
         return None
@@ -223,6 +231,11 @@ async def _left(other: Handover, version: int, customers: Mapping[str, Sequence[
 
 def _members(pending: PendingRequest) -> Sequence[PendingRequest]:
     return pending.together or (pending,)
+
+
+def _idempotency(pending: PendingRequest) -> list[str]:
+    """The Idempotency-Keys of a request with its list."""
+    return [member.submission.idempotency for member in _members(pending) if member.submission.idempotency]
 
 
 def _ended(pending: PendingRequest) -> bool:

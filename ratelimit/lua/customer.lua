@@ -11,7 +11,7 @@ end
 
 -- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
 -- quota is metered: Meter of ratelimit/quotas.py}; `kind` is an index. `gpu_us`: the mean GPU time of its requests in this pool.
--- `home`: "<here|left> <version> <ms>" once its limits have moved between cells.
+-- `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no other cell knew the customer.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end

@@ -83,7 +83,7 @@ end
 
 local function arrive(id, limits, is_empty, states)
   local key = T .. 'rl:customer:' .. id
-  local own, known, quotas, is_fresh, keep_ms = hash(key), {}, {}, false, MIN_TTL_MS
+  local own, known, quotas, is_fresh, keep_ms, moved_at = hash(key), {}, {}, false, MIN_TTL_MS, 0
   local state, decided = string.match(own.home or '', '^(%a+) (%d+)')
   if state == 'here' then return decided end
   if state == 'left' and tonumber(decided) > version then return nil, tonumber(decided) end
@@ -93,9 +93,9 @@ local function arrive(id, limits, is_empty, states)
     local s = each[2]
     add_quotas(quotas, s[FIELDS])
     keep_ms = math.max(keep_ms, s[FIELDS_LIFE])
-    if s[AGE] then known[#known + 1], is_fresh = {s[AGE], s[FIELDS]}, is_fresh or s[FRESH_STATE] end
+    if s[AGE] then known[#known + 1], is_fresh, moved_at = {s[AGE], s[FIELDS]}, is_fresh or s[FRESH_STATE], now end
   end
-  local by_kind, fields = {}, {'home', string.format('here %.0f %.0f', version, now)}
+  local by_kind, fields = {}, {'home', string.format('here %.0f %.0f', version, moved_at)}
   for _, b in ipairs(limits) do by_kind[b[1]] = {b[2], b[3]} end
   for name, value in pairs(quotas) do fields[#fields + 1], fields[#fields + 2] = name, value end
   store(key, known, bucket_kinds, by_kind, not own.at and not is_fresh, is_empty, fields, keep_ms)

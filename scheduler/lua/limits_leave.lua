@@ -2,12 +2,12 @@
 -- limits_leave: the limits of customers leave this cell. Returns what is left of them; from now on admit rejects their requests here.
 -- What is left stays, until it expires: another gateway that asks gets the same.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which their home is another cell, 3 packed {{customer id,
---   {key id...}}...}.
+--   {key id...}, {value of an Idempotency-Key...}}...}.
 -- Returns for each customer, packed: {version of the newer catalog by which they are here or have left}, or {0, whether they left
 --   just now, ms that the hash lives, us since it was written (false: nothing is known), its fields, {id, ms, id, ms...} of its
---   open requests, {{us, fields} or false...} of the keys}. All times are durations by this server's clock.
--- include: prelude
-local FRESH_MS, MARK_MS, MOST_OPEN = 10000, 900000, 10000 -- a gateway uses an old catalog for at most 15 minutes
+--   open requests, {{us, fields} or false...} of the keys, whether each Idempotency-Key has a request or its reply here}. All times are durations by this server's clock.
+-- include: prelude, row
+local FRESH_MS, MARK_MS, MOST_OPEN = 10000, 900000, 2000 -- a gateway uses an old catalog for at most 15 minutes
 local version, replies = tonumber(ARGV[2]), {}
 
 local function hash(key)
@@ -30,9 +30,17 @@ local function key_state(id)
   return row[1] and row[2] and {now_us - row[1], {tokens = row[2], rate = row[3]}} or false
 end
 
-local function leave(id, key_ids)
+-- is_known(value): as find_by_key of admit, which decides.
+local function is_known(value)
+  local id = call('HGET', P .. 'idem:' .. value, 'id')
+  local request = id and redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'code') or {}
+  if request[1] == 'queued' or request[1] == 'processing' or request[1] == 'riding' then return true end
+  return is_replayable(request[1], request[2]) and call('HEXISTS', P .. 'request:' .. id, 'reply') == 1 or false
+end
+
+local function leave(id, key_ids, values)
   local key = T .. 'rl:customer:' .. id
-  local row, keys = hash(key), {}
+  local row, keys, known = hash(key), {}, {}
   local state, decided, at = string.match(row.home or '', '^(%a+) (%d+) (%d+)$')
   decided = tonumber(decided)
   if decided and (decided > version or decided == version and state == 'here') then return {decided} end
@@ -40,10 +48,11 @@ local function leave(id, key_ids)
   call('HSET', key, 'home', string.format('left %.0f %.0f', version, left_at))
   extend_ttl(key, MARK_MS)
   for i, key_id in ipairs(key_ids) do keys[i] = key_state(key_id) end
+  for i, value in ipairs(values) do known[i] = is_known(value) end
   local age = row.at and now_us - row.at or false
   row.at, row.home = nil, nil
-  return {0, math.abs(now - left_at) < FRESH_MS, call('PTTL', key), age, row, open_requests(id), keys}
+  return {0, math.abs(now - left_at) < FRESH_MS, call('PTTL', key), age, row, open_requests(id), keys, known}
 end
 
-for i, each in ipairs(cmsgpack.unpack(ARGV[3])) do replies[i] = cmsgpack.pack(leave(each[1], each[2])) end
+for i, each in ipairs(cmsgpack.unpack(ARGV[3])) do replies[i] = cmsgpack.pack(leave(each[1], each[2], each[3])) end
 return replies

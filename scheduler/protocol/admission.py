@@ -46,7 +46,8 @@ class Home(IntEnum):
 
     ONLY = 0  # The gateway knows no other cell: its limits must not have left this one.
     HERE = 1  # They must have arrived in this cell.
-    SPREAD = 2  # It has several cells: nothing is checked.
+    ASKED = 2  # The same, and no other cell knows its Idempotency-Key.
+    SPREAD = 3  # It has several cells: nothing is checked.
 
 
 class Submission(msgspec.Struct, kw_only=True, gc=False):

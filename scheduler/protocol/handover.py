@@ -21,16 +21,27 @@ MAX_CUSTOMERS = 64
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _number = msgspec.msgpack.Decoder(int).decode
+_flags = msgspec.msgpack.Decoder(list[bool]).decode
+_KNOWN = 7  # The position in a reply.
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a customer, beside its own limits: those of keys, by their ids, and its Idempotency-Keys."""
+
+    keys: Sequence[str] = ()
+    idempotency: Sequence[str] = ()
 
 
 class Left(NamedTuple):
     """What is left of a customer's limits in the cell that it leaves.
 
     `newer`: the version of a newer catalog, by which the customer does not leave it for the cell of the caller; 0: none.
+    `known`: those of its Idempotency-Keys that have a request or a stored reply in this cell.
     """
 
     newer: int
     state: msgspec.Raw
+    known: frozenset[str] = frozenset()
 
 
 class Arrival(NamedTuple):
@@ -54,16 +65,15 @@ class LimitsHandover:
         self._leave = Script("limits_leave", client, keys)
         self._arrive = Script("limits_arrive", client, keys)
 
-    async def leave(self, version: int, customers: Mapping[str, Sequence[str]]) -> dict[str, Left]:
-        """Mark customers (with the ids of keys) as having left this cell. Returns what is left of their limits.
+    async def leave(self, version: int, customers: Mapping[str, Wanted]) -> dict[str, Left]:
+        """Mark customers as having left this cell. Returns what is left of their limits.
 
         `version`: of the catalog by which their home is another cell.
         """
-        packed = await self._leave(version, _encode([*customers.items()]))
-        replies = [_decode(each) for each in packed]
+        packed = await self._leave(version, _encode([(customer_id, *each) for customer_id, each in customers.items()]))
         return {
-            customer_id: Left(_number(reply[0]), msgspec.Raw(each))
-            for customer_id, reply, each in zip(customers, replies, packed, strict=True)
+            customer_id: _left(wanted, each)
+            for (customer_id, wanted), each in zip(customers.items(), packed, strict=True)
         }
 
     async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[int]:
@@ -82,3 +92,10 @@ class LimitsHandover:
             for each in arrivals
         ]
         return [int(newer) for newer in await self._arrive(version, _encode(rows), KINDS)]
+
+
+def _left(wanted: Wanted, packed: bytes) -> Left:
+    reply = _decode(packed)
+    known = _flags(reply[_KNOWN]) if wanted.idempotency and len(reply) > _KNOWN else ()
+    found = frozenset(value for value, is_known in zip(wanted.idempotency, known, strict=False) if is_known)
+    return Left(_number(reply[0]), msgspec.Raw(packed), found)

@@ -12,7 +12,7 @@ from customer_limits import in_force
 from key_leaks import leaked_keys
 from pool import Pool, done
 from scheduler.protocol.admission import Home
-from scheduler.protocol.handover import Arrival, Left, LimitsHandover
+from scheduler.protocol.handover import Arrival, Left, LimitsHandover, Wanted
 from scheduler.redis_client import scripts
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -38,9 +38,9 @@ class Cell:
         submissions = [self.pool.submission(home=home, **SLOW | changes) for _ in range(count)]
         return [verdict.outcome.value for verdict in await self.pool.admit(submissions)]
 
-    async def leave(self, version: int, keys: Sequence[str] = ()) -> Left:
+    async def leave(self, version: int, keys: Sequence[str] = (), idempotency: Sequence[str] = ()) -> Left:
         """The customer leaves."""
-        return (await self.handover.leave(version, {"customer": keys}))["customer"]
+        return (await self.handover.leave(version, {"customer": Wanted(keys, idempotency)}))["customer"]
 
     async def arrive(
         self, version: int, left: dict[str, Left], key: dict[str, float] | None = None, **limits: Any
@@ -267,3 +267,30 @@ async def test_a_customer_of_several_cells_is_not_checked(east: Cell, west: Cell
     assert await west.settle(1, east)
 
     assert await east.admit(1, Home.SPREAD) == await west.admit(1, Home.SPREAD) == ["accepted"]
+
+
+async def test_the_old_home_is_asked_for_idempotency_keys(east: Cell, west: Cell) -> None:
+    """Its request, or the reply, is known only there. After that the key is claimed in the new home."""
+    keyed = {"fingerprint": "f", "max_concurrency": 0}
+    assert await east.admit(1, Home.ONLY, idempotency="done", **keyed) == ["accepted"]
+    await east.pool.form([("free", 1)])
+    batch = await east.pool.claim_next()
+    await east.pool.batches.finish(batch.batch_id, batch.token, [done(batch.requests[0].id)])
+    assert await east.admit(1, Home.ONLY, idempotency="runs", **keyed) == ["accepted"]
+    assert await west.settle(1, east)
+
+    assert await west.admit(1, idempotency="new", **keyed) == ["elsewhere"]
+    assert (await east.leave(1, (), ["runs", "done", "new"])).known == {"runs", "done"}
+    assert await east.admit(1, idempotency="runs", **keyed) == ["in_progress"]
+    assert await east.admit(1, idempotency="done", **keyed) == ["replayed"]
+    assert await west.admit(1, Home.ASKED, idempotency="new", **keyed) == ["accepted"]
+    assert await west.admit(1, idempotency="new", **keyed) == ["in_progress"]
+    assert await west.pool.client.pttl("{cell:west}:rl:customer:customer") > 23 * 3_600_000
+
+
+async def test_a_customer_that_no_other_cell_knows_has_no_other_keys(east: Cell, west: Cell) -> None:
+    """No cell is asked for them."""
+    await west.opened_long_ago()
+    assert await west.settle(1, east)
+
+    assert await west.admit(1, idempotency="new", fingerprint="f") == ["accepted"]

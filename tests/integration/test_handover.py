@@ -1,6 +1,7 @@
 """A customer whose home changes under load, with two gateways, two Redis servers and catalogs that change at different times."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -32,7 +33,7 @@ from integration.jobs_fixtures import customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import CellRow, Customer
 from overshoot import TICK_MS, allowance, always, most_missing
-from scheduler.protocol.handover import Arrival, LimitsHandover
+from scheduler.protocol.handover import Arrival, LimitsHandover, Wanted
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
@@ -243,10 +244,24 @@ async def test_every_kind_of_request_waits_for_the_newer_catalog(cells: Cells) -
     assert len(late.gateway.pending_requests) == cells.held(1) == 0
 
 
+async def test_an_idempotency_key_runs_once_wherever_the_home_is(cells: Cells) -> None:
+    """The response is replayed from the cell where it ran, also after the customer has returned."""
+    stack, ids = cells.gateways[0], list[str]()
+    for version, cell in enumerate(("default", "west", "default", "west"), 3):
+        cells.move(0, version, cell)
+        status, body = await post(stack, "/v1/inference", {"input": "once"}, **{"Idempotency-Key": "first"})
+        assert status == 200
+        ids.append(json.loads(body)["request_id"])
+        assert (await post(stack, "/v1/inference", {"input": cell}, **{"Idempotency-Key": cell}))[0] == 200
+
+    assert set(ids) == {ids[0]}
+    assert len(await cells.admitted_ms()) == 3
+
+
 async def test_a_client_that_leaves_and_a_deadline_end_a_waiting_request(cells: Cells) -> None:
     """As they end any other; nothing is left of it."""
     cells.gateways[0].catalog.age_s = lambda: 60.0  # type: ignore[method-assign]
-    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": ()})
+    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": Wanted()})
     left = asyncio.create_task(post(cells.gateways[0], "/v1/inference", {"input": "left"}))
     await eventually(lambda: cells.held(0) == 1, "it waits")
     left.cancel()
@@ -284,7 +299,7 @@ async def test_a_customer_whose_home_is_lost_has_no_fresh_burst(cells: Cells, fa
 
 async def test_a_catalog_that_lost_changes_is_followed(cells: Cells) -> None:
     """After a failover of PostgreSQL, the mark of a cell may be newer than the newest catalog; not for ever."""
-    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": ()})
+    await LimitsHandover(cells.east, Keys()).leave(99, {"customer-free": Wanted()})
 
     assert (await post(cells.gateways[0], "/v1/inference", {"input": "late"}))[0] == 200
 
@@ -299,7 +314,7 @@ async def test_jobs_and_lines_of_batches_wait_too(
         moved(stack, 2, "default", west_server.url)
         await served(stack)
         east, there = LimitsHandover(client, Keys()), LimitsHandover(west, Keys.at(url))
-        states = {"default": (await east.leave(3, {free: ()}))[free]}
+        states = {"default": (await east.leave(3, {free: Wanted()}))[free]}
         assert await there.arrive(3, [Arrival(free, in_force(), {}, states)]) == [0]
 
         waiting = asyncio.create_task(stack.infer({"input": "job"}, Prefer="respond-async"))

@@ -14,7 +14,7 @@ from gateway.limits.handover import HELD_S, MAX_HELD, Handover
 from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Home, Submission, Verdict
-from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left
+from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left, Wanted
 from scheduler.states import Admission
 
 NOTHING = msgspec.Raw(b"\x90")
@@ -26,15 +26,16 @@ class FakeScripts:
     def __init__(self) -> None:
         self.newer = 0
         self.is_away = False
-        self.asked: list[Mapping[str, Sequence[str]]] = []
+        self.asked: list[Mapping[str, Wanted]] = []
+        self.known: frozenset[str] = frozenset()
         self.arrived: list[Arrival] = []
         self.calls = 0
 
-    async def leave(self, version: int, customers: Mapping[str, Sequence[str]]) -> dict[str, Left]:
+    async def leave(self, version: int, customers: Mapping[str, Wanted]) -> dict[str, Left]:
         self.asked.append(dict(customers))
         if self.is_away:
             raise RedisUnavailable("away")
-        return {each: Left(self.newer if self.newer > version else 0, NOTHING) for each in customers}
+        return {each: Left(self.newer if self.newer > version else 0, NOTHING, self.known) for each in customers}
 
     async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[int]:
         self.calls += 1
@@ -66,7 +67,7 @@ class World:
         answers = (lambda: self.west_answers) if cell == "west" else (lambda: True)
         return Handover(scripts, self.catalog, cell, answers=answers, clock=lambda: self.now)
 
-    def hold(self, customer_id: str = "c1", key_rate: float = 0.0, **changes: Any) -> PendingRequest:
+    def hold(self, customer_id: str = "c1", key_rate: float = 0.0, key: str = "", **changes: Any) -> PendingRequest:
         """Keep one request."""
         submission = Submission(
             id=f"req_{len(self.ends)}-{customer_id}",
@@ -78,6 +79,7 @@ class World:
             input_bytes=1,
             total_ms=4000,
             queue_ms=2000,
+            idempotency=key,
             limits=in_force(key_rate=key_rate, key_burst=key_rate),
             body=b"",
         )
@@ -119,7 +121,7 @@ async def test_the_limits_of_many_customers_arrive_in_few_calls() -> None:
     assert (len(world.west.asked), world.own.calls) == (2, 2)
     assert len(world.own.arrived) == len(world.submitted) == MAX_CUSTOMERS + 1
     assert [each.customer_id for each in world.own.arrived if each.keys] == ["customer-1"]
-    assert world.west.asked[0]["customer-1"] == ("key",)
+    assert world.west.asked[0]["customer-1"] == Wanted(("key",))
     assert len(world.handover) == 0
 
 
@@ -182,6 +184,17 @@ async def test_a_lost_cell_that_was_hardly_the_former_home_changes_nothing() -> 
 
     assert 0 < len(here) < len(ids)
     assert [each.is_empty for each in world.own.arrived] == [False] * len(here)
+
+
+async def test_a_request_whose_key_another_cell_knows_is_submitted_there(world: World) -> None:
+    """All others here, with the mark that the other cells were asked."""
+    known, new = world.hold(key="known"), world.hold(key="new")
+    world.west.known = frozenset({"known"})
+
+    await world.handover.turn()
+
+    assert known.outcome == Verdict(Admission.ELSEWHERE, stored_id="west")
+    assert (world.submitted, new.submission.home) == ([new.id], Home.ASKED)
 
 
 async def test_without_redis_admission_decides(world: World) -> None:
