@@ -1,15 +1,21 @@
-"""The cells of customers, as one gateway sees them, and the choice of one for each request."""
+"""The cells of customers, as one gateway sees them, the choice of one for each request, and what was seen in other cells."""
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
 from scheduler.cells.places import cell_urls, cells_of, former_homes
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.protocol.admission import Home
+from scheduler.protocol.admission import Residence
+from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.keys import DEFAULT_CELL
 
 MOST_KNOWN = 200_000
 """Customers whose cells are kept; then all are computed again."""
+
+SEEN_S = 2.0
+"""An older observation of a cell does not count: its workers may have moved."""
 
 NO_CELL = "No cell is open. Open one with `tierlane cell open`."
 
@@ -30,8 +36,7 @@ class Homes:
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
-    @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the default cell is the only one."""
         snapshot = self._catalog.snapshot
         return snapshot is None or not snapshot.cells
@@ -49,19 +54,24 @@ class Homes:
         self._next += 1
         return cells[self._next % len(cells)]
 
-    def residence(self, identity: IdentityView) -> Home:
+    def best(self, identity: IdentityView) -> str:
+        """The cell that is shown as the customer's; the default one if no cell is open."""
+        _, cells = self.now(identity.customer_id, identity)
+        return cells[0] if cells else DEFAULT_CELL
+
+    def residence(self, identity: IdentityView) -> Residence:
         """What admission checks for a request of this customer."""
         snapshot = self._catalog.snapshot
         if snapshot is None or not snapshot.cells:
-            return Home.ONLY
+            return Residence.ONLY
         return _residence(_place(identity.customer_id, snapshot, identity))
 
-    def now(self, customer_id: str) -> tuple[Home, tuple[str, ...]]:
+    def now(self, customer_id: str, identity: IdentityView | None = None) -> tuple[Residence, tuple[str, ...]]:
         """What admission checks for a customer, and all its cells, the best first."""
         snapshot = self._catalog.snapshot
         if snapshot is None or not snapshot.cells:
-            return Home.ONLY, (DEFAULT_CELL,)
-        place = _place(customer_id, snapshot)
+            return Residence.ONLY, (DEFAULT_CELL,)
+        place = _place(customer_id, snapshot, identity)
         return _residence(place), self._cells(customer_id, snapshot, place)
 
     def former(self, customer_id: str, home: str) -> frozenset[str]:
@@ -97,5 +107,23 @@ def _place(
     return snapshot.customers.get(customer_id) or identity or _Place()
 
 
-def _residence(place: _Place | IdentityView | CustomerRow) -> Home:
-    return Home.SPREAD if place.spread > 1 else Home.HERE
+def _residence(place: _Place | IdentityView | CustomerRow) -> Residence:
+    return Residence.SPREAD if place.spread > 1 else Residence.HERE
+
+
+class CellObservations:
+    """The last observation of each pool in each cell. Workers move between the cells of a pool, so limits follow from all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, dict[str, tuple[float, Observation]]] = {}  # By pool and cell.
+
+    def record(self, pool: str, cell: str, observation: Observation) -> None:
+        """Keep an observation."""
+        self._seen.setdefault(pool, {})[cell] = (self._clock(), observation)
+
+    def others(self, pool: str, cell: str) -> list[Observation]:
+        """The recent observations of a pool in all cells but this one."""
+        now = self._clock()
+        cells = self._seen.get(pool, {})
+        return [seen for name, (at, seen) in cells.items() if name != cell and now - at < SEEN_S]

@@ -25,7 +25,7 @@ from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Home
+from scheduler.protocol.admission import Residence
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
@@ -36,7 +36,7 @@ UNFINISHED_EVERY = 10  # Checks per read of the pools with unfinished requests f
 log = structlog.get_logger("gateway")
 
 
-class Served(NamedTuple):
+class ServedPlace(NamedTuple):
     """One pool in one cell, and its background tasks."""
 
     parts: PoolParts
@@ -64,12 +64,13 @@ class Pools:
         self._make = make
         self._homes = homes
         self._only_own = only_own
-        self._others: dict[str, Served] = {}  # By place.
+        self._others: dict[str, ServedPlace] = {}  # By place.
         self._registry = tasks or TaskRegistry()
-        self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
+        self._left: dict[str, asyncio.Task[None]] = {}  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.all_names = self.names
+        own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.jobs.result.elsewhere = self._results_of
         self._connect(own)
 
@@ -93,7 +94,7 @@ class Pools:
         if pool is None:
             return None
         cell = cell or self._homes.of(identity)
-        if place_name(pool, cell) not in self._others and self._homes.residence(identity) is Home.HERE:
+        if place_name(pool, cell) not in self._others and self._homes.residence(identity) is Residence.HERE:
             cell = DEFAULT_CELL  # It waits there until its cell is served, if that is not its home still.
         return self.in_cell(pool, cell)
 
@@ -106,19 +107,26 @@ class Pools:
             raise RequestError(ErrorCode.NO_CAPACITY)
         return None if found is None else found.parts.inference
 
+    @property
+    def own_cells(self) -> list[PoolParts]:
+        """The gateway's own pool in every cell."""
+        return [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+
+    def home(self, identity: IdentityView) -> PoolParts:
+        """The gateway's own pool in the best cell of a customer; in the default cell while that is not served."""
+        found = self._others.get(place_name(self._own.config.pool, self._homes.best(identity)))
+        return self._own if found is None else found.parts
+
     def _connect(self, parts: PoolParts) -> None:
         """Let requests that arrived at these parts be served by others."""
         pool, cell, inference = parts.config.pool, parts.config.cell, parts.inference
         inference.elsewhere = self.serving
-        inference.at_home = partial(self._at_home, cell)
+        inference.single_cell = self._homes.is_single if cell == DEFAULT_CELL else _never
         inference.residence = self._homes.residence
         parts.handover.homes = self._homes
         parts.handover.others = partial(self._handovers, pool, cell)
         if parts.jobs.serving is not None:
             parts.jobs.serving.submit.elsewhere = self._jobs_of
-
-    def _at_home(self, cell: str, identity: IdentityView) -> bool:
-        return (cell == DEFAULT_CELL and self._homes.single) or self._homes.of(identity) == cell
 
     def _handovers(self, pool: str, cell: str) -> dict[str, Handover]:
         """Those of a pool in the other cells that are served."""
@@ -185,7 +193,7 @@ class Pools:
             wanted = self._new()
             if not check % UNFINISHED_EVERY:
                 wanted |= await self._unnamed()
-            for place in sorted(set(wanted) - {parts.config.place for parts in self.all}):
+            for place in sorted(set(wanted) - {parts.config.place for parts in self.all} - self._left.keys()):
                 try:
                     await self._begin(*wanted[place])
                 except Exception as error:  # noqa: BLE001 - the other cells are served
@@ -197,7 +205,7 @@ class Pools:
         """The pools with unfinished requests, in each cell."""
         if self._only_own:
             return {}
-        own = [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+        own = self.own_cells
         found: dict[str, tuple[str, str]] = {}
         for parts, pools in zip(own, await asyncio.gather(*map(_unfinished, own)), strict=True):
             cell = parts.config.cell
@@ -230,18 +238,24 @@ class Pools:
             asyncio.create_task(run_forever(f"{place} {name}", loop), name=f"gateway {place} {name}")
             for name, loop in parts.loops().items()
         ]
-        self._others[place] = Served(parts, tasks)
+        self._others[place] = ServedPlace(parts, tasks)
 
     def _leave(self, place: str) -> None:
         """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
         log.info("pool no longer served", pool=place)
+        if (jobs := self._others[place].parts.jobs.serving) is not None:
+            jobs.submit.left = True
         ending = asyncio.create_task(_end(self._others.pop(place)), name=f"gateway {place} end")
-        self._left.add(ending)
-        ending.add_done_callback(self._left.discard)
+        self._left[place] = ending
+        ending.add_done_callback(lambda _: self._ended(place))
+
+    def _ended(self, place: str) -> None:
+        del self._left[place]
+        self._checked = None  # If its cell was opened again meanwhile, it is served again.
 
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*self._left.values(), return_exceptions=True)
         await end_all([task for served in self._others.values() for task in served.tasks])
         await asyncio.gather(*(served.parts.close() for served in self._others.values()))
 
@@ -253,7 +267,11 @@ async def _unfinished(parts: PoolParts) -> set[str]:
         return set()
 
 
-async def _end(served: Served) -> None:
+def _never() -> bool:
+    return False
+
+
+async def _end(served: ServedPlace) -> None:
     await served.parts.handover.turn()  # Requests whose customers have left the cell are submitted in the new one.
     await served.parts.sweep.end_all(ErrorCode.NO_CAPACITY)
     await end_all(served.tasks)

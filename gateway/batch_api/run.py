@@ -192,6 +192,7 @@ class BatchRun:
     async def _work(self) -> None:
         while not self._deleted:
             await self._fill()
+            self._leave_closed_cells()
             if not self._lines and self._exhausted:
                 return
             if self._code:
@@ -262,6 +263,12 @@ class BatchRun:
                 await asyncio.sleep(0)
         for handler, group in calls.items():
             await self._admit(handler, group, identity.tier)
+
+    def _leave_closed_cells(self) -> None:
+        """Lines in a cell that was closed are submitted again, in another one."""
+        for line in self._lines.values():
+            if line.call is not None and line.call.handler.left:
+                line.call, line.lost = None, True
 
     @property
     def _submitted(self) -> int:

@@ -19,8 +19,8 @@ from gateway.http.request import HEADER as PREFER
 from gateway.http.request import check_media
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
-from gateway.inference.pending import Outcome, ResponseSink
-from gateway.inference.pipeline import CustomerMoved, InferenceCall, InferencePipeline
+from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
+from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id

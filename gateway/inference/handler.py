@@ -17,8 +17,8 @@ from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
-from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
-from gateway.inference.pipeline import CustomerMoved, InferenceCall, InferencePipeline
+from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, ResponseSink
+from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
 from gateway.inference.submission import REPLAYED, input_tokens, with_document, with_more
 from ratelimit.limits import EffectiveLimits, effective

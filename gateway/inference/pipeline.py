@@ -29,7 +29,7 @@ from gateway.http.sse import EventStream
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
-from gateway.inference.pending import Outcome, PendingRequest, PendingRequests, ResponseSink
+from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.recovery import Pair, replayed_pair
 from gateway.inference.submission import (
     REPLAYED,
@@ -53,7 +53,7 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
-from scheduler.protocol.admission import Home, Submission, Verdict
+from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import Admission, State
 
@@ -98,14 +98,6 @@ NO_GPU = "No GPU is ready to serve this request; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
 
 
-class CustomerMoved(RequestError):
-    """The request is to be submitted in another cell: `cell` or, if that is "", the one that its customer has now."""
-
-    def __init__(self, cell: str) -> None:
-        super().__init__(ErrorCode.NO_CAPACITY)
-        self.cell = cell
-
-
 class ReplayedFailure(RequestError):
     """The request with the same Idempotency-Key failed with this error; its response is repeated."""
 
@@ -134,10 +126,11 @@ class InferencePipeline:
         self.bodies = parts.bodies
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
-        self.at_home: Callable[[IdentityView], bool] = lambda _: True
+        self.single_cell: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
+        self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
-        self.residence: Callable[[IdentityView], Home] | None = None  # What admission checks of a customer's home.
+        self.residence: Callable[[IdentityView], Residence] | None = None  # What admission checks of a customer's home.
 
     @property
     def direct_active(self) -> bool:
@@ -149,13 +142,10 @@ class InferencePipeline:
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
     def serving(self, identity: IdentityView, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
-        """The pipeline of the pool that has the model, in `cell` or the cell of the customer; this one if no pool has it.
-
-        Raises RequestError `no_capacity` while that pool is being started.
-        """
+        """The pipeline of the model's pool in `cell`, or the customer's cell; this one if no pool has it. Raises RequestError."""
         wanted = body.model
         is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
-        if is_here and not cell and self.at_home(identity):
+        if is_here and not cell and self.single_cell():
             return self
         return self.elsewhere(identity, wanted, cell) or self
 
@@ -298,10 +288,7 @@ class InferencePipeline:
     def completed(
         self, identity: IdentityView, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat
     ) -> Reply:
-        """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome.
-
-        It is CustomerMoved if the request is to be submitted in another cell.
-        """
+        """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
         failpoint("reply_unwritten")
         verdict = pending.verdict
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
@@ -317,7 +304,7 @@ class InferencePipeline:
         if outcome.served_from != "cache":  # For a cached reply the verdict had the final charge.
             self.customer_limits.settle(identity, pending.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise failure(outcome, api_format)
+            raise api_format.failure(outcome)
         now = self.clock()
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
@@ -417,10 +404,7 @@ class InferenceCall:
         self.enter()
 
     def enter(self, cell: str = "") -> None:
-        """Choose the pool, build the pending request, and admit it. Raises RequestError.
-
-        After CustomerMoved again, in the cell that it names.
-        """
+        """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
         self.choose_pool(cell)
         pending = self.pending = self.build()
         self.admit(pending)
@@ -430,10 +414,7 @@ class InferenceCall:
         return self.api_format.read(raw, self.pipeline.max_input_bytes)
 
     def choose_pool(self, cell: str = "") -> None:
-        """Continue with the pipeline of the model's pool in `cell`, or the customer's cell.
-
-        Raises RequestError while it is starting.
-        """
+        """Continue with the pipeline of the model's pool in `cell` or the customer's cell. Raises RequestError."""
         self.pipeline = self.pipeline.serving(self.identity, self.body, cell)
 
     def build(self) -> PendingRequest:
@@ -462,7 +443,7 @@ class InferenceCall:
         """
         reply = await self.pipeline.stored(self.identity, pending, verdict)
         if reply.state != State.COMPLETED:
-            raise ReplayedFailure(failure(reply, self.api_format), reply.id)
+            raise ReplayedFailure(self.api_format.failure(reply), reply.id)
         return reply
 
     def respond(self, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
@@ -508,17 +489,6 @@ class InferenceCall:
         """Remove the pending request; cancel it if it has no outcome."""
         if self.pending is not None:
             self.pipeline.leave(self.pending)
-
-
-def failure(reply: Reply, api_format: ApiFormat) -> RequestError:
-    """The error of a failed reply. The backend's own message is included only if it rejected the parameters."""
-    try:
-        code = ErrorCode(reply.error_code)
-    except ValueError:  # Written by a newer version.
-        code = ErrorCode.INTERNAL_ERROR
-    if code is ErrorCode.INVALID_REQUEST and reply.output:
-        return api_format.bad_parameters(reply.output)
-    return RequestError(code)
 
 
 def _failed(pending: PendingRequest) -> bool:

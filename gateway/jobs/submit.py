@@ -112,6 +112,7 @@ class JobSubmitHandler:
         self.hosts = hosts
         self.elsewhere: Callable[[InferencePipeline], JobSubmitHandler | None] = lambda _: None
         self.under_way = 0  # A gateway that drains waits for these.
+        self.left = False  # Its cell is closed: what it has submitted is not read any more.
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Handle one request. Raises RequestError if the caller is unknown."""

@@ -19,8 +19,8 @@ from gateway.inference.pending import PendingRequest
 from ratelimit.limits import Bucket
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Home, Submission, Verdict
-from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left, LimitsHandover, Wanted
+from scheduler.protocol.admission import Residence, Submission, Verdict
+from scheduler.protocol.handover import MAX_CUSTOMERS, ArrivingLimits, Left, LimitsHandover, Wanted
 from scheduler.states import Admission
 
 RETRY_S = 0.05
@@ -39,12 +39,12 @@ log = structlog.get_logger("gateway")
 class HomesView(Protocol):
     """The cells of customers by the current catalog."""
 
-    def now(self, customer_id: str) -> tuple[Home, tuple[str, ...]]: ...
+    def now(self, customer_id: str) -> tuple[Residence, tuple[str, ...]]: ...
 
     def former(self, customer_id: str, home: str) -> frozenset[str]: ...
 
 
-class Held(NamedTuple):
+class HeldRequest(NamedTuple):
     """A request, with its list, and what submits it to admission again."""
 
     pending: PendingRequest
@@ -71,7 +71,7 @@ class Handover:
         self.others: Callable[[], Mapping[str, Handover]] = dict  # Of the other cells, by name.
         self._catalog = catalog
         self._clock = clock
-        self._held: dict[str, list[Held]] = {}  # By customer.
+        self._held: dict[str, list[HeldRequest]] = {}  # By customer.
         self._newer: dict[str, int] = {}  # The versions of newer catalogs that decided otherwise, by customer.
         self._wake = asyncio.Event()
         self.done = 0  # Customers whose requests wait no more.
@@ -84,7 +84,7 @@ class Handover:
         if self.homes is None or len(self) >= MAX_HELD:
             _finish(pending, ErrorCode.NO_CAPACITY)
             return
-        self._held.setdefault(pending.submission.customer_id, []).append(Held(pending, submit, self._clock()))
+        self._held.setdefault(pending.submission.customer_id, []).append(HeldRequest(pending, submit, self._clock()))
         self._wake.set()
 
     def ask(self, submission: Submission) -> None:
@@ -113,11 +113,11 @@ class Handover:
         arriving: list[str] = []
         for customer_id in list(islice(self._held, MAX_CUSTOMERS)):
             self._held[customer_id] = self._held.pop(customer_id)  # The others are first in the next turn.
-            home, cells = (Home.ONLY, ()) if homes is None else homes.now(customer_id)
+            home, cells = (Residence.ONLY, ()) if homes is None else homes.now(customer_id)
             if self.cell not in cells:
                 if not cells or cells[0] in others:  # Else its home is not served yet.
                     self._release(customer_id, Verdict(Admission.ELSEWHERE))
-            elif home is Home.SPREAD:
+            elif home is Residence.SPREAD:
                 self._submit(customer_id)
             else:
                 arriving.append(customer_id)
@@ -151,7 +151,7 @@ class Handover:
         wanted = {each: Wanted(tuple(keys[each]), self._idempotency(each)) for each in customers}
         answers = await asyncio.gather(*(_left(other, version, wanted) for other in others.values()))
         left = {name: answer for name, answer in zip(others, answers, strict=True) if answer is not None}
-        arrivals: list[Arrival] = []
+        arrivals: list[ArrivingLimits] = []
         for customer_id in customers:
             states = {name: answer[customer_id] for name, answer in left.items()}
             if newer := max((each.newer for each in states.values()), default=0):
@@ -160,10 +160,10 @@ class Handover:
             limits = self._held[customer_id][0].pending.submission.limits if customer_id in self._held else None
             if limits is not None:
                 is_lost = self._is_lost(customer_id, left.keys())
-                arrivals.append(Arrival(customer_id, limits, keys[customer_id], states, is_lost))
+                arrivals.append(ArrivingLimits(customer_id, limits, keys[customer_id], states, is_lost))
         await self._store(arrivals, version)
 
-    async def _store(self, arrivals: Sequence[Arrival], version: int) -> None:
+    async def _store(self, arrivals: Sequence[ArrivingLimits], version: int) -> None:
         if not arrivals:
             return
         try:
@@ -203,7 +203,9 @@ class Handover:
                 _finish(each.pending, Verdict(Admission.ELSEWHERE, stored_id=knows))
                 continue
             for member in _members(each.pending):
-                member.submission.home = Home.ASKED if keys and states is not None and home is Home.HERE else home
+                member.submission.home = (
+                    Residence.ASKED if keys and states is not None and home is Residence.HERE else home
+                )
             if not each.submit(each.pending):
                 _finish(each.pending, ErrorCode.QUEUE_FULL)
 
@@ -213,7 +215,7 @@ class Handover:
             if not _ended(each.pending):
                 _finish(each.pending, outcome)
 
-    def _taken(self, customer_id: str) -> Sequence[Held]:
+    def _taken(self, customer_id: str) -> Sequence[HeldRequest]:
         self.done += 1
         self._newer.pop(customer_id, None)
         return self._held.pop(customer_id, ())

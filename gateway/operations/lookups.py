@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from gateway.catalog import CatalogView, CustomerRow, SnapshotView
+from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.action_requests import AuditedTransaction, uncached
@@ -93,23 +93,18 @@ class RequestExplained(msgspec.Struct, frozen=True, kw_only=True):
     messages: dict[str, str]
 
 
-ReadLimits = Callable[[str, EffectiveLimits], Awaitable[RemainingLimits]]
-ReadRejections = Callable[[str, int], Awaitable[list[RejectionRecord]]]
-FindRejection = Callable[[str], Awaitable[RejectionRecord | None]]
+ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupParts:
-    """The components that the look-ups use. The functions raise RedisUnavailable."""
+    """The components that the look-ups use. `read_limits` raises RedisUnavailable."""
 
     session_auth: SessionAuth
     catalog: CatalogView
     pools: Pools
     internal: Internal
     transaction: AuditedTransaction
-    read_limits: ReadLimits
-    recent_rejections: ReadRejections
-    find_rejection: FindRejection
 
 
 class Lookups:
@@ -139,14 +134,25 @@ class Lookups:
 
     async def _explained(self, row: CustomerRow, snapshot: SnapshotView) -> CustomerExplained:
         not_read: list[str] = []
-        factor = self._parts.pools.all[0].limits.factor(row.tier)
-        identity = Identity("", row.id, row.name, row.tier, row.limits, row.max_queue_ms, tuple(row.quotas))
+        identity = Identity(
+            "",
+            row.id,
+            row.name,
+            row.tier,
+            row.limits,
+            row.max_queue_ms,
+            tuple(row.quotas),
+            cell=row.cell,
+            spread=row.spread,
+        )
+        home = self._parts.pools.home(identity)
+        factor = home.limits.factor(row.tier)
         now = effective(identity, factor)
         left: RemainingLimits | None = None
         rejections: list[RejectionRecord] | None = None
         try:
-            left = await self._parts.read_limits(row.id, now)
-            rejections = await self._parts.recent_rejections(row.id, MAX_ROWS)
+            left = await home.read_limits(row.id, now)
+            rejections = await home.recent_rejections(row.id, MAX_ROWS)
         except RedisUnavailable as error:
             not_read.append(f"Redis: what is left of the limits, and rejections ({str(error).rstrip('.')}).")
         gpu, failed = await self._from_audit(row.id, not_read)
@@ -179,6 +185,20 @@ class Lookups:
             not_read.append(f"The audit: {missing} ({str(error).rstrip('.')}).")
         return None, failed  # The query of the GPU time reads more rows, and may reach its time limit alone.
 
+    async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
+        """The rejection of a request in any cell. Raises RequestError if none has it, and one of them cannot be read."""
+        fault: RedisUnavailable | None = None
+        for parts in self._parts.pools.own_cells:
+            try:
+                if (found := await parts.find_rejection(request_id)) is not None:
+                    return found
+            except RedisUnavailable as error:
+                fault = error
+        if fault is not None:
+            message = f"Redis is not responding ({str(fault).rstrip('.')}), so rejections cannot be read."
+            raise RequestError(ErrorCode.NO_CAPACITY, message) from fault
+        return None
+
     async def _request(self, request_id: str) -> RequestExplained:
         try:
             created_ms(request_id)
@@ -187,11 +207,7 @@ class Lookups:
         timeline, row = await self._parts.internal.find(request_id)
         rejection: RejectionRecord | None = None
         if timeline is None:
-            try:
-                rejection = await self._parts.find_rejection(request_id)
-            except RedisUnavailable as error:
-                message = f"Redis is not responding ({str(error).rstrip('.')}), so rejections cannot be read."
-                raise RequestError(ErrorCode.NO_CAPACITY, message) from error
+            rejection = await self._find_rejection(request_id)
             if rejection is None:
                 raise RequestError(ErrorCode.NOT_FOUND, NO_REQUEST)
         snapshot = self._parts.catalog.snapshot

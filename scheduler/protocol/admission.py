@@ -41,7 +41,7 @@ class ReplayLimits(NamedTuple):
     size: int = 16 << 20
 
 
-class Home(IntEnum):
+class Residence(IntEnum):
     """What admission checks of the home of a customer."""
 
     ONLY = 0  # The gateway knows no other cell: its limits must not have left this one.
@@ -76,7 +76,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     background: bool = False  # It waits in the background queue of its tier.
     together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
-    home: Home = Home.ONLY
+    home: Residence = Residence.ONLY
     same: str = ""  # The coalescing key: requests with the same one get the same result; "": none.
     keep_answer_ms: int = 0  # How long its result may be cached for later equal requests,
     model_version: str = ""  # if it is of this version.

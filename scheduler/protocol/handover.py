@@ -44,7 +44,7 @@ class Left(NamedTuple):
     known: frozenset[str] = frozenset()
 
 
-class Arrival(NamedTuple):
+class ArrivingLimits(NamedTuple):
     """A customer that arrives: its limits, the limits of its keys that have their own, and what other cells had left of them.
 
     `keys` in the order in which the other cells were asked. `is_empty`: a cell that may have had them does not respond, so
@@ -76,7 +76,7 @@ class LimitsHandover:
             for (customer_id, wanted), each in zip(customers.items(), packed, strict=True)
         }
 
-    async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[int]:
+    async def arrive(self, version: int, arrivals: Sequence[ArrivingLimits]) -> list[int]:
         """Store what is left of the limits. Returns for each customer 0, since this cell is its home now.
 
         Otherwise it is the version of the newer catalog by which it has another home.

@@ -6,7 +6,7 @@ as the queues, so it is lost only together with them.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -140,7 +140,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
     retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
     for lack of capacity. `unreduced_rps`: an upper bound of the demand that clients would have without reduced limits (0: not
-    known).
+    known). `recent_rps`: the demand of the last half second.
     """
 
     demand_rps: float
@@ -156,6 +156,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p99_ms: float = 0.0
     failed_rps: float = 0.0
     unreduced_rps: float = 0.0
+    recent_rps: float = 0.0
 
 
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
@@ -250,6 +251,41 @@ class Observation(msgspec.Struct, frozen=True):
         return len(self.workers)
 
 
+def combined(cells: Sequence[Observation]) -> Observation:
+    """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
+
+    A worker that has just moved is in the cell that it serves: in the former one it is draining. Gateways have one entry for
+    each cell.
+    """
+    first, *others = cells
+    if not others:
+        return first
+    workers: dict[str, WorkerView] = {}
+    for cell in cells:
+        for worker in cell.workers:
+            known = workers.get(worker.id)
+            if known is None or (worker.healthy, -worker.age_ms) > (known.healthy, -known.age_ms):
+                workers[worker.id] = worker
+    return msgspec.structs.replace(
+        first,
+        tiers=_summed([cell.tiers for cell in cells]),
+        background=_summed([cell.background for cell in cells]),
+        workers=list(workers.values()),
+        gateways=[stats for cell in cells for stats in cell.gateways],
+        ready_batches=sum(cell.ready_batches for cell in cells),
+        leased_batches=sum(cell.leased_batches for cell in cells),
+    )
+
+
+def _summed(several: Sequence[dict[str, TierDepth]]) -> dict[str, TierDepth]:
+    total: dict[str, TierDepth] = {}
+    for tiers in several:
+        for name, tier in tiers.items():
+            known = total.get(name, TierDepth(name, 0, 0.0))
+            total[name] = TierDepth(name, known.depth + tier.depth, max(known.oldest_ms, tier.oldest_ms))
+    return total
+
+
 class CustomerQueue(msgspec.Struct, frozen=True):
     """Requests of a customer that wait for places in a tier queue or background queue. `debt_ms`: GPU time that others of the
     queue receive first, multiplied by their weight divided by its own; 0: it is next.
@@ -313,6 +349,16 @@ class WaitingView:
         return None
 
 
+class Remaining(NamedTuple):
+    """Requests that wait, jobs included; requests in formed and running batches, and followers of equal requests; and records
+    for the audit.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    unwritten: int = 0
+
+
 class Unfinished:
     """The pools with unfinished requests. All methods raise RedisUnavailable."""
 
@@ -338,14 +384,31 @@ class Unfinished:
 
     async def is_empty(self, keys: Keys, tiers: Collection[str]) -> bool:
         """Whether the pool has no queued or running requests, and no records to be written to the audit."""
+        return not any(await self.remaining(keys, tiers))
+
+    async def remaining(self, keys: Keys, tiers: Collection[str]) -> Remaining:
+        """What is not finished in the pool."""
+        names = with_background(list(tiers))
         async with bounded():
             pipeline = self._client.pipeline(transaction=True)
-            for name in (*map(keys.queue, tiers), keys.batch_queue, keys.outbox):
+            for name in (*map(keys.queue, names), keys.outbox):
                 pipeline.llen(name)
-            for name in (keys.leases, keys.sharing):
-                pipeline.zcard(name)
+            pipeline.mget([keys.waiting(name) for name in names])
+            pipeline.zrange(keys.leases, 0, -1)
+            pipeline.lrange(keys.batch_queue, 0, -1)
+            pipeline.zcard(keys.sharing)
             pipeline.smembers(keys.auditors)
-            *sizes, auditors = await pipeline.execute()
+            *sizes, waiting, leased, ready, sharing, auditors = await pipeline.execute()
+            *depths, outbox = sizes
+            batches = {*leased, *ready}
+            for batch in batches:
+                pipeline.hget(keys.batch(batch.decode()), "size")
             for auditor in auditors:
                 pipeline.llen(keys.auditor_outbox(auditor.decode()))
-            return not any(sizes) and not any(await pipeline.execute())
+            found = await pipeline.execute()
+        running = [int(size or 1) for size in found[: len(batches)]]
+        return Remaining(
+            sum(depths) + sum(int(each or 0) for each in waiting),
+            sum(running) + sharing,
+            outbox + sum(found[len(batches) :]),
+        )

@@ -11,8 +11,8 @@ from conftest import PATIENCE_S
 from customer_limits import in_force
 from key_leaks import leaked_keys
 from pool import Pool, done
-from scheduler.protocol.admission import Home
-from scheduler.protocol.handover import Arrival, Left, LimitsHandover, Wanted
+from scheduler.protocol.admission import Residence
+from scheduler.protocol.handover import ArrivingLimits, Left, LimitsHandover, Wanted
 from scheduler.redis_client import scripts
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -33,7 +33,7 @@ class Cell:
         self.pool = Pool(client, keys)
         self.handover = LimitsHandover(client, keys)
 
-    async def admit(self, count: int = 1, home: Home = Home.HERE, **changes: Any) -> list[str]:
+    async def admit(self, count: int = 1, home: Residence = Residence.HERE, **changes: Any) -> list[str]:
         """The outcomes of so many requests of the customer."""
         submissions = [self.pool.submission(home=home, **SLOW | changes) for _ in range(count)]
         return [verdict.outcome.value for verdict in await self.pool.admit(submissions)]
@@ -49,7 +49,7 @@ class Cell:
         is_empty = limits.pop("is_empty", False)
         own = in_force(**SLOW | limits | (key or {}))
         keys = {"key": own.key} if own.key else {}
-        return not (await self.handover.arrive(version, [Arrival("customer", own, keys, left, is_empty)]))[0]
+        return not (await self.handover.arrive(version, [ArrivingLimits("customer", own, keys, left, is_empty)]))[0]
 
     async def settle(self, version: int, *others: "Cell", key: dict[str, float] | None = None, **limits: Any) -> bool:
         """What a gateway does for a customer whose home is this cell."""
@@ -87,7 +87,7 @@ async def west_client(west_server: EmbeddedRedis) -> AsyncIterator[Redis]:
     client = command_client(f"{west_server.url}#west", PATIENCE_S)
     await client.flushall()
     yield client
-    leaks = await leaked_keys(client, "{cell:west}:")
+    leaks = await leaked_keys(client)
     await client.aclose()
     assert leaks == []
 
@@ -100,7 +100,7 @@ async def west(west_client: Redis) -> Cell:
 
 async def test_a_customer_continues_with_what_it_had_left(east: Cell, west: Cell) -> None:
     """Three of eight requests are spent in the old home; before its limits have arrived, the new one accepts nothing."""
-    assert await east.admit(3, Home.ONLY) == ["accepted"] * 3
+    assert await east.admit(3, Residence.ONLY) == ["accepted"] * 3
     assert await west.admit() == ["elsewhere"]
 
     assert await west.settle(1, east)
@@ -114,14 +114,14 @@ async def test_the_old_home_accepts_nothing_after_the_move(east: Cell, west: Cel
     assert [v.outcome for v in await east.pool.admit([known])] == [Admission.ACCEPTED]
     assert await west.settle(1, east)
 
-    assert await east.admit(1, Home.ONLY) == await east.admit(1, Home.HERE) == ["elsewhere"]
+    assert await east.admit(1, Residence.ONLY) == await east.admit(1, Residence.HERE) == ["elsewhere"]
     again = east.pool.submission(again=True, **SLOW)
     assert [v.outcome for v in await east.pool.admit([known, again])] == [Admission.DUPLICATE, Admission.ACCEPTED]
 
 
 async def test_a_second_gateway_changes_nothing(east: Cell, west: Cell) -> None:
     """It gets the same from the old home, and what was spent in the new one stays spent."""
-    assert await east.admit(3, Home.ONLY) == ["accepted"] * 3
+    assert await east.admit(3, Residence.ONLY) == ["accepted"] * 3
     first = await east.leave(1)
     second = await east.leave(1)
     assert await west.arrive(1, {"default": first})
@@ -135,7 +135,7 @@ async def test_a_second_gateway_changes_nothing(east: Cell, west: Cell) -> None:
 async def test_a_gateway_that_failed_between_both_steps_loses_nothing(east: Cell, west: Cell) -> None:
     """Another one finds what is left, in a cell that has just been opened."""
     await west.pool.gateway_lives("g1")
-    assert await east.admit(1, Home.ONLY) == ["accepted"]
+    assert await east.admit(1, Residence.ONLY) == ["accepted"]
     await east.leave(1)
 
     assert await west.settle(2, east)
@@ -145,7 +145,7 @@ async def test_a_gateway_that_failed_between_both_steps_loses_nothing(east: Cell
 
 async def test_an_older_catalog_cannot_take_a_customer_back(east: Cell, west: Cell) -> None:
     """A newer one can, when the old home is opened again; the last levels count."""
-    assert await east.admit(3, Home.ONLY) == ["accepted"] * 3
+    assert await east.admit(3, Residence.ONLY) == ["accepted"] * 3
     assert await west.settle(5, east)
     assert await west.admit(2) == ["accepted"] * 2
 
@@ -170,7 +170,7 @@ async def test_buckets_are_refilled_by_durations_whatever_the_clocks_show(
     assert ahead in scripts.source("limits_arrive")
     west = Cell("west", west_client, Keys.at("redis://west#west"))
     limits = {"rate": 1.0, "burst": 8.0}
-    assert await east.admit(8, Home.ONLY, **limits) == ["accepted"] * 8
+    assert await east.admit(8, Residence.ONLY, **limits) == ["accepted"] * 8
     await east.pool.client.hincrby("rl:customer:customer", "at", -2_000_000)
 
     assert await west.settle(1, east, **limits)
@@ -181,7 +181,7 @@ async def test_buckets_are_refilled_by_durations_whatever_the_clocks_show(
 async def test_quotas_and_tokens_move(east: Cell, west: Cell) -> None:
     """A quota that was restored to a lower count in the new home is raised, never lowered."""
     limits = {"quotas": [(DAY, 10)], "tokens_per_minute": 100.0, "burst": 1e6}
-    assert await east.admit(4, Home.ONLY, tokens=20, **limits) == ["accepted"] * 4
+    assert await east.admit(4, Residence.ONLY, tokens=20, **limits) == ["accepted"] * 4
     number = (await east.pool.client.hget("rl:customer:customer", f"q:{DAY}")).split()[0].decode()
     await west.pool.client.hset("{cell:west}:rl:customer:customer", f"q:{DAY}", f"{number} 2")
 
@@ -195,7 +195,7 @@ async def test_open_requests_of_the_old_home_count_in_the_new_one(east: Cell, we
     """Until they have ended there; those that have ended count no more when the customer returns."""
     limits = {"max_concurrency": 3}
     (first,) = await east.pool.queue(1, **SLOW | limits)
-    assert await east.admit(1, Home.ONLY, **limits) == ["accepted"]
+    assert await east.admit(1, Residence.ONLY, **limits) == ["accepted"]
     assert await west.settle(1, east, **limits)
     assert await west.admit(2, **limits) == ["accepted", "concurrency"]
 
@@ -211,7 +211,7 @@ async def test_open_requests_of_the_old_home_count_in_the_new_one(east: Cell, we
 async def test_the_bucket_of_a_key_moves_with_its_first_request(east: Cell, west: Cell) -> None:
     """A key whose limit has not arrived is not accepted, although its customer has."""
     own = {"key_rate": 1e-6, "key_burst": 4.0}
-    assert await east.admit(3, Home.ONLY, **own) == ["accepted"] * 3
+    assert await east.admit(3, Residence.ONLY, **own) == ["accepted"] * 3
     assert await west.settle(1, east)
     assert await west.admit(1, **own) == ["elsewhere"]
 
@@ -250,7 +250,7 @@ async def test_a_new_customer_has_what_a_new_customer_has(east: Cell, west: Cell
 
 async def test_a_home_that_lost_its_data_gives_no_full_bucket(east: Cell, west: Cell) -> None:
     """What a former home had left long ago does not count as what the customer had."""
-    assert await east.admit(1, Home.ONLY) == ["accepted"]
+    assert await east.admit(1, Residence.ONLY) == ["accepted"]
     assert await west.settle(1, east)
     assert await west.admit(7) == ["accepted"] * 7
     await west.pool.client.flushall()
@@ -266,24 +266,24 @@ async def test_a_customer_of_several_cells_is_not_checked(east: Cell, west: Cell
     """Its limits are shared in another way."""
     assert await west.settle(1, east)
 
-    assert await east.admit(1, Home.SPREAD) == await west.admit(1, Home.SPREAD) == ["accepted"]
+    assert await east.admit(1, Residence.SPREAD) == await west.admit(1, Residence.SPREAD) == ["accepted"]
 
 
 async def test_the_old_home_is_asked_for_idempotency_keys(east: Cell, west: Cell) -> None:
     """Its request, or the reply, is known only there. After that the key is claimed in the new home."""
     keyed = {"fingerprint": "f", "max_concurrency": 0}
-    assert await east.admit(1, Home.ONLY, idempotency="done", **keyed) == ["accepted"]
+    assert await east.admit(1, Residence.ONLY, idempotency="done", **keyed) == ["accepted"]
     await east.pool.form([("free", 1)])
     batch = await east.pool.claim_next()
     await east.pool.batches.finish(batch.batch_id, batch.token, [done(batch.requests[0].id)])
-    assert await east.admit(1, Home.ONLY, idempotency="runs", **keyed) == ["accepted"]
+    assert await east.admit(1, Residence.ONLY, idempotency="runs", **keyed) == ["accepted"]
     assert await west.settle(1, east)
 
     assert await west.admit(1, idempotency="new", **keyed) == ["elsewhere"]
     assert (await east.leave(1, (), ["runs", "done", "new"])).known == {"runs", "done"}
     assert await east.admit(1, idempotency="runs", **keyed) == ["in_progress"]
     assert await east.admit(1, idempotency="done", **keyed) == ["replayed"]
-    assert await west.admit(1, Home.ASKED, idempotency="new", **keyed) == ["accepted"]
+    assert await west.admit(1, Residence.ASKED, idempotency="new", **keyed) == ["accepted"]
     assert await west.admit(1, idempotency="new", **keyed) == ["in_progress"]
     assert await west.pool.client.pttl("{cell:west}:rl:customer:customer") > 23 * 3_600_000
 

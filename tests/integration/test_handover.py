@@ -33,7 +33,7 @@ from integration.jobs_fixtures import customer_id
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import CellRow, Customer
 from overshoot import TICK_MS, allowance, always, most_missing
-from scheduler.protocol.handover import Arrival, LimitsHandover, Wanted
+from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
@@ -315,7 +315,7 @@ async def test_jobs_and_lines_of_batches_wait_too(
         await served(stack)
         east, there = LimitsHandover(client, Keys()), LimitsHandover(west, Keys.at(url))
         states = {"default": (await east.leave(3, {free: Wanted()}))[free]}
-        assert await there.arrive(3, [Arrival(free, in_force(), {}, states)]) == [0]
+        assert await there.arrive(3, [ArrivingLimits(free, in_force(), {}, states)]) == [0]
 
         waiting = asyncio.create_task(stack.infer({"input": "job"}, Prefer="respond-async"))
         await eventually(lambda: sum(len(parts.handover) for parts in stack.gateway.pools.all) == 1, "the job waits")

@@ -29,6 +29,7 @@ SNAPSHOT = SimpleNamespace(
     tiers=[SimpleNamespace(name=name, priority=n, guaranteed_share=0.1, paused=False) for n, name in enumerate(TIERS)],
     cordoned=frozenset(),
     quotas={},
+    cells=(),
 )
 CATALOG: Any = SimpleNamespace(snapshot=SNAPSHOT, fresh=True)
 
@@ -87,7 +88,7 @@ async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, 
     await db.execute("INSERT INTO customers (id, name, tier) VALUES ($1, 'c', 'free')", CUSTOMER)
     job = Pool(client, Keys("old")).submission(customer_id=CUSTOMER, api_key_id="k" * 12, body=b"x")
     await insert_jobs(db, [NewJob(job, 60.0)], "old")
-    left = LeftPools(client, CATALOG, database_url, (), lambda: next(now))
+    left = LeftPools(client, CATALOG, database_url, (), clock=lambda: next(now))
 
     await left.turn()
     await end_jobs(db, [JobEnd(job.id, "")], 600.0)

@@ -13,8 +13,8 @@ from gateway.inference.pending import Outcome, PendingRequest
 from gateway.limits.handover import HELD_S, MAX_HELD, Handover
 from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Home, Submission, Verdict
-from scheduler.protocol.handover import MAX_CUSTOMERS, Arrival, Left, Wanted
+from scheduler.protocol.admission import Residence, Submission, Verdict
+from scheduler.protocol.handover import MAX_CUSTOMERS, ArrivingLimits, Left, Wanted
 from scheduler.states import Admission
 
 NOTHING = msgspec.Raw(b"\x90")
@@ -28,7 +28,7 @@ class FakeScripts:
         self.is_away = False
         self.asked: list[Mapping[str, Wanted]] = []
         self.known: frozenset[str] = frozenset()
-        self.arrived: list[Arrival] = []
+        self.arrived: list[ArrivingLimits] = []
         self.calls = 0
 
     async def leave(self, version: int, customers: Mapping[str, Wanted]) -> dict[str, Left]:
@@ -37,7 +37,7 @@ class FakeScripts:
             raise RedisUnavailable("away")
         return {each: Left(self.newer if self.newer > version else 0, NOTHING, self.known) for each in customers}
 
-    async def arrive(self, version: int, arrivals: Sequence[Arrival]) -> list[int]:
+    async def arrive(self, version: int, arrivals: Sequence[ArrivingLimits]) -> list[int]:
         self.calls += 1
         if self.is_away:
             raise RedisUnavailable("away")
@@ -194,7 +194,7 @@ async def test_a_request_whose_key_another_cell_knows_is_submitted_there(world: 
     await world.handover.turn()
 
     assert known.outcome == Verdict(Admission.ELSEWHERE, stored_id="west")
-    assert (world.submitted, new.submission.home) == ([new.id], Home.ASKED)
+    assert (world.submitted, new.submission.home) == ([new.id], Residence.ASKED)
 
 
 async def test_without_redis_admission_decides(world: World) -> None:
@@ -214,7 +214,7 @@ async def test_a_customer_of_several_cells_does_not_wait(world: World) -> None:
 
     await world.handover.turn()
 
-    assert (pending.submission.home, len(world.submitted), world.own.calls) == (Home.SPREAD, 1, 0)
+    assert (pending.submission.home, len(world.submitted), world.own.calls) == (Residence.SPREAD, 1, 0)
 
 
 async def test_nothing_is_asked_for_requests_that_ended(world: World) -> None:

@@ -4,8 +4,8 @@ A server that is unavailable is reported, not fatal. A customer is built from it
 reading the hundred thousand others.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from time import time
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -14,10 +14,21 @@ import asyncpg
 import typer
 
 from ledger.audit.queries import RequestRow, find_gpu_share, find_request
-from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, in_snapshot, models_from, readable, tiers_from
-from ledger.catalog.snapshot import Customer, Key, Model, Tier
+from ledger.catalog.loader import (
+    SnapshotBuild,
+    catalog_statement,
+    feed,
+    in_snapshot,
+    models_from,
+    read_cells,
+    readable,
+    tiers_from,
+)
+from ledger.catalog.quotas import BadCatalogRow
+from ledger.catalog.snapshot import CellRow, Customer, Key, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
+from scheduler.cells.places import cell_urls, cells_of
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.protocol.limits import (
     LimitState,
@@ -29,7 +40,7 @@ from scheduler.protocol.pool_view import CustomerQueue, Observation, QueuePlace,
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
 from scheduler.redis_client.connections import command_client, server_url, tag_at
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.request_id import created_ms
 from scheduler.states import State
 from tierlane.connect import VerbError, database, run
@@ -55,6 +66,14 @@ class Rows(NamedTuple):
     models: tuple[Model, ...] = ()
     row: CustomerRecord | None = None
     gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
+    cells: tuple[CellRow, ...] = ()
+
+    def homes(self) -> tuple[str, ...]:
+        """The cells of the customer."""
+        if self.row is None or not self.cells:
+            return (DEFAULT_CELL,)
+        customer = self.row.customer
+        return cells_of(customer.id, self.cells, customer.cell, customer.spread)
 
 
 async def read_rows(connection: Connection, name: str) -> Rows:
@@ -65,8 +84,9 @@ async def read_rows(connection: Connection, name: str) -> Rows:
             tiers = tiers_from(found)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
+        cells = await read_cells(connection)
     share = await _gpu_share(connection, row.customer) if row else None
-    return Rows(tiers, known_models, row, share)
+    return Rows(tiers, known_models, row, share, cells)
 
 
 async def _gpu_share(connection: Connection, customer: Customer) -> float | None:
@@ -153,7 +173,8 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         if rows.row is None:
             raise VerbError(_no_such(name))
     try:
-        async with _redis(settings) as client:
+        homes = rows.homes() or (DEFAULT_CELL,)
+        async with _redis(settings, rows.cells, homes[0]) as client:
             state = await _read_redis(client, Keys(settings.pool, tag_at(client)), name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
@@ -168,6 +189,7 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         refusals=state.refusals,
         queues=state.queues,
         gpu_share=rows.gpu_share,
+        cells=rows.homes(),
         not_read=not_read,
     )
 
@@ -213,38 +235,61 @@ def _as_customer_id(name: str) -> str | None:
         return None
 
 
-async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
-    row: RequestRow | None = None
+class RequestState(NamedTuple):
+    """What Redis has about a request."""
+
     detail: RequestDetail | None = None
     refusal: RejectionRecord | None = None
     place: QueuePlace | None = None
+
+
+async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
+    row: RequestRow | None = None
+    cells: tuple[CellRow, ...] = ()
+    state = RequestState()
     not_read: list[str] = []
     try:
         async with database(settings, NAME) as connection:
             row = await find_request(connection, request_id)
+            with suppress(BadCatalogRow):
+                cells = await read_cells(connection)
     except VerbError as error:
         not_read.append(_without(error, "rows of the audit"))
-    try:
-        async with _redis(settings) as client:
-            keys = Keys(settings.pool, tag_at(client))
-            detail = await Results(client, keys).request_detail(request_id)
-            if detail is not None and detail.state == State.QUEUED:
-                place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
-            if row is None and detail is None:
-                refusal = await find_rejection(client, keys, request_id)
-    except RedisUnavailable as error:
-        not_read.append(_without(error, "running requests and rejections"))
-    if len(not_read) == 2:
-        raise VerbError("\n".join(not_read))
-    return explain_request(request_id, row, detail, refusal, not_read, place=place)
+    urls = cell_urls(settings.redis_url, cells)
+    faults: list[str] = []
+    for cell in urls:
+        try:
+            async with _redis(settings, cells, cell) as client:
+                keys = Keys(settings.pool, tag_at(client))
+                state = await _read_request(client, keys, request_id, refused=row is None)
+        except RedisUnavailable as error:
+            named = RedisUnavailable(f"Cell {cell}: {error}") if len(urls) > 1 else error
+            faults.append(_without(named, "running requests and rejections"))
+        if any(state):
+            faults = []  # It is known, whatever the other cells have.
+            break
+    if not_read and len(faults) == len(urls):
+        raise VerbError("\n".join(not_read + faults))
+    not_read += faults
+    return explain_request(request_id, row, state.detail, state.refusal, not_read, place=state.place)
+
+
+async def _read_request(client: "Redis", keys: Keys, request_id: str, *, refused: bool) -> RequestState:
+    """A request in one cell; `refused`: look for its rejection too."""
+    place: QueuePlace | None = None
+    detail = await Results(client, keys).request_detail(request_id)
+    if detail is not None and detail.state == State.QUEUED:
+        place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
+    refusal = await find_rejection(client, keys, request_id) if refused and detail is None else None
+    return RequestState(detail, refusal, place)
 
 
 @asynccontextmanager
-async def _redis(settings: "Settings") -> AsyncIterator["Redis"]:
-    """A client of the pool's Redis. Raises RedisUnavailable where none is set."""
+async def _redis(settings: "Settings", cells: Sequence[CellRow], cell: str) -> AsyncIterator["Redis"]:
+    """A client of the Redis of a cell. Raises RedisUnavailable where none is set."""
     if not settings.redis_url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")
-    client = command_client(await server_url(settings.redis_url))
+    client = command_client(await server_url(cell_urls(settings.redis_url, cells)[cell]))
     try:
         yield client
     finally:

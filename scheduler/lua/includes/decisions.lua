@@ -101,7 +101,7 @@ local function evaluate_together(g, keys, first, count)
 end
 
 -- is_elsewhere(g): whether the limits of the customer left this cell or, where there are several cells, have not arrived in it with
--- those of the key. g.home: Home in scheduler/protocol/admission.py.
+-- those of the key. g.home: Residence in scheduler/protocol/admission.py.
 local function is_elsewhere(g)
   if g.home == 3 then return false end
   local state, version, at = string.match(g.customer.home or '', '^(%a+) (%d+) (%d+)')
@@ -114,7 +114,10 @@ end
 -- quotas that reject, the rejection that a tier in shadow would have returned.
 local function decide(g, o, key, together)
   local known, id = known_outcome(o, key)
-  if known and (known == 'duplicate' or not together or together[1] == 'accepted') then return known, 0, nil, id end
+  if known and (known == 'duplicate' or not together or together[1] == 'accepted') then
+    if known == 'replayed' then call('HSET', P .. 'request:' .. id, 'replayed', 1) end -- it can no longer be revoked
+    return known, 0, nil, id
+  end
   local rare, outcome, retry_ms, limit = submissions[o + RARE], nil, nil, nil
   if rare and rare[3] then return 'accepted', 0, 'nothing' end -- it was evaluated and charged when it was first submitted
   if g.elsewhere == nil then g.elsewhere = is_elsewhere(g) or false end
