@@ -27,7 +27,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Residence
 from scheduler.redis_client.connections import server_url
-from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, pools_of, pools_to_serve
+from scheduler.redis_client.keys import DEFAULT_CELL, cell_of, is_pool_name, place_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
 
 CHECK_S = 0.1
@@ -190,7 +190,8 @@ class Pools:
         """Serve pools and cells from when the catalog names them; leave closed cells. Never returns."""
         self._checked = None  # After a restart of this loop, a pool may have been missed.
         for check in itertools.count():
-            wanted = self._new()
+            snapshot, changed = self._catalog.snapshot, self._new()
+            wanted = dict(changed)
             if not check % UNFINISHED_EVERY:
                 wanted |= await self._unnamed()
             for place in sorted(set(wanted) - {parts.config.place for parts in self.all} - self._left.keys()):
@@ -199,6 +200,9 @@ class Pools:
                 except Exception as error:  # noqa: BLE001 - the other cells are served
                     log_fault(f"{place} cannot be served", error)
                     self._checked = None  # It is attempted again.
+            if changed and snapshot is not None:
+                here = {parts.config.place for parts in self.all}
+                self._homes.adopt(snapshot, {cell_of(changed[place][1]) for place in changed.keys() - here})
             await asyncio.sleep(CHECK_S)
 
     async def _unnamed(self) -> dict[str, tuple[str, str]]:

@@ -39,6 +39,9 @@ log = structlog.get_logger("gateway")
 class HomesView(Protocol):
     """The cells of customers by the current catalog."""
 
+    @property
+    def version(self) -> int: ...
+
     def now(self, customer_id: str) -> tuple[Residence, tuple[str, ...]]: ...
 
     def former(self, customer_id: str, home: str) -> frozenset[str]: ...
@@ -109,7 +112,7 @@ class Handover:
     async def turn(self) -> None:
         """One attempt for the customers that have waited longest."""
         self._drop_ended()
-        snapshot, homes, others = self._catalog.snapshot, self.homes, self.others()
+        homes, others = self.homes, self.others()
         arriving: list[str] = []
         for customer_id in list(islice(self._held, MAX_CUSTOMERS)):
             self._held[customer_id] = self._held.pop(customer_id)  # The others are first in the next turn.
@@ -121,10 +124,10 @@ class Handover:
                 self._submit(customer_id)
             else:
                 arriving.append(customer_id)
-        if snapshot is None or not arriving:
+        if homes is None or not homes.version or not arriving:
             return
         forced = [each for each in arriving if self._is_forced(each)]
-        await self._arrive([each for each in arriving if each not in forced], snapshot.version, others)
+        await self._arrive([each for each in arriving if each not in forced], homes.version, others)
         for customer_id in forced:
             await self._arrive([customer_id], self._newer[customer_id] + 1, others)
 

@@ -4,12 +4,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,7 +16,7 @@ from admin import NO_LIMITS, NewCustomer, add_customer, known, sql
 from eventually import eventually
 from integration.admin_fixtures import Admin
 from ledger.catalog.snapshot import CellRow
-from load import ALL_WELL, Answer, ask, no_collection, one_row_each, verdict
+from load import ALL_WELL, Answer, ask, no_collection, one_row_each, unwell, verdict
 from scheduler.cells.places import cell_urls, cells_of
 from scheduler.redis_client.connections import command_client, tag_at
 from scheduler.redis_client.keys import Keys
@@ -39,24 +35,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         tmp_path_factory.mktemp("cells"), "--backend", "simulated:50", "--workers", "4", *options
     ) as running:
         yield running
-
-
-@contextmanager
-def worker_in(url: str, home: Path, name: str) -> Iterator[None]:
-    """A further worker, which starts in the cell at this URL."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | {
-        "TIERLANE_REDIS_URL": url,
-        "TIERLANE_WORKER_ID": name,
-        "TIERLANE_BACKEND": "simulated:50",
-    }
-    with (home / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "tierlane", "worker"], env=env, stdout=log, stderr=log)
-    try:
-        yield
-        assert process.poll() is None
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
 
 
 async def cells(stack: Stack) -> tuple[CellRow, ...]:
@@ -147,39 +125,29 @@ async def test_every_gateway_serves_the_customers_of_each_cell(stack: Stack) -> 
 async def test_streams_jobs_and_batches_in_the_second_cell(stack: Stack) -> None:
     """Each has its result, and each of its requests one row."""
     customer = (await customers_of(stack, "kinds"))["c2"][0]
-    lines = [
-        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": {"model": "simulated", "prompt": f"p{n}"}}
-        for n in range(40)
-    ]  # fmt: skip
-    prefer = {"Prefer": "respond-async"}
     async with (
-        openai.AsyncOpenAI(api_key=customer.key, base_url=f"{stack.url}/v1", max_retries=0) as client,
+        client_of(stack, customer) as client,
         aiohttp.ClientSession(headers=customer.headers) as session,
     ):
         stream = await client.completions.create(model="simulated", prompt="abc", stream=True)
         text = "".join([chunk.choices[0].text async for chunk in stream])
+        prefer = {"Prefer": "respond-async"}
         async with session.post(f"{stack.url}/v1/inference", json={"input": "abc"}, headers=prefer) as response:
             job = (await response.json())["task_id"]
-        raw = "\n".join(map(json.dumps, lines)).encode()
-        file = await client.files.create(file=("lines.jsonl", raw), purpose="batch")
-        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        batch = await create_batch(client, 40)
 
         async def result() -> Any:
             async with session.get(f"{stack.url}/v1/result/{job}") as response:
                 document = await response.json()
                 return document if document["status"] != "PENDING" else None
 
-        async def ended() -> Any:
-            found = await client.batches.retrieve(batch.id)
-            return found if found.status == "completed" else None
-
         document = await eventually(result, "the job has ended")
-        counts = (await eventually(ended, "the batch has ended", 30.0)).request_counts
+        counts = await ended(client, batch)
         async with session.get(f"{stack.url}/v1/me") as response:
             account = await response.json()
 
     assert (text, document["status"], document["output"]) == ("cba", "SUCCESS", "cba")
-    assert (counts.completed, counts.failed) == (40, 0)
+    assert counts == (40, 0)
     assert account["as_of"] == "now"
     (row,) = await sql(stack, "SELECT pool FROM jobs WHERE id = $1", job)
     assert row["pool"] == "default@c2"
@@ -192,14 +160,42 @@ async def test_streams_jobs_and_batches_in_the_second_cell(stack: Stack) -> None
     assert len(set(ids)) == 42
 
 
+def client_of(stack: Stack, customer: NewCustomer) -> openai.AsyncOpenAI:
+    """OpenAI's client with the key of a customer."""
+    return openai.AsyncOpenAI(api_key=customer.key, base_url=f"{stack.url}/v1", max_retries=2)
+
+
+async def create_batch(client: openai.AsyncOpenAI, count: int) -> str:
+    """Create a batch of so many lines; its id."""
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": {"model": "simulated", "prompt": f"p{n}"}}
+        for n in range(count)
+    ]  # fmt: skip
+    file = await client.files.create(file=("lines.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    return batch.id
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str) -> tuple[int, int]:
+    """The numbers of completed and failed lines, once the batch has ended."""
+
+    async def completed() -> Any:
+        await asyncio.sleep(0.1)
+        found = await client.batches.retrieve(batch_id)
+        return found.request_counts if found.status == "completed" else None
+
+    counts = await eventually(completed, "the batch has ended", 60.0)
+    return counts.completed, counts.failed
+
+
 async def _of_length(read: Callable[[], Awaitable[list[Any]]], count: int) -> list[Any]:
     found = await read()
     assert len(found) <= count
     return found if len(found) == count else []
 
 
-async def test_a_cell_is_opened_drained_and_closed_under_load(stack: Stack, tmp_path: Path) -> None:
-    """A part of the customers moves there and back; every request succeeds, and has one row."""
+async def test_a_cell_is_opened_drained_and_closed_under_load(stack: Stack) -> None:
+    """Customers and workers move there and back; every request succeeds, and has one row."""
     await stack.healthy(4)
     of_cells, verbs = await customers_of(stack, "moving"), admin(stack)
     customers = [*of_cells["default"], *of_cells["c2"]]
@@ -213,68 +209,57 @@ async def test_a_cell_is_opened_drained_and_closed_under_load(stack: Stack, tmp_
         name: cell for name, cell in before.items() if name not in moved
     }
     closed = asyncio.Event()
-    with worker_in(f"{stack.redis_url}#c3", tmp_path, "third"):
-        loading = asyncio.create_task(load(stack, customers, 120, 6.0, closed.is_set))
-
-        async def answered(cell: str) -> bool:
-            return (await cell_depth(stack, cell)) > 0
-
+    mover = next(each for each in customers if each.name in moved)
+    async with client_of(stack, mover) as client:
+        loading = asyncio.create_task(load(stack, customers, 120, 5.0, closed.is_set))
         await asyncio.sleep(1.0)
         await verbs.done("cell", "open", "c3")
-        await eventually(lambda: answered("c3"), "requests are in the new cell")
+        await eventually(lambda: requests_in(stack, "c3"), "requests are in the new cell")
+        batch = await create_batch(client, 300)
         await asyncio.sleep(2.0)
         await verbs.done("cell", "drain", "c3")
+        there = await requests_in(stack, "c3")
 
         async def is_closed() -> bool:
             return (await verbs.run("cell", "close", "c3")).exit_code == 0
 
-        await eventually(is_closed, "the cell is closed", 20.0)
-        await asyncio.sleep(1.0)
+        await eventually(is_closed, "the cell is closed", 30.0)
         closed.set()
         answers = await loading
+        assert await ended(client, batch) == (300, 0)
 
-    assert verdict(flat(answers)) == ALL_WELL
+    assert verdict(flat(answers)) == ALL_WELL, unwell(flat(answers))
     await one_row_each(stack, flat(answers))
-    found = {name: await places_of_third(stack, several) for name, several in answers.items()}
-    assert {name for name, count in found.items() if count} == moved
+    assert {name for name, several in answers.items() if there & {each.request_id for each in several}} == moved
 
 
-async def cell_depth(stack: Stack, cell: str) -> int:
-    """The number of requests in the Redis of a cell, ended ones included."""
+async def requests_in(stack: Stack, cell: str) -> set[str | None]:
+    """The requests in the Redis of a cell on the server of the default one, ended ones included."""
     client = command_client(f"{stack.redis_url}#{cell}", 5.0)
-    found = [key async for key in client.scan_iter(f"{tag_at(client)}request:*", count=10_000)]
+    prefix = f"{tag_at(client)}request:"
+    found = {key.decode().removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*", count=10_000)}
     await client.aclose()
-    return len(found)
+    return {*found}
 
 
-async def places_of_third(stack: Stack, answers: Sequence[Answer]) -> int:
-    """How many of these requests were in c3."""
-    client = command_client(f"{stack.redis_url}#c3", 5.0)
-    keys = Keys(tag=tag_at(client))
-    found = await client.exists(*(keys.request(answer.request_id or "") for answer in answers))
-    await client.aclose()
-    return int(found)
-
-
-async def test_the_server_of_one_cell_is_killed_under_load(stack: Stack) -> None:
+@pytest.mark.parametrize(("lost", "name"), [("c2", "redis-c2"), ("default", "redis")])
+async def test_the_server_of_one_cell_is_killed_under_load(stack: Stack, lost: str, name: str) -> None:
     """The customers of the other do not notice; its own are served by workers directly, and again through the new server."""
     await stack.healthy(4)
-    of_cells = await customers_of(stack, "killed")
+    of_cells = await customers_of(stack, f"killed-{lost}")
     customers = [*of_cells["default"], *of_cells["c2"]]
     loading = asyncio.create_task(load(stack, customers, 90, 12.0))
     await asyncio.sleep(2.0)
-    os.kill(stack.pids("redis")["redis-c2"], signal.SIGKILL)
+    os.kill(stack.pids("redis")[name], signal.SIGKILL)
     answers = await loading
-    own, others = ([a for each in of_cells[cell] for a in answers[each.name]] for cell in ("c2", "default"))
 
-    assert verdict(own) == verdict(others) == ALL_WELL
-    await eventually(lambda: not list(stack.data_dir.glob("*/cells/*/spool/*.log*")), "the spools are merged", 20.0)
+    by_cell = {cell: [a for each in several for a in answers[each.name]] for cell, several in of_cells.items()}
+    assert {cell: verdict(several) for cell, several in by_cell.items()} == dict.fromkeys(by_cell, ALL_WELL)
+    await eventually(lambda: not list(stack.data_dir.glob("gateway-*/**/spool/*.log*")), "the spools are merged", 20.0)
     rows = await stack.audited([answer.request_id or "" for answer in flat(answers)])
-    modes = {
-        cell: {rows[a.request_id or ""]["mode"] for each in of_cells[cell] for a in answers[each.name]}
-        for cell in of_cells
-    }
+    modes = {cell: {rows[answer.request_id or ""]["mode"] for answer in several} for cell, several in by_cell.items()}
     assert {row["status"] for row in rows.values()} == {"completed"}
-    assert modes == {"default": {"queue"}, "c2": {"queue", "direct"}}
-    assert rows[own[-1].request_id or ""]["mode"] == "queue"
+    assert modes.pop(lost) == {"queue", "direct"}
+    assert set.union(*modes.values()) == {"queue"}
+    assert rows[by_cell[lost][-1].request_id or ""]["mode"] == "queue"
     await stack.healthy(4)

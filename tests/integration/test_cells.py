@@ -6,6 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from integration.admin_fixtures import Admin, customer
+from integration.dead_letter_fixtures import customer as dead_letter_customer
+from integration.dead_letter_fixtures import letter, worker
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.loader import load
 from ledger.jobs import NewJob, count_open_jobs, insert_jobs
@@ -198,3 +200,27 @@ async def test_verbs_read_all_cells_or_one(admin: Admin, pool: Pool, west: Pool)
     assert result.exit_code == 0
     assert "Warning: Cell lost cannot be read: Redis did not respond" in result.stderr
     assert (await admin.json("explain", waiting))["found"] == "accepted"
+
+
+async def test_a_dead_letter_is_requeued_where_a_worker_is(
+    admin: Admin, pool: Pool, west: Pool, db: Connection
+) -> None:
+    """Or in a named cell. It leaves the lists that health counts in every cell, as a purged one does."""
+    await admin.done("cell", "open", "west")
+    acme = await dead_letter_customer(db)
+    old, other = await letter(db, customer_id=acme), await letter(db, customer_id=acme)
+    for place in (pool, west):
+        await place.client.lpush(place.keys.dlq, old, other)
+    fault = await admin.fault(1, "dlq", "requeue", old, "--cell", "default")
+    assert fault.startswith("No worker of pool default is healthy")
+    async with worker(west, done):
+        output = await admin.done("dlq", "requeue", old)
+    assert " completed after " in output
+    for place in (pool, west):
+        assert await place.client.lrange(place.keys.dlq, 0, -1) == [other.encode()]
+    await admin.done("dlq", "purge", other)
+    assert await client_keys(pool.client, "*dlq") == []
+
+
+async def client_keys(client: Redis, pattern: str) -> list[bytes]:
+    return [key async for key in client.scan_iter(pattern)]

@@ -27,7 +27,7 @@ WEST = CellRow("west", "redis://127.0.0.1:2/0", "open", 1.0)
 
 def catalog(*cells: CellRow) -> Any:
     """A catalog with the models of ROWS."""
-    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells, customers={}))
+    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells, customers={}, version=1))
 
 
 async def _heartbeat() -> None:
@@ -127,11 +127,32 @@ async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
         assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="draining"),)
-        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: pools.serving(there, "tiny") is own.inference, "the customer has another cell")
         assert "default@west" in places(pools)
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="closed"),)
         await eventually(lambda: places(pools) == {"default", "large", "old"}, "the cell is left")
+
+
+async def test_a_new_cell_is_used_once_it_is_served() -> None:
+    """Its customers stay where they are meanwhile, and if it cannot be served here."""
+    found, own, faults = catalog(), parts("default"), [OSError("no"), OSError("no")]
+
+    def make(pool: str, url: str) -> Any:
+        if faults and pool == "default":
+            raise faults.pop()
+        return parts(pool, url)
+
+    pools = Pools(found, own, make, Homes(found))
+    there: Any = SimpleNamespace(customer_id="c1", cell="west", spread=1)
+    async with running(pools):
+        await eventually(lambda: "large" in places(pools), "the pools are served")
+        found.snapshot.cells = (WEST,)
+        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: len(faults) == 1, "the first attempt has failed")
+        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: pools.serving(there, "tiny") is not own.inference, "the cell is used")
+        assert "default@west" in places(pools)
 
 
 async def test_a_cell_without_redis_does_not_keep_a_gateway_from_being_ready() -> None:
