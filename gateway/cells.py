@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from gateway.catalog import CatalogView, IdentityView
-from scheduler.cells.places import CellView, cell_urls, cells_of
+from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
+from scheduler.cells.places import CellView, cell_urls, cells_of, former_homes
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.admission import Residence
 from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.keys import DEFAULT_CELL
 
@@ -19,6 +20,13 @@ SEEN_S = 2.0
 NO_CELL = "No cell is open. Open one with `tierlane cell open`."
 
 
+class _Place(NamedTuple):
+    """What the catalog says of a customer's cells."""
+
+    cell: str | None = None
+    spread: int = 1
+
+
 class UsedCell(NamedTuple):
     """A cell as requests may use it."""
 
@@ -26,6 +34,14 @@ class UsedCell(NamedTuple):
     redis_url: str | None
     state: str
     weight: float
+
+
+class AdoptedCells(NamedTuple):
+    """The cells that requests use, of a table in a version of the catalog."""
+
+    rows: Sequence[CellView]
+    table: Sequence[CellView]
+    version: int
 
 
 class Homes:
@@ -36,8 +52,8 @@ class Homes:
 
     def __init__(self, catalog: CatalogView) -> None:
         self._catalog = catalog
-        self._adopted: Sequence[CellView] | None = None
-        self._rows: Sequence[CellView] = ()
+        self._adopted: AdoptedCells | None = None
+        self._rows: object = ()
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
@@ -45,16 +61,26 @@ class Homes:
     def rows(self) -> Sequence[CellView]:
         """The cells that requests use; empty: only the default one."""
         if self._adopted is not None:
-            return self._adopted
+            return self._adopted.rows
         snapshot = self._catalog.snapshot
         return () if snapshot is None else snapshot.cells
 
-    def adopt(self, rows: Sequence[CellView], unserved: Collection[str]) -> None:
+    @property
+    def version(self) -> int:
+        """The version of the catalog by which homes are decided."""
+        snapshot = self._catalog.snapshot
+        if snapshot is None:
+            return 0
+        adopted = self._adopted
+        return snapshot.version if adopted is None or adopted.table == snapshot.cells else adopted.version
+
+    def adopt(self, snapshot: SnapshotView, unserved: Collection[str]) -> None:
         """Use these cells from now on, those that are not served yet as if they were draining."""
-        self._adopted = [
+        rows = [
             UsedCell(row.name, row.redis_url, "draining" if row.name in unserved else row.state, row.weight)
-            for row in rows
+            for row in snapshot.cells
         ]
+        self._adopted = AdoptedCells(rows, snapshot.cells, snapshot.version)
 
     def is_single(self) -> bool:
         """Whether the default cell is the only one."""
@@ -62,7 +88,7 @@ class Homes:
 
     def of(self, identity: IdentityView) -> str:
         """The cell of the next request of a customer. Raises RequestError `no_capacity` if no cell is open."""
-        cells = self.all_of(identity)
+        _, cells = self.now(identity.customer_id, identity)
         if len(cells) == 1:
             return cells[0]
         if not cells:
@@ -72,28 +98,58 @@ class Homes:
 
     def best(self, identity: IdentityView) -> str:
         """The cell that is shown as the customer's; the default one if no cell is open."""
-        cells = self.all_of(identity)
+        _, cells = self.now(identity.customer_id, identity)
         return cells[0] if cells else DEFAULT_CELL
 
-    def all_of(self, identity: IdentityView) -> tuple[str, ...]:
-        """All cells of a customer, the best first."""
+    def residence(self, identity: IdentityView) -> Residence:
+        """What admission checks for a request of this customer."""
+        snapshot = self._catalog.snapshot
+        if snapshot is None or not self.rows:
+            return Residence.ONLY
+        return _residence(_place(identity.customer_id, snapshot, identity))
+
+    def now(self, customer_id: str, identity: IdentityView | None = None) -> tuple[Residence, tuple[str, ...]]:
+        """What admission checks for a customer, and all its cells, the best first."""
+        snapshot = self._catalog.snapshot
+        if snapshot is None or not self.rows:
+            return Residence.ONLY, (DEFAULT_CELL,)
+        place = _place(customer_id, snapshot, identity)
+        return _residence(place), self._cells(customer_id, place)
+
+    def former(self, customer_id: str, home: str) -> frozenset[str]:
+        """The cells that probably were the home of a customer before `home`."""
+        snapshot = self._catalog.snapshot
+        if snapshot is None or not self.rows:
+            return frozenset()
+        return former_homes(customer_id, self.rows, home, _place(customer_id, snapshot).cell)
+
+    def _cells(self, customer_id: str, place: _Place | IdentityView | CustomerRow) -> tuple[str, ...]:
         rows = self.rows
-        if not rows:
-            return (DEFAULT_CELL,)
         if rows is not self._rows:
             self._rows, self._known = rows, {}
-        customer = (identity.customer_id, identity.cell, identity.spread)
+        customer = (customer_id, place.cell, place.spread)
         found = self._known.get(customer)
         if found is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            found = self._known[customer] = cells_of(identity.customer_id, rows, identity.cell, identity.spread)
+            found = self._known[customer] = cells_of(customer_id, rows, place.cell, place.spread)
         return found
 
     def urls(self, base_url: str) -> dict[str, str]:
         """The URLs of all cells that are served, by name."""
         snapshot = self._catalog.snapshot
         return cell_urls(base_url, snapshot.cells if snapshot is not None else ())
+
+
+def _place(
+    customer_id: str, snapshot: SnapshotView, identity: IdentityView | None = None
+) -> _Place | IdentityView | CustomerRow:
+    """The row of a customer: the identity of a request that has waited may be older."""
+    return snapshot.customers.get(customer_id) or identity or _Place()
+
+
+def _residence(place: _Place | IdentityView | CustomerRow) -> Residence:
+    return Residence.SPREAD if place.spread > 1 else Residence.HERE
 
 
 class CellObservations:

@@ -40,6 +40,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestStatus
 from scheduler.request_id import new_request_id
+from scheduler.states import Admission
 
 T = TypeVar("T")
 log = structlog.get_logger("gateway")
@@ -323,6 +324,8 @@ class BatchRun:
                 own = verdicts[at : at + len(call.submissions)]
                 at += len(call.submissions)
                 refusal = next((verdict for verdict in own if verdict.outcome not in ENTERED), None)
+                if refusal is not None and refusal.outcome is Admission.ELSEWHERE and not refused_ms:
+                    redis.ask(call.submissions[0])
                 if refusal is None:
                     line.call, line.lost = call, False
                 else:

@@ -11,6 +11,7 @@ end
 
 -- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
 -- quota is metered: Meter of ratelimit/quotas.py}; `kind` is an index. `gpu_us`: the mean GPU time of its requests in this pool.
+-- `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no other cell knew the customer.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
@@ -22,6 +23,7 @@ local function customer(id, limits)
   end
   for i, q in ipairs(limits[3]) do fields[n + i] = 'q:' .. q[1] end
   if limits[5] then fields[n + #limits[3] + 1] = 'cost:' .. P end
+  fields[#fields + 1] = 'home'
   local row = call('HMGET', c.key, unpack(fields))
   local updated_at = tonumber(row[1])
   for i, b in ipairs(limits[1]) do
@@ -39,6 +41,7 @@ local function customer(id, limits)
       spent = tonumber(stored_number) == number and tonumber(spent) or 0}
     if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
+  c.home = row[#fields]
   c.gpu_us = limits[5] and metered.mean(row[n + #limits[3] + 1] or nil)
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0
   if c.max_concurrency > 0 and c.in_use >= c.max_concurrency then count_leases(c) end

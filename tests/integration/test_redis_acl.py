@@ -18,6 +18,7 @@ from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.cancellation import DeadLetterList
+from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import LimitState, QuotaRestore, QuotaSpent, recent_rejections
 from scheduler.protocol.pool_view import Unfinished
@@ -140,6 +141,10 @@ async def admit_with_limits(gateway: Pool) -> None:
     limits: dict[str, Any] = {"quotas": [("1day", 10)], "tokens_per_minute": 1000.0, "max_concurrency": 5}
     submissions = [gateway.submission(**limits, tokens=3), gateway.submission(idempotency="k", fingerprint="f")]
     assert [v.outcome for v in await gateway.admit(submissions)] == ["accepted", "accepted"]
+    left = await LimitsHandover(gateway.client, gateway.keys).leave(1, {"moved": Wanted(("key",), ("k",))})
+    await LimitsHandover(gateway.client, gateway.keys).arrive(
+        2, [ArrivingLimits("moved", in_force(), {}, {"other": left["moved"]})]
+    )
     state = LimitState(gateway.client, gateway.keys)
     await state.read("customer", in_force(10.0, 10.0, **limits, key_rate=5.0, key_burst=5.0), "key")
 

@@ -27,7 +27,7 @@ WEST = CellRow("west", "redis://127.0.0.1:2/0", "open", 1.0)
 
 def catalog(*cells: CellRow) -> Any:
     """A catalog with the models of ROWS."""
-    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells))
+    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells, customers={}, version=1))
 
 
 async def _heartbeat() -> None:
@@ -49,6 +49,7 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
         config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
         inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
+        handover=SimpleNamespace(homes=None, others=None, turn=_nothing),
         direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
