@@ -151,7 +151,8 @@ KEYS = (
     RedisKey(
         "rl:customer:<customer>",
         "hash",
-        "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed",
+        "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed; "
+        "`share`, `g:<quota>`: parts of its limits in this cell, if it uses several",
         "admit",
         "1 h to 7 days; quotas until their window ends",
     ),
@@ -172,6 +173,8 @@ KEYS = (
         "admit",
         "1 h to 7 days",
     ),
+    RedisKey("rl:shared", "set", "customers with parts of their limits in this cell", "allot", "7 days"),
+    RedisKey("allotter", "hash", "the allotter that sets these parts, and its last call", "allot", "7 days"),
     RedisKey("history", "list", "points of the dashboard's charts, newest 1,800", "gateway", "60 min from the newest"),
     RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
     RedisKey("pools", "set", "pools to serve", "scheduler"),

@@ -108,6 +108,7 @@ local function decide(g, o, key, together)
   local rare, outcome, retry_ms, limit = submissions[o + RARE], nil, nil, nil
   if rare and rare[3] then return 'accepted', 0, 'nothing' end -- it was evaluated and charged when it was first submitted
   local coalesced = rare and not together and needs_no_run(g, rare)
+  if g.customer.asked then g.customer.asked = g.customer.asked + 1 end
   if together then outcome, retry_ms, limit = together[1], together[2], together[3]
   else outcome, retry_ms, limit = evaluate(g, o, 1, nil, coalesced) end
   if outcome ~= 'accepted' then return outcome, retry_ms, nil, outcome == 'quota' and g.customer.refused_by or nil end
