@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ratelimit.limits import Bucket
 from scheduler.cells.shares import (
     WHOLE,
-    Part,
+    LeasedPart,
     even_parts,
     grants,
     least_part,
@@ -51,9 +51,9 @@ OVER = Ends(0.0, 0.0)
 class _Use:
     """One cell. `recorded`: it has parts. `promised`: the largest grant of each quota, by window."""
 
-    rates: Part = field(default_factory=Part)
-    concurrency: Part = field(default_factory=Part)
-    quotas: Part = field(default_factory=lambda: Part(decays=False))
+    rates: LeasedPart = field(default_factory=LeasedPart)
+    concurrency: LeasedPart = field(default_factory=LeasedPart)
+    quotas: LeasedPart = field(default_factory=lambda: LeasedPart(decays=False))
     recorded: bool = False
     open: int = 0
     asked: int = 0
@@ -63,7 +63,7 @@ class _Use:
     promised: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def parts(self) -> tuple[Part, Part, Part]:
+    def parts(self) -> tuple[LeasedPart, LeasedPart, LeasedPart]:
         return self.rates, self.concurrency, self.quotas
 
 

@@ -94,7 +94,7 @@ def grants(amount: int, spent: Mapping[str, int], reserved: int, weights: Mappin
 
 
 @dataclass(slots=True)
-class Part:
+class LeasedPart:
     """A part in one cell. `share`: what was acknowledged last. `most`: the largest that may be in force until `ends`, in monotonic
     seconds; half of it afterwards, if `decays`.
     """
