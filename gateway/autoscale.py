@@ -99,7 +99,7 @@ class ScaleAdvice:
 
     def update(self) -> None:
         """Apply the policy to the latest observation."""
-        seen, age_s, snapshot = self._beat.observation, self._beat.age_s(), self._catalog.snapshot
+        seen, age_s, snapshot = self._beat.whole, self._beat.age_s(), self._catalog.snapshot
         if seen is None or snapshot is None or age_s is None or age_s > STALE_S:
             self._advice = self._policy.hold("the pool cannot be observed") or self._advice
             return

@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from ratelimit.limits import Values
+from scheduler.cells.places import CellView
 from scheduler.errors import ErrorCode, RequestError
 
 
@@ -62,19 +63,6 @@ class ModelRow(Protocol):
     def price_at(self, now: float) -> tuple[float, float, float]: ...
 
 
-class CellRow(Protocol):
-    """One row of `cells`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def redis_url(self) -> str | None: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-
-
 class CustomerRow(Protocol):
     """One row of `customers`, with its base limits."""
 
@@ -114,7 +102,7 @@ class SnapshotView(Protocol):
     @property
     def cordoned(self) -> frozenset[str]: ...
     @property
-    def cells(self) -> Sequence[CellRow]: ...
+    def cells(self) -> Sequence[CellView]: ...
     @property
     def version(self) -> int: ...
 

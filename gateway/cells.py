@@ -1,14 +1,19 @@
-"""The cells of customers, as one gateway sees them, and the choice of one for each request."""
+"""The cells of customers, as one gateway sees them, the choice of one for each request, and what was seen in other cells."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from gateway.catalog import CatalogView, CellRow, IdentityView
-from scheduler.cells.places import cell_urls, cells_of
+from gateway.catalog import CatalogView, IdentityView
+from scheduler.cells.places import CellView, cell_urls, cells_of
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.keys import DEFAULT_CELL
 
 MOST_KNOWN = 200_000
 """Customers whose cells are kept; then all are computed again."""
+
+SEEN_S = 2.0
+"""An older observation of a cell does not count: its workers may have moved."""
 
 NO_CELL = "No cell is open. Open one with `tierlane cell open`."
 
@@ -18,12 +23,11 @@ class Homes:
 
     def __init__(self, catalog: CatalogView) -> None:
         self._catalog = catalog
-        self._rows: Sequence[CellRow] = ()
+        self._rows: Sequence[CellView] = ()
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
         self._next = 0
 
-    @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the default cell is the only one."""
         snapshot = self._catalog.snapshot
         return snapshot is None or not snapshot.cells
@@ -41,7 +45,13 @@ class Homes:
         self._next += 1
         return cells[self._next % len(cells)]
 
-    def all_of(self, identity: IdentityView, rows: Sequence[CellRow]) -> tuple[str, ...]:
+    def best(self, identity: IdentityView) -> str:
+        """The cell that is shown as the customer's; the default one if no cell is open."""
+        snapshot = self._catalog.snapshot
+        cells = self.all_of(identity, snapshot.cells) if snapshot is not None and snapshot.cells else ()
+        return cells[0] if cells else DEFAULT_CELL
+
+    def all_of(self, identity: IdentityView, rows: Sequence[CellView]) -> tuple[str, ...]:
         """All cells of a customer, the best first."""
         if rows is not self._rows:
             self._rows, self._known = rows, {}
@@ -57,3 +67,21 @@ class Homes:
         """The URLs of all cells that are served, by name."""
         snapshot = self._catalog.snapshot
         return cell_urls(base_url, snapshot.cells if snapshot is not None else ())
+
+
+class CellObservations:
+    """The last observation of each pool in each cell. Workers move between the cells of a pool, so limits follow from all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, dict[str, tuple[float, Observation]]] = {}  # By pool and cell.
+
+    def record(self, pool: str, cell: str, observation: Observation) -> None:
+        """Keep an observation."""
+        self._seen.setdefault(pool, {})[cell] = (self._clock(), observation)
+
+    def others(self, pool: str, cell: str) -> list[Observation]:
+        """The recent observations of a pool in all cells but this one."""
+        now = self._clock()
+        cells = self._seen.get(pool, {})
+        return [seen for name, (at, seen) in cells.items() if name != cell and now - at < SEEN_S]

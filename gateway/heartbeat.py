@@ -20,7 +20,7 @@ from gateway.limits.demand import DemandMeter
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import RejectionRecord
-from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.pool_view import Observation, WorkerView, combined
 from scheduler.protocol.presence import Presence
 
 BEAT_S = 0.25
@@ -39,7 +39,7 @@ class GatewayHeartbeat:
 
     `rejections`: returns the rejections since its last call; they are sent with the heartbeat, and lost if it fails. `took`:
     receives the duration of each successful call in seconds. `observed`: receives each observation, None if it failed.
-    `ended_tasks`: tasks of this gateway that other gateways report.
+    `others`: returns recent ones of the pool in other cells. `ended_tasks`: tasks of this gateway that other gateways report.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class GatewayHeartbeat:
         rejections: Callable[[], Sequence[RejectionRecord]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
         observed: Callable[[Observation | None], None] = lambda _: None,
+        others: Callable[[], Sequence[Observation]] = tuple,
         ended_tasks: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,9 +67,11 @@ class GatewayHeartbeat:
         self._rejections = rejections
         self._took = took
         self._observed = observed
+        self._others = others
         self._ended_tasks = ended_tasks
         self._clock = clock
         self.observation: Observation | None = None
+        self.whole: Observation | None = None  # The pool in all cells, as if it had one queue.
         self.observed_at = 0.0
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
@@ -118,16 +121,17 @@ class GatewayHeartbeat:
 
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
         self.observation, self.observed_at = observation, self._clock()
+        whole = self.whole = combined([observation, *self._others()])
         self.redis_problem = None
         # After a loss of its data, Redis has no workers for a short time: keep the last value.
-        healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
+        healthy = [worker.service_p95_ms for worker in whole.workers if worker.healthy]
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
-        self.model_version = one_version(observation.workers)
-        self.greedy = greedy_by_default(observation.workers)
-        if observation.workers:  # Else the last value, while all workers restart.
-            self.passes_on = passes_chats_on(observation.workers)
+        self.model_version = one_version(whole.workers)
+        self.greedy = greedy_by_default(whole.workers)
+        if whole.workers:  # Else the last value, while all workers restart.
+            self.passes_on = passes_chats_on(whole.workers)
         if snapshot:
-            self._limits.observe(observation, snapshot, self.observed_at)
+            self._limits.observe(observation, snapshot, self.observed_at, whole)
         self._observed(observation)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
@@ -137,6 +141,12 @@ class GatewayHeartbeat:
         if snapshot:
             self._limits.lapse(snapshot, self._clock())
         self._observed(None)
+
+    @property
+    def workers(self) -> Sequence[WorkerView]:
+        """The workers of the last observation, and those of the pool in other cells: direct mode can call them, too."""
+        seen = [*([] if self.observation is None else [self.observation]), *self._others()]
+        return combined(seen).workers if seen else ()
 
     def redis_ms(self) -> int:
         """An upper bound of Redis TIME now, in ms, from the last observation; 0 before the first."""

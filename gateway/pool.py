@@ -15,6 +15,7 @@ from functools import partial
 from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import ScaleAdvice
 from gateway.catalog import CatalogView, IdentityView, SnapshotView
+from gateway.cells import CellObservations
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct, DirectParts
@@ -44,6 +45,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
@@ -69,6 +71,7 @@ class Shared:
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
     schedule: Schedule | None = None
+    observations: CellObservations = field(default_factory=CellObservations)
 
 
 class PoolParts:
@@ -112,18 +115,7 @@ class PoolParts:
             p95_ms=lambda: self.heartbeat.service_p95_ms,
         )
         self.sweep = DeadlineSweep(self.pending_requests, terminations, self.cancellations)
-        self.heartbeat = GatewayHeartbeat(
-            self._presence,
-            shared.catalog,
-            self.limits,
-            self._demand_meter,
-            listener=self.recovery,
-            watch=self.watch,
-            rejections=self.rejection_log.drain,
-            took=shared.counters.called,
-            observed=self._observed,
-            ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
-        )
+        self.heartbeat = self._heartbeat()
         self._standby = (
             None if shared.schedule is None else StandbyScheduler(config, shared.schedule, self._presence.census)
         )
@@ -132,6 +124,9 @@ class PoolParts:
         )
         self.audit_lag = AuditLag(self._client, keys)
         self.unfinished = Unfinished(self._client).pools
+        self.read_limits = LimitState(self._client, keys).read
+        self.recent_rejections = partial(recent_rejections, self._client, keys)
+        self.find_rejection = partial(find_rejection, self._client, keys)
         self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
@@ -200,6 +195,22 @@ class PoolParts:
             await self._standby.close()
         await self._client.aclose()
         await self._subscriber_client.aclose()
+
+    def _heartbeat(self) -> GatewayHeartbeat:
+        shared, config = self._shared, self.config
+        return GatewayHeartbeat(
+            self._presence,
+            shared.catalog,
+            self.limits,
+            self._demand_meter,
+            listener=self.recovery,
+            watch=self.watch,
+            rejections=self.rejection_log.drain,
+            took=shared.counters.called,
+            observed=self._observed,
+            others=partial(shared.observations.others, config.pool, config.cell),
+            ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
+        )
 
     def _subscriber(self) -> ResponseSubscriber:
         return ResponseSubscriber(
@@ -270,6 +281,8 @@ class PoolParts:
     def _observed(self, seen: Observation | None) -> None:
         if self._standby is not None:
             self._standby.observed(seen)
+        if seen is not None:
+            self._shared.observations.record(self.config.pool, self.config.cell, seen)
         if seen is not None and self.limits.model_too_slow:
             self.sweep.end_sent(ErrorCode.MODEL_TOO_SLOW, time.monotonic())
 

@@ -33,7 +33,7 @@ UNFINISHED_EVERY = 10  # Checks per read of the pools with unfinished requests f
 log = structlog.get_logger("gateway")
 
 
-class Served(NamedTuple):
+class ServedPlace(NamedTuple):
     """One pool in one cell, and its background tasks."""
 
     parts: PoolParts
@@ -61,14 +61,15 @@ class Pools:
         self._make = make
         self._homes = homes
         self._only_own = only_own
-        self._others: dict[str, Served] = {}  # By place.
+        self._others: dict[str, ServedPlace] = {}  # By place.
         self._registry = tasks or TaskRegistry()
         self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
-        own.inference.at_home = self._at_home
+        own.inference.single_cell = homes.is_single
         own.inference.all_names = self.names
+        own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.jobs.result.elsewhere = self._results_of
         if own.jobs.serving is not None:
             own.jobs.serving.submit.elsewhere = self._jobs_of
@@ -101,8 +102,15 @@ class Pools:
             raise RequestError(ErrorCode.NO_CAPACITY)
         return None if found is None else found.parts.inference
 
-    def _at_home(self, identity: IdentityView) -> bool:
-        return self._homes.single or self._homes.of(identity) == DEFAULT_CELL
+    @property
+    def own_cells(self) -> list[PoolParts]:
+        """The gateway's own pool in every cell."""
+        return [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+
+    def home(self, identity: IdentityView) -> PoolParts:
+        """The gateway's own pool in the best cell of a customer; in the default cell while that is not served."""
+        found = self._others.get(place_name(self._own.config.pool, self._homes.best(identity)))
+        return self._own if found is None else found.parts
 
     def _jobs_of(self, pipeline: InferencePipeline) -> JobSubmitHandler | None:
         for parts in self.all:
@@ -172,7 +180,7 @@ class Pools:
         """The pools with unfinished requests, in each cell."""
         if self._only_own:
             return {}
-        own = [parts for parts in self.all if parts.config.pool == self._own.config.pool]
+        own = self.own_cells
         found: dict[str, tuple[str, str]] = {}
         for parts, pools in zip(own, await asyncio.gather(*map(_unfinished, own)), strict=True):
             cell = parts.config.cell
@@ -204,7 +212,7 @@ class Pools:
             asyncio.create_task(run_forever(f"{place} {name}", loop), name=f"gateway {place} {name}")
             for name, loop in parts.loops().items()
         ]
-        self._others[place] = Served(parts, tasks)
+        self._others[place] = ServedPlace(parts, tasks)
 
     def _leave(self, place: str) -> None:
         """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
@@ -227,7 +235,7 @@ async def _unfinished(parts: PoolParts) -> set[str]:
         return set()
 
 
-async def _end(served: Served) -> None:
+async def _end(served: ServedPlace) -> None:
     await served.parts.sweep.end_all(ErrorCode.NO_CAPACITY)
     await end_all(served.tasks)
     await served.parts.close()

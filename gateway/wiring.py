@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gateway.api.account import AccountEndpoint, AccountParts, FindUsage
+from gateway.api.account import AccountEndpoint, AccountHome, AccountParts, FindUsage
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -16,7 +16,7 @@ from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.service import BatchService
-from gateway.catalog import CatalogView
+from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
@@ -47,7 +47,6 @@ from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
-from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 
 API_FORMATS = {
@@ -126,7 +125,7 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        models = Models(self.authenticator, self.inference.limits_of, self.pools.names, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
@@ -152,18 +151,20 @@ class GatewayParts(PoolParts):
         return AccountEndpoint(
             AccountParts(
                 authenticator=self.authenticator,
-                customer_limits=self.inference.customer_limits,
-                read_limits=LimitState(self._client, self._keys).read,
-                gpu_share=self.gpu_share,
+                home=self._account_home,
                 find_usage=find_usage,
             )
         )
+
+    def _account_home(self, identity: IdentityView) -> AccountHome:
+        parts = self.pools.home(identity)
+        return AccountHome(parts.inference.customer_limits, parts.read_limits, parts.gpu_share)
 
     def _open_inference(self, catalog: CatalogView, faults: ErrorResponses) -> OpenInferenceParts:
         return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
-            customer_limits=self.inference.customer_limits,
+            limits_of=self.inference.limits_of,
             error_responses=faults,
             names=self.pools.names,
             not_ready=self.internal.not_ready,
@@ -179,9 +180,6 @@ class GatewayParts(PoolParts):
                 pools=self.pools,
                 internal=self.internal,
                 transaction=AuditedTransaction(connect),
-                read_limits=LimitState(self._client, self._keys).read,
-                recent_rejections=partial(recent_rejections, self._client, self._keys),
-                find_rejection=partial(find_rejection, self._client, self._keys),
             )
         )
 
@@ -210,13 +208,14 @@ async def pool_figures(parts: PoolParts) -> PoolFigures:
         pool=parts.config.place,
         observation=seen,
         age_s=parts.heartbeat.age_s(),
-        capacity_rps=limits.capacity_rps,
+        capacity_rps=limits.cell_capacity_rps,
         factors={name: limits.factor(name) for name in tiers},
         demand={name: limits.demand(name) for name in tiers},
         fairness={name: tier_gpu_time(name, seen.gateways if seen else ()).fairness for name in tiers},
         memory_share=limits.memory_share,
         audit_lag_ms=await audit_lag_ms(parts),
-        recommended_workers=parts.scale.recommended,
+        # Of the pool in all cells.
+        recommended_workers=parts.scale.recommended if parts.config.cell == DEFAULT_CELL else 0,
         breakers=parts.direct.view().breakers,
     )
 

@@ -29,6 +29,7 @@ TITLES = {
     "fairness_gateways": "Fair over gateways and kills",
     "fairness_fleet": "Fair in a large fleet",
     "batch_lane": "Batches beside interactive requests",
+    "cells": "Four cells",
     "workers": "Cost by workers",
     "pools": "Pools side by side",
     "model": "A real model beside a bare loop",

@@ -197,14 +197,20 @@ GpuShareOf = Callable[[IdentityView], float | None]
 """A customer's share of the GPU time of its tier in the last minute, as known here."""
 
 
+class AccountHome(NamedTuple):
+    """The sources of a customer's figures in its cell."""
+
+    customer_limits: CustomerLimits
+    read_limits: ReadLimits
+    gpu_share: GpuShareOf = lambda _: None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
 
     authenticator: Authenticator
-    customer_limits: CustomerLimits
-    read_limits: ReadLimits
-    gpu_share: GpuShareOf = lambda _: None
+    home: Callable[[IdentityView], AccountHome]
     find_usage: FindUsage | None = None
 
 
@@ -227,16 +233,17 @@ class AccountEndpoint:
     async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer one request. Raises RequestError for who is not known."""
         identity = self._parts.authenticator.identify(call)
-        limits = self._parts.customer_limits.limits(identity)
-        left, exact = await self._left(identity, limits)
+        home = self._parts.home(identity)
+        limits = home.customer_limits.limits(identity)
+        left, exact = await self._left(identity, limits, home)
         document: Account = {
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
             "weight": identity.weight,
-            "gpu_share": self._parts.gpu_share(identity),
+            "gpu_share": home.gpu_share(identity),
             "key_id": identity.key_id,
-            "limits": limits_document(identity, limits, self._parts.customer_limits.factor(identity)),
+            "limits": limits_document(identity, limits, home.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
             **await self._usage_document(identity),
@@ -249,15 +256,17 @@ class AccountEndpoint:
         await self._looks.close()
         await self._usage.close()
 
-    async def _left(self, identity: IdentityView, limits: EffectiveLimits) -> tuple[RemainingLimits, bool]:
+    async def _left(
+        self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome
+    ) -> tuple[RemainingLimits, bool]:
         """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
-        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
-        return self._parts.customer_limits.left(identity, limits), found.value is not None
+        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits, home))
+        return home.customer_limits.left(identity, limits), found.value is not None
 
-    async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
+    async def _read(self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome) -> RemainingLimits:
         """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
-        left = await self._parts.read_limits(identity.customer_id, limits, identity.key_id)
-        self._parts.customer_limits.looked(identity, limits, left)
+        left = await home.read_limits(identity.customer_id, limits, identity.key_id)
+        home.customer_limits.looked(identity, limits, left)
         return left
 
     async def _usage_document(self, identity: IdentityView) -> AccountUsage:

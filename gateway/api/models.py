@@ -37,14 +37,14 @@ class Models:
     def __init__(
         self,
         authenticator: Authenticator,
-        customer_limits: CustomerLimits,
+        limits_of: Callable[[IdentityView], CustomerLimits],
         names: Callable[[], Collection[str]],
         error_responses: ErrorResponses,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
-        self._customer_limits = customer_limits
+        self._limits_of = limits_of
         self._names = names
         self._error_responses = error_responses
         self._created = int(clock())
@@ -62,7 +62,7 @@ class Models:
         if name in self._names():
             return self._respond(request, identity, self._document(name))
         error = model_not_found("model", self._names())
-        headers = self._customer_limits.headers(identity)
+        headers = self._limits_of(identity).headers(identity)
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 
     def _document(self, name: str) -> ModelEntry:
@@ -72,5 +72,5 @@ class Models:
         self, request: RoutedRequest, identity: IdentityView, document: ModelEntry | ModelList
     ) -> HttpResponse:
         return HttpResponse.of(
-            200, document, [("x-request-id", request.request_id), *self._customer_limits.headers(identity)]
+            200, document, [("x-request-id", request.request_id), *self._limits_of(identity).headers(identity)]
         )

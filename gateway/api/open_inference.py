@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat, Parameters, check_model, check_parameters, completed
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import CatalogView, model_not_found
+from gateway.catalog import CatalogView, IdentityView, model_not_found
 from gateway.http.errors import ErrorResponses, ResponseForm
 from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
@@ -379,7 +379,7 @@ class OpenInferenceParts:
 
     authenticator: Authenticator
     catalog: CatalogView
-    customer_limits: CustomerLimits
+    limits_of: Callable[[IdentityView], CustomerLimits]
     error_responses: ErrorResponses
     names: Callable[[], Collection[str]]  # Of all models that requests can name.
     not_ready: Callable[[], str | None]  # What the gateway is waiting for; None if it accepts traffic.
@@ -464,7 +464,7 @@ class OpenInference:
         self, request: RoutedRequest, describe: Callable[[str, str], T], status: Callable[[T], int]
     ) -> HttpResponse:
         identity = self.parts.authenticator.identify(request)
-        headers = self.parts.customer_limits.headers(identity)
+        headers = self.parts.limits_of(identity).headers(identity)
         try:
             document = describe(*model_and_version(request.tail))
         except RequestError as error:

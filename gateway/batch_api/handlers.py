@@ -146,7 +146,7 @@ class BatchHandlers:
     async def _respond(self, request: RoutedRequest, operation: Operation) -> HttpResponse:
         """Raises RequestError if the caller is unknown."""
         identity = self._pipeline.identify(request)
-        limits = self._pipeline.customer_limits.headers(identity)
+        limits = self._pipeline.limits_of(identity).headers(identity)
         try:
             self._check_open()
             document = await operation(request, identity)

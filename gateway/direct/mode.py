@@ -273,13 +273,12 @@ class Direct:
         self._update_workers()
 
     def _update_workers(self) -> None:
-        seen = self._parts.heartbeat.observation
-        if seen is not None and self._parts.audit.opened:
-            self._connections.update(seen.workers)
+        workers = self._parts.heartbeat.workers
+        if workers and self._parts.audit.opened:
+            self._connections.update(workers)
 
     def _workers(self) -> Sequence[WorkerView]:
-        seen = self._parts.heartbeat.observation
-        return seen.workers if seen else ()
+        return self._parts.heartbeat.workers
 
     def _probing_enabled(self) -> bool:
         """Probes run only while direct mode is off: in direct mode, each connection has its circuit breaker."""

@@ -126,8 +126,9 @@ class InferencePipeline:
         self.bodies = parts.bodies
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
-        self.at_home: Callable[[IdentityView], bool] = lambda _: True
+        self.single_cell: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
+        self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
 
     @property
@@ -140,13 +141,10 @@ class InferencePipeline:
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
     def serving(self, identity: IdentityView, body: InferenceRequest) -> "InferencePipeline":
-        """The pipeline of the pool that has the model, in the cell of the customer; this one if no pool has it.
-
-        Raises RequestError `no_capacity` while that pool is being started.
-        """
+        """The pipeline of the model's pool in the customer's cell; this one if no pool has it. Raises RequestError."""
         wanted = body.model
         is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
-        if is_here and self.at_home(identity):
+        if is_here and self.single_cell():
             return self
         return self.elsewhere(identity, wanted) or self
 

@@ -122,12 +122,12 @@ class JobResultHandler:
                 await self.cancel_open(row)
                 row = await self._find(call.tail, identity)
         except RequestError as error:
-            headers = self._inference.customer_limits.headers(identity)
+            headers = self._inference.limits_of(identity).headers(identity)
             return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
         headers = [
             ("x-request-id", call.request_id),
             ("Cache-Control", "no-store"),
-            *self._inference.customer_limits.headers(identity),
+            *self._inference.limits_of(identity).headers(identity),
         ]
         if not row.ended:
             headers.append(POLL_LATER)

@@ -8,6 +8,9 @@ gateway calls directly, at least one. A pool without a healthy GPU keeps its las
 may return; then requests are rejected. After a Redis restart workers report again one by one: the last count holds until
 as many have reported as before, or until every live worker must have sent a heartbeat.
 
+Workers move between the cells of a pool, so the limits of each cell are computed from all of its cells, as those of a single
+queue. Only the predicted wait uses a part of the capacity: that which a cell gets by its need.
+
 Everything is computed from what all gateways publish, including this one's own published part, so all of them get the
 same result.
 """
@@ -24,6 +27,7 @@ from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
 from ratelimit.quotas import Meter
 from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
+from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
@@ -46,8 +50,8 @@ LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a 
 class LiveLimits:
     """The limits in force. Times are monotonic seconds; nothing here does I/O.
 
-    `healthy_gpus` is the number of GPUs that the capacity is computed from: those of the last observation; once that is
-    too old, those of them that are called directly, or 1.
+    `healthy_gpus` is the number of GPUs that the capacity is computed from, in all cells: those of the last observation; once
+    that is too old, those of them that are called directly, or 1.
     """
 
     def __init__(self, pool: str) -> None:
@@ -75,6 +79,8 @@ class LiveLimits:
         self._refill_until = 0.0
         self.registering = False
         """Whether Redis was emptied a moment ago and has fewer workers than before, or no scheduler."""
+        self._cell_part = 1.0  # Of the capacity, for predicted waits in this cell.
+        self._cell_gpus = 1.0  # Of the healthy GPUs, those that serve this cell now.
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -82,8 +88,12 @@ class LiveLimits:
         self.model_too_slow = False
         """No worker can serve, because the model takes longer than its cap. Applies to requests that Redis would queue."""
 
-    def observe(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
-        """Take a new observation of the pool and allocate again."""
+    def observe(self, cell: Observation, snapshot: SnapshotView, now: float, whole: Observation | None = None) -> None:
+        """Take a new observation of the pool in this cell and allocate again. `whole`: in all cells; None: there is one."""
+        observation = cell if whole is None else whole
+        self._cell_part = _need(cell) / need if (need := _need(observation)) > 0 else 1.0
+        gpus = observation.healthy_gpus
+        self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
         if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
@@ -96,6 +106,11 @@ class LiveLimits:
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
         self._request_us = round(max(map(_alone_ms, observation.workers), default=0.0) * 1000) or self._request_us
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
+
+    @property
+    def cell_capacity_rps(self) -> float:
+        """The capacity of the GPUs that serve this cell now."""
+        return self.capacity_rps * self._cell_gpus
 
     def emptied(self, now: float) -> None:
         """Redis may have lost its workers: the next observations may have only some of them."""
@@ -168,7 +183,7 @@ class LiveLimits:
         return msgspec.structs.replace(
             stats,
             tiers=tiers,
-            capacity_rps=round(self.capacity_rps, 3),
+            capacity_rps=round(self.cell_capacity_rps, 3),
             capacity_evidence=self.estimate.evidence.value,
             capacity_confidence=round(self.estimate.confidence, 3),
             capacity_correction=round(self._estimator.correction, 4),
@@ -239,7 +254,8 @@ class LiveLimits:
         growth = self._growth()
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
         limits = [self._tier_limit(tier, snapshot) for tier in snapshot.tiers]
-        self._limits = AdmissionLimits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
+        wait_rps = self.estimate.wait_rps * _target(snapshot, self._pool)
+        self._limits = AdmissionLimits(limits, wait_rps * self._cell_part)
 
     def _growth(self) -> float:
         """How many times higher the capacity of a GPU is than at the last observation; at least 1."""
@@ -268,6 +284,12 @@ class LiveLimits:
             shadow=tier.shadow,
             places=batch_size(snapshot, self._pool) or PLACES,
         )
+
+
+def _need(observation: Observation) -> float:
+    """The rate that a pool in a cell needs, requests/s: for its arrivals and for what waits."""
+    waiting = sum(tier.depth for tier in observation.tiers.values())
+    return sum(_total(observation.gateways, lambda stats: stats.demand_rps).values()) + waiting / HORIZON_S
 
 
 def is_slow(worker: WorkerView) -> bool:

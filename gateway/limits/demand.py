@@ -114,6 +114,7 @@ class TopCustomers:
 
 
 WINDOW_BEATS = 8  # Heartbeats that a rate is averaged over.
+RECENT_BEATS = 2  # Those of the recent demand.
 PERCENTILES = (0.5, 0.95, 0.99)  # Of the response time, as published.
 LEAST_FACTOR = 0.01  # Below it, single requests would count as hundreds.
 WELL_FILLED = 0.75  # A bucket this full does not limit its customer.
@@ -257,7 +258,8 @@ class DemandMeter:
         self._spans.append(elapsed_s)
         self._beat_at = now
         span_s = max(sum(self._spans), 0.001)
-        stats = {name: _rates(demand_meter, span_s, now) for name, demand_meter in self._tiers.items()}
+        recent_s = max(sum(list(self._spans)[-RECENT_BEATS:]), 0.001)
+        stats = {name: _rates(demand_meter, span_s, recent_s, now) for name, demand_meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
         batches, filled = self._batch_rates(span_s)
         gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
@@ -281,9 +283,11 @@ class DemandMeter:
         return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 
-def _rates(demand_meter: TierMeter, span_s: float, now: float) -> TierStats:
+def _rates(demand_meter: TierMeter, span_s: float, recent_s: float, now: float) -> TierStats:
     """A tier's counts as rates a second."""
     rates = DemandCounts(*(round(count / span_s, 3) for count in demand_meter.close()))
+    recent = list(demand_meter.window)[-RECENT_BEATS:]
+    recent_demand = min(sum(each.demand for each in recent), sum(each.arrived for each in recent))
     p50_ms, p95_ms, p99_ms = demand_meter.latency.percentiles_ms(PERCENTILES, now)
     return TierStats(
         # A request may be counted as demand in a later heartbeat than its arrival.
@@ -298,4 +302,5 @@ def _rates(demand_meter: TierMeter, span_s: float, now: float) -> TierStats:
         p99_ms=p99_ms,
         failed_rps=rates.failed,
         unreduced_rps=rates.unreduced,
+        recent_rps=round(recent_demand / recent_s, 3),
     )

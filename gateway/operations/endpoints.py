@@ -19,6 +19,7 @@ from ledger.audit.queries import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestDetail
+from scheduler.redis_client.keys import DEFAULT_CELL
 from scheduler.request_id import created_ms
 
 
@@ -140,7 +141,13 @@ class Internal:
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""
         self._parts.authenticator.check_service(call, self._parts.service_token)
-        document = scale_document({parts.config.place: parts.scale.document() for parts in self._parts.pools.named})
+        document = scale_document(
+            {
+                parts.config.place: parts.scale.document()
+                for parts in self._parts.pools.named
+                if parts.config.cell == DEFAULT_CELL
+            }
+        )
         return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def request(self, call: RoutedRequest) -> HttpResponse:
@@ -157,8 +164,8 @@ class Internal:
             created_ms(request_id)
         except ValueError:
             return None, None
-        with contextlib.suppress(RedisUnavailable):
-            for parts in self._parts.pools.all:
+        for parts in self._parts.pools.all:
+            with contextlib.suppress(RedisUnavailable):
                 detail = await parts.results.request_detail(request_id)
                 if detail is not None:
                     return from_redis(detail), None

@@ -107,9 +107,6 @@ class LookupParts:
     pools: Pools
     internal: Internal
     transaction: AuditedTransaction
-    read_limits: ReadLimits
-    recent_rejections: ReadRejections
-    find_rejection: FindRejection
 
 
 class Lookups:
@@ -139,14 +136,25 @@ class Lookups:
 
     async def _explained(self, row: CustomerRow, snapshot: SnapshotView) -> CustomerExplained:
         not_read: list[str] = []
-        factor = self._parts.pools.all[0].limits.factor(row.tier)
-        identity = Identity("", row.id, row.name, row.tier, row.limits, row.max_queue_ms, tuple(row.quotas))
+        identity = Identity(
+            "",
+            row.id,
+            row.name,
+            row.tier,
+            row.limits,
+            row.max_queue_ms,
+            tuple(row.quotas),
+            cell=row.cell,
+            spread=row.spread,
+        )
+        home = self._parts.pools.home(identity)
+        factor = home.limits.factor(row.tier)
         now = effective(identity, factor)
         left: RemainingLimits | None = None
         rejections: list[RejectionRecord] | None = None
         try:
-            left = await self._parts.read_limits(row.id, now)
-            rejections = await self._parts.recent_rejections(row.id, MAX_ROWS)
+            left = await home.read_limits(row.id, now)
+            rejections = await home.recent_rejections(row.id, MAX_ROWS)
         except RedisUnavailable as error:
             not_read.append(f"Redis: what is left of the limits, and rejections ({str(error).rstrip('.')}).")
         gpu, failed = await self._from_audit(row.id, not_read)
@@ -188,7 +196,7 @@ class Lookups:
         rejection: RejectionRecord | None = None
         if timeline is None:
             try:
-                rejection = await self._parts.find_rejection(request_id)
+                rejection = await self._find_rejection(request_id)
             except RedisUnavailable as error:
                 message = f"Redis is not responding ({str(error).rstrip('.')}), so rejections cannot be read."
                 raise RequestError(ErrorCode.NO_CAPACITY, message) from error
@@ -208,6 +216,16 @@ class Lookups:
             worker=(row.worker_id if row else "") or "",
             messages=messages({code} - {""}),
         )
+
+    async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
+        """From the cells in which the gateway's own pool responds. Raises RedisUnavailable if it responds in none."""
+        found = await asyncio.gather(
+            *(parts.find_rejection(request_id) for parts in self._parts.pools.own_cells), return_exceptions=True
+        )
+        records = [each for each in found if not isinstance(each, BaseException)]
+        if not records:
+            raise next(each for each in found if isinstance(each, BaseException))
+        return next((each for each in records if each is not None), None)
 
 
 def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:

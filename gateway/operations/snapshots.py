@@ -407,7 +407,9 @@ class DashboardSnapshots:
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
         urgent_state, at = self._collector.urgent_state(), self._clock()
         pools = await self._collector.collect()
-        status, document = merge_pools({pool: (each.status, each.document) for pool, each in pools.items()})
+        status, document = merge_pools(
+            {pool: (each.status, each.document) for pool, each in pools.items()}, self._collector.draining
+        )
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in document["tiers"]]

@@ -115,7 +115,7 @@ class ResponseHandlers:
         self, call: RoutedRequest, operation: Callable[[RoutedRequest, IdentityView], Awaitable[object]]
     ) -> HttpResponse:
         identity = self._inference.identify(call)
-        limits = self._inference.customer_limits.headers(identity)
+        limits = self._inference.limits_of(identity).headers(identity)
         try:
             document = await operation(call, identity)
         except RequestError as error:

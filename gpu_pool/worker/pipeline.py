@@ -107,8 +107,7 @@ class BatchPipeline:
         self._execution = execution
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = 0
-        self._prefetch = Prefetch(self._update_can_claim)
-        execution.resized = self._prefetch.resize
+        self._prefetch = Prefetch(self._update_can_claim, execution.width)
         self.in_flight = 0
         self.can_claim = asyncio.Event()
         self.can_claim.set()
@@ -133,12 +132,16 @@ class BatchPipeline:
             slot = self._prefetch.slot(ahead=backlog)
             self._start(self._traced(batch, lease, streams, slot, claimed_at), len(batch.requests))
 
+    def resize(self, width: int) -> None:
+        """Set the number of batches that may run at a time."""
+        self._prefetch.resize(width)
+
     def drain(self) -> None:
         """Start nothing more; a prefetched batch is handed back."""
         self._prefetch.stop()
 
-    async def settled(self, timeout_s: float) -> None:
-        """Wait until every batch is settled, for at most `timeout_s`."""
+    async def settled(self, timeout_s: float | None) -> None:
+        """Wait until every batch is settled, for at most `timeout_s`. Each is bounded by its requests' deadlines."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 

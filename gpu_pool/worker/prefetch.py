@@ -34,14 +34,14 @@ class PrefetchSlot:
 class Prefetch:
     """The slots of one worker. `changed` is called whenever `wants_next` may have changed."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], width: int = 1) -> None:
         self._changed = changed
         self._holders: set[PrefetchSlot] = set()
         self._waiting: PrefetchSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._near_end = False
         self._stopping = False
-        self.width = 1
+        self.width = width
 
     @property
     def wants_next(self) -> bool:

@@ -3,6 +3,10 @@
 It registers with its first heartbeat, and pops batch ids while its model is ready and heartbeats succeed. On SIGTERM or
 SIGINT it lets the running batch end, releases what it cannot finish, and deregisters. No loop here ends because of
 Redis, of a model or of one bad batch.
+
+With several cells it decides before each pop, and while it is idle, whether it moves (`scheduler/cells/moves.py`); it also
+leaves a cell whose Redis does not respond. Then only its link to the cell changes; the model process and all that is known
+of it stay.
 """
 
 import asyncio
@@ -18,25 +22,22 @@ from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.handle import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.worker.cell_link import BLOCK_S, CellLink
 from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
 from gpu_pool.worker.execution import Execution
 from gpu_pool.worker.gpu import GpuWatch, gpu_of
-from gpu_pool.worker.heartbeat import Heartbeat
-from gpu_pool.worker.pipeline import BatchPipeline
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.slow_model import Trials
-from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTraces
-from scheduler.errors import RedisUnavailable
+from scheduler.cells.moves import LOST_S, MoveDecision
+from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.batches import Batches, ReadyBatches
 from scheduler.protocol.pool_view import GpuReading, WorkerReport
-from scheduler.protocol.presence import Presence
-from scheduler.protocol.replies import IncrementChannel
-from scheduler.redis_client.connections import blocking_client, command_client
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.connections import server_url
+from scheduler.redis_client.keys import cell_of
 from scheduler.redis_client.pipeline import Backoff
+from scheduler.tasks import end_all
 from scheduler.tracing import Spans
 
 
@@ -83,9 +84,8 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
     )
 
 
-__all__ = ["Worker", "WorkerConfig", "run_worker"]
+__all__ = ["BLOCK_S", "Worker", "WorkerConfig", "run_worker"]
 
-BLOCK_S = 5.0  # Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `unblock` end it sooner.
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
@@ -100,38 +100,18 @@ async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
     Raises StartError for a backend that no restart can help: an unknown form, a missing module.
     """
     check_form(config.backend)
-    commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
-    keys = Keys.at(config.redis_url, config.pool)
-    batches = Batches(commands, keys, lease_ms=config.lease_ms)
-    ready, presence = ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
-    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
+    worker = Worker(config, spans=spans)
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, worker.drain)
-    try:
-        return await worker.run()
-    finally:
-        await commands.aclose()
-        await blocking.aclose()
+    return await worker.run()
 
 
 class Worker:
     """Owns the worker's parts, their tasks, and the order of start and stop."""
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        batches: Batches,
-        ready: ReadyBatches,
-        presence: Presence,
-        increments: IncrementChannel,
-        *,
-        spans: Spans | None = None,
-    ) -> None:
+    def __init__(self, config: WorkerConfig, *, spans: Spans | None = None) -> None:
         self._config = config
-        self._batches = batches
-        self._ready = ready
-        self._presence = presence
         self._draining = asyncio.Event()
         self._broken = False  # A task that must not end has ended.
         self._last_report: WorkerReport | None = None
@@ -149,14 +129,34 @@ class Worker:
         )
         execution.slowed = self._trials.became_slow
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
-        traces = BatchTraces(spans, config.worker_id, config.pool)
-        self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, traces)
-        self._endpoint = DirectEndpoint(config, self._direct, presence.local_host)
-        beat_s = config.heartbeat_ms / 1000
-        self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
-        self._outgoing = Outgoing(increments)
-        sending = self._heartbeat.fast_path_request
-        self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, sending, traces=traces)
+        self._traces = BatchTraces(spans, config.worker_id, config.pool)
+        self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, self._traces)
+        self._decision = MoveDecision(config.redis_url)
+        self._destination: str | None = None  # The URL of the cell to which the worker is about to move.
+        self._popping = False
+        self._pop_ended: asyncio.Future[None] | None = None  # Of the pop that is being ended for a move.
+        self._ending_pop: asyncio.Task[None] | None = None
+        self._left: dict[str, tuple[CellLink, asyncio.Task[None]]] = {}  # By cell: links whose batches have not ended.
+        self._link = self._new_link(config.redis_url)
+        execution.resized = self._resized
+        self._endpoint = DirectEndpoint(config, self._direct, self._local_host)
+
+    def _new_link(self, url: str) -> CellLink:
+        return CellLink(
+            url,
+            self._config,
+            self._execution,
+            self._traces,
+            report=self._beat,
+            changed=self._state_changed,
+            on_moves=self._moves_received,
+        )
+
+    def _resized(self, width: int) -> None:
+        self._link.pipeline.resize(width)
+
+    def _local_host(self) -> str:
+        return self._link.presence.local_host()
 
     def drain(self) -> None:
         """Claim nothing new, and end when the running batches are done."""
@@ -169,25 +169,18 @@ class Worker:
         """
         log.info("worker starting", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
         await self._endpoint.start()
-        self._require(self._heartbeat.start())
+        self._link.start(self._ended)
         self._gpu.start()
         self._require(self._supervisor.start())
         trials = asyncio.create_task(self._trials.run(), name="trials")
         self._require(trials)
-        outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
-        self._require(outgoing)
         self._require(pump)
         try:
             await self._draining.wait()
             await self._finish_running(pump)
         finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-            await self._pipeline.close()
-            outgoing.cancel()
-            trials.cancel()
-            await asyncio.gather(outgoing, trials, return_exceptions=True)
+            await end_all([pump, trials, *([self._ending_pop] if self._ending_pop else [])])
             await self._shut_down()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
@@ -209,7 +202,12 @@ class Worker:
         backoff = Backoff()
         while not self._draining.is_set():
             try:
-                if await self._may_claim():
+                if not await self._may_claim():
+                    self._destination = None
+                    await self._leave_lost_cell()
+                elif (url := self._decided()) is not None:
+                    await self._move(url)
+                else:
                     await self._next_batch()
                     backoff.reset()
             except RedisUnavailable:
@@ -221,9 +219,9 @@ class Worker:
     async def _may_claim(self) -> bool:
         conditions = (
             self._supervisor.ready,
-            self._heartbeat.working,
-            self._heartbeat.free,
-            self._pipeline.can_claim,
+            self._link.heartbeat.working,
+            self._link.heartbeat.free,
+            self._link.pipeline.can_claim,
             self._gpu.usable,
             self._trials.usable,
         )
@@ -238,50 +236,138 @@ class Worker:
         return all(condition.is_set() for condition in conditions)
 
     async def _next_batch(self) -> None:
-        began = time.monotonic()
-        batch_id = await self._ready.pop()
+        began, link = time.monotonic(), self._link
+        self._popping = True
+        try:
+            batch_id = await link.ready.pop()
+        finally:
+            self._popping = False
+            if self._pop_ended is not None:
+                self._pop_ended.set_result(None)
+                self._pop_ended = None
         if batch_id is None:
             return
         failpoint("batch_popped")
-        if self._status() not in ("ready", "busy") or self._supervisor.model is None:
+        if self._destination or self._status() not in ("ready", "busy") or self._supervisor.model is None:
             failpoint("drain_popped")
-            await self._batches.push_back(batch_id)  # If this fails, the reaper pushes it again.
+            await link.batches.push_back(batch_id)  # If this fails, the reaper pushes it again.
             return
         waited_ms = (time.monotonic() - began) * 1000
         # Less than a batch takes: the worker is busy more than half of the time.
-        await self._pipeline.take(batch_id, backlog=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
+        await link.pipeline.take(batch_id, backlog=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
+
+    def _moves_received(self, link: CellLink, moves: bytes | None) -> None:
+        """An idle worker decides at once; a busy one before its next pop."""
+        if link is not self._link:
+            return
+        self._decision.receive(moves)
+        is_idle = self._popping and not link.pipeline.in_flight and not self._draining.is_set()
+        if is_idle and self._destination is None and self._decided() is not None:
+            self._pop_ended = asyncio.get_running_loop().create_future()
+            ending = self._end_pop(link, self._pop_ended, time.monotonic() + BLOCK_S)
+            self._ending_pop = asyncio.create_task(ending, name="end pop")
+
+    def _decided(self) -> str | None:
+        """The URL of the cell to which the worker moves now; None: it stays."""
+        if self._destination is None:
+            self._destination = self._decision.destination(time.monotonic())
+        return self._destination
+
+    async def _leave_lost_cell(self) -> None:
+        """Move to another cell if this one has not responded for LOST_S and another one is known."""
+        since = self._link.heartbeat.failing_since
+        if since is None or time.monotonic() - since < LOST_S or self._supervisor.model is None:
+            return
+        if (url := self._decision.refuge(self._link.cell)) is not None:
+            await self._move(url)
+
+    async def _move(self, url: str) -> None:
+        """Serve another cell from now on; batches of this one end meanwhile. If its Redis does not respond, stay here."""
+        self._destination, began, old = None, time.monotonic(), self._link
+        if not await self._forget_link(cell_of(url)):
+            return
+        new = self._new_link(await server_url(url))
+        if not old.heartbeat.free.is_set():
+            new.heartbeat.free.clear()
+        try:
+            await new.register()
+        except TierlaneError as error:
+            log.warning("the worker cannot move", destination=new.cell, error=str(error))
+            await new.close(deregister=False)
+            return
+        if self._draining.is_set():
+            await new.close()
+            return
+        self._link = new
+        new.start(self._ended)
+        self._leave(old)
+        ms = round((time.monotonic() - began) * 1000, 1)
+        log.info("worker moved", worker=self._config.worker_id, source=old.cell, destination=new.cell, ms=ms)
+
+    def _leave(self, link: CellLink) -> None:
+        """Its batches end in the background."""
+
+        def ended(leaving: "asyncio.Task[None]") -> None:
+            if link.cell in self._left and self._left[link.cell][1] is leaving:
+                del self._left[link.cell]
+            if not leaving.cancelled() and leaving.exception() is not None:
+                log_fault("leaving a cell failed", leaving.exception(), cell=link.cell)
+
+        link.left = True
+        leaving = asyncio.create_task(link.leave(), name=f"leave {link.cell}")
+        self._left[link.cell] = (link, leaving)
+        leaving.add_done_callback(ended)
+
+    async def _forget_link(self, cell: str) -> bool:
+        """Close a former link to this cell, which could deregister the worker later; False while it has batches."""
+        link, leaving = self._left.get(cell, (None, None))
+        if link is None or leaving is None:
+            return True
+        if link.pipeline.in_flight:
+            return False
+        del self._left[cell]
+        await end_all([leaving])
+        await link.close()
+        return True
 
     async def _finish_running(self, pump: "asyncio.Task[None]") -> None:
         """Leases are renewed and heartbeats report "draining" until the last batch is settled."""
         self._supervisor.stop()
         self._endpoint.drain()
         self._idle = False
-        self._heartbeat.now()
-        self._pipeline.drain()
+        self._link.heartbeat.now()
+        for link in self._links:
+            link.pipeline.drain()
         until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
-        await self._end_pop(pump, until)
-        await self._pipeline.settled(max(0.0, until - time.monotonic()))
+        await self._end_pop(self._link, pump, until)
+        await self._settled(max(0.0, until - time.monotonic()))
         await direct
         self._execution.stop()
-        await self._pipeline.settled(SETTLE_S)
+        await self._settled(SETTLE_S)
 
-    async def _end_pop(self, pump: "asyncio.Task[None]", until: float) -> None:
-        while not pump.done() and (left_s := until - time.monotonic()) > 0:
+    @property
+    def _links(self) -> list[CellLink]:
+        """The present one first."""
+        return [self._link, *(link for link, _ in self._left.values())]
+
+    async def _settled(self, timeout_s: float) -> None:
+        await asyncio.gather(*(link.pipeline.settled(timeout_s) for link in self._links))
+
+    async def _end_pop(self, link: CellLink, ended: "asyncio.Future[None]", until: float) -> None:
+        while not ended.done() and (left_s := until - time.monotonic()) > 0:
             with suppress(RedisUnavailable):
-                await self._ready.unblock()
-            await asyncio.wait([pump], timeout=min(END_POP_S, left_s))
+                await link.ready.unblock()
+            await asyncio.wait([ended], timeout=min(END_POP_S, left_s))
 
     async def _shut_down(self) -> None:
+        await self._link.pipeline.close()
         self._gpu.stop()
         await self._endpoint.close()
         await self._direct.close()
-        await self._heartbeat.close()
-        try:
-            if not self._broken:  # A lost worker must be visible in health.
-                await self._presence.worker_gone(self._config.worker_id)
-        except RedisUnavailable:
-            log.warning("redis unavailable; the worker was not deregistered")
+        await end_all([leaving for _, leaving in self._left.values()])
+        # A lost worker must be visible in health.
+        await asyncio.gather(*(link.close(deregister=not self._broken) for link in self._links))
         await self._supervisor.close()
 
     def _state_changed(self, *, at_once: bool = True) -> None:
@@ -289,37 +375,42 @@ class Worker:
             self.drain()
         self._idle = False
         if at_once:
-            self._heartbeat.now()
+            self._link.heartbeat.now()
 
-    def _beat(self) -> WorkerReport:
-        """The current report; the same object if nothing has changed."""
+    def _beat(self, link: CellLink) -> WorkerReport:
+        """The current report to a cell; the same object if nothing has changed."""
         execution = self._execution
-        in_flight = self._pipeline.in_flight + self._direct.in_flight
+        if link.left:
+            reading = self._reading("draining", link.pipeline.in_flight, 0.0, "")
+            return worker_beat(self._config, execution, reading)
+        in_flight = link.pipeline.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
         unchanged = self._idle and not in_flight and execution.batches == self._batches_reported
         if unchanged and report is not None and report.direct == address:
             return report
         self._batches_reported = execution.batches
         share = execution.busy.share(time.monotonic())
-        version = self._supervisor.version
-        reading = WorkerReading(
-            self._status(),
-            share,
-            in_flight,
-            version,
-            address,
-            self._gpu.reading,
-            self._supervisor.pid,
-            execution.slow_model.model_ms,
-        )
+        reading = self._reading(self._status(), in_flight, share, address)
         changing = (execution.batches, reading)
         if self._last_report is None or changing != self._changing:
             self._changing, self._last_report = changing, worker_beat(self._config, execution, reading)
         self._idle = not share and not in_flight
         return self._last_report
 
+    def _reading(self, status: str, in_flight: int, share: float, address: str) -> WorkerReading:
+        return WorkerReading(
+            status,
+            share,
+            in_flight,
+            self._supervisor.version,
+            address,
+            self._gpu.reading,
+            self._supervisor.pid,
+            self._execution.slow_model.model_ms,
+        )
+
     def _rejects_batches(self) -> bool:
-        if self._draining.is_set() or not self._gpu.usable.is_set() or not self._heartbeat.free.is_set():
+        if self._draining.is_set() or not self._gpu.usable.is_set() or not self._link.heartbeat.free.is_set():
             return True
         return self._status() == "starting"
 
@@ -330,7 +421,7 @@ class Worker:
             return "down"
         if (status := self._model_status()) != "ready":
             return status
-        if not self._heartbeat.free.is_set():
+        if not self._link.heartbeat.free.is_set():
             return "cordoned"
         return "busy" if self._execution.running else "ready"
 

@@ -11,8 +11,8 @@ from scheduler.cells.placement import Cell, homes
 from scheduler.redis_client.keys import DEFAULT_CELL
 
 
-class CellRow(Protocol):
-    """One row of `cells`."""
+class CellServer(Protocol):
+    """The server of a cell, and its state: open, draining or closed."""
 
     @property
     def name(self) -> str: ...
@@ -20,16 +20,21 @@ class CellRow(Protocol):
     def redis_url(self) -> str | None: ...
     @property
     def state(self) -> str: ...
+
+
+class CellView(CellServer, Protocol):
+    """One row of `cells`."""
+
     @property
     def weight(self) -> float: ...
 
 
-def cell_urls(base_url: str, rows: Iterable[CellRow]) -> dict[str, str]:
-    """The URLs of all cells that are not closed, by name; the default cell first. `base_url`: TIERLANE_REDIS_URL."""
+def cell_urls(base_url: str, rows: Iterable[CellServer], *, closed: bool = False) -> dict[str, str]:
+    """The URLs of all cells, by name; the default cell first. `base_url`: TIERLANE_REDIS_URL; `closed`: also of closed cells."""
     base = base_url.partition("#")[0]
     urls = {DEFAULT_CELL: base}
     for row in rows:
-        if row.name != DEFAULT_CELL and row.state != "closed":
+        if row.name != DEFAULT_CELL and (closed or row.state != "closed"):
             server = base if row.redis_url is None else with_credentials(row.redis_url, base)
             urls[row.name] = f"{server}#{row.name}"
     return urls
@@ -47,7 +52,7 @@ def with_credentials(url: str, base_url: str) -> str:
 
 
 def cells_of(
-    customer_id: str, rows: Sequence[CellRow], override: str | None = None, spread: int = 1
+    customer_id: str, rows: Sequence[CellView], override: str | None = None, spread: int = 1
 ) -> tuple[str, ...]:
     """The cells of a customer, the best first; empty if no cell is open.
 

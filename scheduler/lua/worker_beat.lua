@@ -3,14 +3,16 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; in a complete heartbeat also: 3 status, 4 utilization 0..1, 5 requests in
 --   flight, 6 packed heartbeat, 7 ms kept.
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
---   because Redis has lost the list of cordons. A scheduler is woken if the status changed.
+--   because Redis has lost the list of cordons; with several cells {that, `moves`}. A scheduler is woken if the status changed.
 -- include: prelude, protocol, wake
 if protocol_error() then return protocol_error() end
 local key = P .. 'gpu:' .. ARGV[2]
 
-local function cordon_state()
+local function reply()
   local members = call('SMISMEMBER', P .. 'cordoned', '', ARGV[2])
-  return members[1] == 0 and 2 or members[2]
+  local cordon = members[1] == 0 and 2 or members[2]
+  local moves = redis.pcall('GET', P .. 'moves') -- older ACL rules do not allow it
+  return type(moves) == 'string' and {cordon, moves} or cordon
 end
 
 if not ARGV[3] then
@@ -19,11 +21,11 @@ if not ARGV[3] then
     return -1
   end
   call('ZADD', P .. 'gpus', 'XX', now, ARGV[2])
-  return cordon_state()
+  return reply()
 end
 local old_status = call('HGET', key, 'status')
 call('HSET', key, 'status', ARGV[3], 'utilization', ARGV[4], 'in_flight', ARGV[5], 'last_heartbeat', now, 'beat', ARGV[6])
 call('PEXPIRE', key, tonumber(ARGV[7]))
 call('ZADD', P .. 'gpus', now, ARGV[2])
 if old_status ~= ARGV[3] then wake() end
-return cordon_state()
+return reply()

@@ -140,7 +140,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
     retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
     for lack of capacity. `unreduced_rps`: an upper bound of the demand that clients would have without reduced limits (0: not
-    known).
+    known). `recent_rps`: the demand of the last half second.
     """
 
     demand_rps: float
@@ -156,6 +156,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     p99_ms: float = 0.0
     failed_rps: float = 0.0
     unreduced_rps: float = 0.0
+    recent_rps: float = 0.0
 
 
 class TierOutcomes(msgspec.Struct, array_like=True, frozen=True):
@@ -248,6 +249,41 @@ class Observation(msgspec.Struct, frozen=True):
     @property
     def total_gpus(self) -> int:
         return len(self.workers)
+
+
+def combined(cells: Sequence[Observation]) -> Observation:
+    """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
+
+    A worker that has just moved is in the cell that it serves: in the former one it is draining. Gateways have one entry for
+    each cell.
+    """
+    first, *others = cells
+    if not others:
+        return first
+    workers: dict[str, WorkerView] = {}
+    for cell in cells:
+        for worker in cell.workers:
+            known = workers.get(worker.id)
+            if known is None or (worker.healthy, -worker.age_ms) > (known.healthy, -known.age_ms):
+                workers[worker.id] = worker
+    return msgspec.structs.replace(
+        first,
+        tiers=_summed([cell.tiers for cell in cells]),
+        background=_summed([cell.background for cell in cells]),
+        workers=list(workers.values()),
+        gateways=[stats for cell in cells for stats in cell.gateways],
+        ready_batches=sum(cell.ready_batches for cell in cells),
+        leased_batches=sum(cell.leased_batches for cell in cells),
+    )
+
+
+def _summed(several: Sequence[dict[str, TierDepth]]) -> dict[str, TierDepth]:
+    total: dict[str, TierDepth] = {}
+    for tiers in several:
+        for name, tier in tiers.items():
+            known = total.get(name, TierDepth(name, 0, 0.0))
+            total[name] = TierDepth(name, known.depth + tier.depth, max(known.oldest_ms, tier.oldest_ms))
+    return total
 
 
 class CustomerQueue(msgspec.Struct, frozen=True):

@@ -48,6 +48,19 @@ class CordonStatus(IntEnum):
     """Redis has lost its data, and has no list of cordons yet: the worker keeps its previous state."""
 
 
+class WorkerBeatReply(NamedTuple):
+    """The reply to a worker's heartbeat. `moves`: the packed document of `scheduler/cells/moves.py`; None with one cell."""
+
+    cordon: CordonStatus
+    moves: bytes | None = None
+
+    @classmethod
+    def of(cls, reply: Any) -> "WorkerBeatReply":
+        """From the reply of `worker_beat`."""
+        cordon, moves = reply if isinstance(reply, list) else (reply, None)
+        return cls(CordonStatus(cordon), moves)
+
+
 class Cordons:
     """The script `cordon` of one pool. Raises RedisUnavailable."""
 
@@ -120,11 +133,11 @@ def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
 class _HeartbeatReply:
     """Receives the reply to one heartbeat, in place of a future."""
 
-    __slots__ = ("_on_cordon", "_on_failure", "pending")
+    __slots__ = ("_on_failure", "_on_reply", "pending")
 
-    def __init__(self, on_failure: Callable[[], None], on_cordon: Callable[[CordonStatus], None]) -> None:
+    def __init__(self, on_failure: Callable[[], None], on_reply: Callable[[WorkerBeatReply], None]) -> None:
         self._on_failure = on_failure
-        self._on_cordon = on_cordon
+        self._on_reply = on_reply
         self.pending = False
 
     def done(self) -> bool:
@@ -137,7 +150,7 @@ class _HeartbeatReply:
         if reply == _UNKNOWN:
             self._on_failure()
         else:
-            self._on_cordon(reply)
+            self._on_reply(WorkerBeatReply.of(reply))
 
     def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - an awaited call reports the error
         """The call failed, or Redis does not have the script."""
@@ -148,7 +161,7 @@ class _HeartbeatReply:
 class AsyncHeartbeat:
     """Heartbeats of one worker without waiting. `on_failure` is called after a failure: then an awaited heartbeat must follow.
 
-    `clock`: monotonic seconds. `on_cordon` receives the worker's cordon.
+    `clock`: monotonic seconds. `on_reply` receives each reply.
     """
 
     def __init__(
@@ -157,14 +170,14 @@ class AsyncHeartbeat:
         keys: Keys,
         on_failure: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        on_cordon: Callable[[CordonStatus], None] = lambda _: None,
+        on_reply: Callable[[WorkerBeatReply], None] = lambda _: None,
     ) -> None:
         self._pipelined = pipelined(client)
         self._script = Script("worker_beat", client, keys)
         self._on_failure = on_failure
         self._clock = clock
-        self._on_cordon = on_cordon
-        self._reply = _HeartbeatReply(on_failure, on_cordon)
+        self._on_reply = on_reply
+        self._reply = _HeartbeatReply(on_failure, on_reply)
         self._sent: WorkerReport | None = None
         self._unchanged = b""
         self._completed_at = 0.0
@@ -191,9 +204,8 @@ class AsyncHeartbeat:
     def give_up(self) -> None:
         """Stop waiting for the reply, and retire the connection."""
         self._reply.pending = False
-        self._reply = _HeartbeatReply(
-            self._on_failure, self._on_cordon
-        )  # The old one may still have its place in the order of the old connection.
+        # The old one may still have its place in the order of the old connection.
+        self._reply = _HeartbeatReply(self._on_failure, self._on_reply)
         self._pipelined.retire()
 
     def _command(self, heartbeat: WorkerReport) -> bytes:
@@ -213,6 +225,9 @@ _COUNT_HOLDS_MS = 3000
 
 NOTICE_MS = 5000
 """How long a notice of a scheduler is kept; it is sent with each of its ten passes per second."""
+
+MOVES_KEEP_MS = 2000
+"""How long `moves` is kept; it is written four times a second."""
 
 COUNT_VALID_S = 10.0
 """How long the last count is used after Redis lost its data."""
@@ -278,15 +293,15 @@ class Presence:
         self._census = Script("census", client, keys)
         self._observe = Script("observe", client, keys)
 
-    async def worker_beat(self, heartbeat: WorkerReport) -> CordonStatus:
+    async def worker_beat(self, heartbeat: WorkerReport) -> WorkerBeatReply:
         """Register or refresh a worker. Required before its first claim, which the reply may forbid."""
-        return CordonStatus(await self._worker_beat(*heartbeat_arguments(heartbeat)))
+        return WorkerBeatReply.of(await self._worker_beat(*heartbeat_arguments(heartbeat)))
 
     def async_heartbeat(
-        self, on_failure: Callable[[], None], on_cordon: Callable[[CordonStatus], None] = lambda _: None
+        self, on_failure: Callable[[], None], on_reply: Callable[[WorkerBeatReply], None] = lambda _: None
     ) -> AsyncHeartbeat:
         """Heartbeats without waiting, for a registered worker."""
-        return AsyncHeartbeat(self._client, self._keys, on_failure, on_cordon=on_cordon)
+        return AsyncHeartbeat(self._client, self._keys, on_failure, on_reply=on_reply)
 
     def local_host(self) -> str:
         """The local address of the connection to Redis; "" without a TCP connection."""
@@ -314,6 +329,11 @@ class Presence:
             pipeline.zrem(index, member)
             pipeline.delete(key)
             await pipeline.execute()
+
+    async def publish_moves(self, packed: bytes) -> None:
+        """Write `moves`, which workers read with their heartbeats."""
+        async with bounded(pipelined(self._client).timeout_s):
+            await self._client.set(self._keys.moves, packed, px=MOVES_KEEP_MS)
 
     async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
         """Update `healthy_gpu_count`. Returns (healthy, known) workers. `notices`: problems for health.

@@ -127,6 +127,7 @@ KEYS = (
     RedisKey("epoch_run", "string", "`run_id` of the server of the epoch", "gateway_beat"),
     RedisKey("gpus", "sorted set", "worker ids, by last heartbeat; removed after 5 minutes", "worker_beat"),
     RedisKey("cordoned", "set", "cordoned workers, from the table `cordons`", "cordon"),
+    RedisKey("moves", "string", "for workers: all cells, and the chances of a move to each", "scheduler", "2 s"),
     RedisKey("gpu:<worker>", "hash", "one worker", "worker_beat", "5 min from the last heartbeat"),
     RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census", "3 s"),
     RedisKey("notices", "sorted set", "problems reported for health", "census", "5 s after the last"),
@@ -265,6 +266,7 @@ class Keys:
         self.quotas_told = self.prefix + "quotas_told"
         self.gpus = self.prefix + "gpus"
         self.cordoned = self.prefix + "cordoned"
+        self.moves = self.prefix + "moves"
         self.gateways = self.prefix + "gateways"
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"

@@ -121,7 +121,7 @@ async def heartbeats(client: Redis, name: str) -> AsyncIterator[None]:
         status = "ready"
         while True:
             report = WorkerReport(name, status, 0.5, 0, 100.0, 5.0, "simulated", "v1")
-            cordoned = await presence.worker_beat(report) is CordonStatus.CORDONED
+            cordoned = (await presence.worker_beat(report)).cordon is CordonStatus.CORDONED
             status = "cordoned" if cordoned else "ready"
             await asyncio.sleep(0.1)
 

@@ -9,7 +9,7 @@ from pool import WIDE, Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, Verdict
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.cancellation import STORED_KEEP_MS
+from scheduler.protocol.cancellation import STORED_KEEP_MS, Cancellation
 from scheduler.states import Admission
 
 
@@ -79,6 +79,21 @@ async def test_no_step_shortens_the_life_of_the_row(pool: Pool) -> None:
     assert await pool.client.hget(pool.keys.request(first.id), "idem") == b"customer:k1"
 
 
+async def test_a_replayed_reply_is_not_revoked(pool: Pool) -> None:
+    """Regression: a gateway was suspended, its client received the reply from another one, and then it reported a timeout."""
+    first = keyed(pool)
+    await admit(pool, first)
+    await end(pool, first, "")
+    assert (await admit(pool, keyed(pool))).outcome is Admission.REPLAYED
+
+    await pool.terminations.cancel([Cancellation(first.id, ErrorCode.DEADLINE_EXCEEDED, delivered=True)])
+
+    assert await pool.states([first.id]) == ["completed"]
+    (reply,) = await pool.results.fetch([first.id])
+    assert reply is not None
+    assert (reply.state, reply.output) == ("completed", "text")
+
+
 @pytest.mark.parametrize("code", ["", ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST])
 async def test_a_final_reply_is_replayed(pool: Pool, code: str) -> None:
     """A completed request, or a failure that another run would repeat. The replay is not stored, queued, recorded or charged,
@@ -92,6 +107,7 @@ async def test_a_final_reply_is_replayed(pool: Pool, code: str) -> None:
     verdict = await admit(pool, keyed(pool, rate=0.0, burst=0.0))
 
     assert (verdict.outcome, verdict.stored_id) == (Admission.REPLAYED, first.id)
+    assert await pool.client.hdel(pool.keys.request(first.id), "replayed") == 1  # The only thing that it writes.
     assert await everything(pool.client) == before
     (reply,) = await pool.results.fetch([verdict.stored_id])
     assert reply is not None

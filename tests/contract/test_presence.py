@@ -16,12 +16,14 @@ from scheduler.protocol.pool_view import GatewayStats, TierStats, WorkerReport
 from scheduler.protocol.presence import (
     COMPLETE_EVERY_S,
     COUNT_VALID_S,
+    MOVES_KEEP_MS,
     REWRITE_S,
     AsyncHeartbeat,
     Cordons,
     CordonStatus,
     CordonSync,
     Presence,
+    WorkerBeatReply,
 )
 from scheduler.redis_client.connections import check_server, pipelined
 from scheduler.redis_client.keys import PROTOCOL
@@ -330,14 +332,31 @@ async def test_the_reply_to_a_heartbeat_has_the_cordon(pool: Pool) -> None:
         (["w2", "w3"], 0, CordonStatus.FREE),
     ):
         assert await cordons.write(named) == changed
-        assert await pool.presence.worker_beat(report()) is status
+        assert await pool.presence.worker_beat(report()) == (status, None)
         await send(heartbeat)
-        assert received.pop() == status
+        assert received.pop() == (status, None)
 
     await pool.client.flushall()
-    assert await pool.presence.worker_beat(report()) is CordonStatus.UNKNOWN
+    assert (await pool.presence.worker_beat(report())).cordon is CordonStatus.UNKNOWN
     await cordons.write([])
-    assert await pool.presence.worker_beat(report()) is CordonStatus.FREE
+    assert (await pool.presence.worker_beat(report())).cordon is CordonStatus.FREE
+
+
+async def test_the_reply_to_a_heartbeat_has_the_moves(pool: Pool, heartbeat: AsyncHeartbeat) -> None:
+    """While schedulers publish them, in replies to complete and to partial heartbeats. They expire soon after the last one."""
+    received: list[WorkerBeatReply] = []
+    heartbeat = pool.presence.async_heartbeat(lambda: None, received.append)
+    await pool.presence.publish_moves(b"any bytes \x00\xff")
+    assert 0 < await pool.client.pttl(pool.keys.moves) <= MOVES_KEEP_MS
+
+    for _ in range(2):
+        await send(heartbeat)
+    whole = await pool.presence.worker_beat(report())
+    await pool.client.delete(pool.keys.moves)
+
+    assert {each.moves for each in (whole, *received)} == {b"any bytes \x00\xff"}
+    assert {each.cordon for each in (whole, *received)} == {CordonStatus.UNKNOWN}
+    assert (await pool.presence.worker_beat(report())).moves is None
 
 
 class RecordedCordons(Cordons):

@@ -10,9 +10,9 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.worker.worker import BLOCK_S, Worker
+from gpu_pool.worker.worker import Worker
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.batches import Batches, Outcome, ReadyBatches
+from scheduler.protocol.batches import Outcome
 from scheduler.protocol.direct import (
     HEADER,
     DirectBatch,
@@ -26,10 +26,6 @@ from scheduler.protocol.direct import (
     pack,
     read_by_gateway,
 )
-from scheduler.protocol.presence import Presence
-from scheduler.protocol.replies import IncrementChannel
-from scheduler.redis_client.connections import blocking_client, command_client
-from scheduler.redis_client.keys import Keys
 from scheduler.tracing import Spans
 
 TOKEN = "the token of this service"
@@ -41,17 +37,13 @@ StartHere = Callable[..., Awaitable[Worker]]
 async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
     """Start workers in this process, by default without a Redis; they end with the test."""
     started: list[tuple[Worker, asyncio.Task[int]]] = []
-    clients = []
 
     async def start(
         backend: str = "simulated:20", *, loads: bool = True, spans: Spans | None = None, **changes: Any
     ) -> Worker:
         values = {"redis_url": f"unix://{tmp_path}/nobody", "worker_id": "w1", "service_token": TOKEN} | changes
         config = WorkerConfig(backend=backend, **values)
-        commands, blocking, keys = command_client(config.redis_url), blocking_client(config.redis_url), Keys()
-        clients.extend([commands, blocking])
-        parts = Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
-        worker = Worker(config, *parts, IncrementChannel(commands, keys), spans=spans)
+        worker = Worker(config, spans=spans)
         task = asyncio.create_task(worker.run())
         await eventually(lambda: task.done() or worker._supervisor.ready.is_set() or not loads, "the model loads", 30.0)
         if task.done():
@@ -64,8 +56,6 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
     for worker, task in started:
         worker.drain()
         assert await task == 0
-    for client in clients:
-        await client.aclose()
 
 
 class DirectClient:

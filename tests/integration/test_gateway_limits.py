@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually
+from gateway.api.account import AccountHome
 from gateway.inference.pipeline import InferencePipeline
 from integration.gateway_fixtures import Stack, accepted, lower, stack, tier
 from ledger.audit.queries import Usage
@@ -260,7 +261,8 @@ async def test_without_redis_and_postgresql(stack: Stack) -> None:
     async def unavailable(*_: Any) -> Any:
         raise RedisUnavailable("redis://user:secret@host")
 
-    replace_parts(stack, read_limits=unavailable, find_usage=unavailable)
+    home = AccountHome(stack.gateway.inference.customer_limits, unavailable)
+    replace_parts(stack, home=lambda _: home, find_usage=unavailable)
     status, document, headers = await get(stack)
 
     assert (status, document["as_of"], document["remaining"]["requests"] >= 250) == (200, "estimate", True)

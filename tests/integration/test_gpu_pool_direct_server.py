@@ -231,7 +231,7 @@ async def test_queued_batch_keeps_its_lease_while_direct_batches_run(
 ) -> None:
     """It waits 1.5 s with a lease of 600 ms while a reaper runs; the heartbeat has the direct address."""
     worker = await start_here("simulated:500", redis_url=redis_url)
-    await eventually(worker._heartbeat.working.is_set, "redis is reached")
+    await eventually(worker._link.heartbeat.working.is_set, "redis is reached")
     tasks = await start_batches(worker, 3)
     ids = await batch(pool, "hello")
 

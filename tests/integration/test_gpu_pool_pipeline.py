@@ -253,7 +253,7 @@ async def test_redis_restarts_empty(
     worker = await start_here("simulated:300", redis_url=server.url)
     await view(own, "ready")
     os.kill(server.pid, signal.SIGKILL)
-    await eventually(lambda: not worker._heartbeat.working.is_set(), "a heartbeat failed")
+    await eventually(lambda: not worker._link.heartbeat.working.is_set(), "a heartbeat failed")
     before, until = len(pops), time.monotonic() + 1.0
     await eventually(lambda: time.monotonic() > until, "a second has passed")
     assert len(pops) - before <= 1
@@ -275,7 +275,7 @@ async def test_redis_hangs_while_a_batch_ends(server: EmbeddedRedis, own: Pool, 
     await eventually(lambda: not worker._execution.running, "the model is done")
     until = time.monotonic() + 0.6
     await eventually(lambda: time.monotonic() > until, "a finish and its retry timed out")
-    assert worker._pipeline.in_flight == 2
+    assert worker._link.pipeline.in_flight == 2
     os.kill(server.pid, signal.SIGCONT)
 
     await assert_first_attempt(own, ids)
@@ -297,10 +297,10 @@ async def test_redis_hangs_during_a_pop(
     await view(own, "ready")
     os.kill(server.pid, signal.SIGSTOP)
     await eventually(lambda: ended_pops, "the pop is ended")
-    assert not worker._heartbeat.working.is_set()
+    assert not worker._link.heartbeat.working.is_set()
     os.kill(server.pid, signal.SIGCONT)
 
-    await eventually(worker._heartbeat.working.is_set, "a heartbeat arrived")
+    await eventually(worker._link.heartbeat.working.is_set, "a heartbeat arrived")
     await assert_first_attempt(own, await form(own))
 
 

@@ -87,7 +87,7 @@ async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, 
     await db.execute("INSERT INTO customers (id, name, tier) VALUES ($1, 'c', 'free')", CUSTOMER)
     job = Pool(client, Keys("old")).submission(customer_id=CUSTOMER, api_key_id="k" * 12, body=b"x")
     await insert_jobs(db, [NewJob(job, 60.0)], "old")
-    left = LeftPools(client, CATALOG, database_url, (), lambda: next(now))
+    left = LeftPools(client, CATALOG, database_url, (), clock=lambda: next(now))
 
     await left.turn()
     await end_jobs(db, [JobEnd(job.id, "")], 600.0)

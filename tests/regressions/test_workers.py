@@ -16,17 +16,12 @@ from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner, DeviceLost
 from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
-from gpu_pool.worker.worker import BLOCK_S, Worker
+from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
 from regressions.bad_line import BadLine
 from scheduler.batching.reaper import Reaper
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.batches import Batches, ReadyBatches
-from scheduler.protocol.presence import Presence
-from scheduler.protocol.replies import IncrementChannel
-from scheduler.redis_client.connections import blocking_client, command_client
-from scheduler.redis_client.keys import Keys
 
 __all__ = ["faulty_models", "start_worker"]
 
@@ -50,11 +45,9 @@ async def reaping(pool: Pool) -> AsyncIterator[None]:
 
 async def test_bug_12_a_claim_before_the_first_heartbeat(pool: Pool, line: BadLine) -> None:
     """A worker that claims work before it is registered counts as lost at once (GitLab). Here it registers first."""
-    commands, blocking, keys = command_client(line.url), blocking_client(line.url), Keys()
     line.refuse = True
-    parts = Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
     config = WorkerConfig(line.url, "w1", "simulated:10", heartbeat_ms=50)
-    worker = Worker(config, *parts, IncrementChannel(commands, keys))
+    worker = Worker(config)
     task = asyncio.create_task(worker.run())
     await eventually(worker._supervisor.ready.is_set, "the model is ready")
     attempts = line.accepted
@@ -63,13 +56,11 @@ async def test_bug_12_a_claim_before_the_first_heartbeat(pool: Pool, line: BadLi
 
     await eventually(lambda: line.sent(b"BLPOP"), "the worker waits for a batch")
 
-    assert await pool.client.exists(keys.gpu("w1"))
+    assert await pool.client.exists(pool.keys.gpu("w1"))
     sent = b"".join(line.requests).upper()
     assert sent.index(b"EVALSHA") < sent.index(b"BLPOP")
     worker.drain()
     assert await task == 0
-    await commands.aclose()
-    await blocking.aclose()
 
 
 async def test_bug_13_a_hung_model_with_heartbeats(pool: Pool, start_worker: StartWorker) -> None:

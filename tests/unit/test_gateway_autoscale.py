@@ -28,7 +28,7 @@ class Setup:
     def __init__(self, **rules: Any) -> None:
         self.now, self.age_s = 0.0, 0.1
         self.limits = LiveLimits("default")
-        self.heartbeat: Any = SimpleNamespace(observation=None, age_s=lambda: self.age_s)
+        self.heartbeat: Any = SimpleNamespace(whole=None, age_s=lambda: self.age_s)
         self.advice = ScaleAdvice(
             ScaleRules(**rules),
             "default",
@@ -45,7 +45,7 @@ class Setup:
         seen = Observation(0, depths, list(workers), [GatewayStats("g", demand, tiers)], 0, 0, 0, 0)
         for _ in range(seconds):
             self.now += 1.0
-            self.heartbeat.observation = seen
+            self.heartbeat.whole = seen
             self.limits.observe(seen, SNAPSHOT, self.now)
             self.advice.update()
         return self.advice.document()

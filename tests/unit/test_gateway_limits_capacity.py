@@ -7,7 +7,7 @@ from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_
 from ledger.catalog.snapshot import Model, Price, Snapshot, Tier
 from ratelimit.capacity import CapacityEvidence
 from ratelimit.quotas import Meter
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView, combined
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
 MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)
@@ -273,3 +273,29 @@ def test_in_an_outage_the_directly_reached_gpus_count() -> None:
         counted.append((limits.healthy_gpus, limits.capacity_rps))
 
     assert counted == [(2, 160.0), (1, 80.0), (2, 160.0), (1, 80.0)]
+
+
+def test_cells_have_the_limits_of_a_single_queue() -> None:
+    """Workers move between cells: the capacity and the demand of all of them count. A predicted wait uses the cell's part."""
+    here, there = look(free=100.0), look(worker("a"), worker("b"), SICK, free=200.0)
+    waiting = msgspec.structs.replace(here, tiers={"free": TierDepth("free", 25, 10.0)})
+    single = observed(look(worker("a"), worker("b"), free=300.0))
+    one, other = LiveLimits("default"), LiveLimits("default")
+
+    one.observe(waiting, SNAPSHOT, 0.0, combined([waiting, there]))
+    other.observe(there, SNAPSHOT, 0.0, combined([there, waiting]))
+
+    assert factors(one) == factors(other) == factors(single)
+    assert not one.no_gpu(100.0)
+    assert (one.capacity_rps, one.cell_capacity_rps, other.cell_capacity_rps) == (160.0, 0.0, 160.0)
+    # 100/s and 25 waiting for half a second, against 200/s.
+    waits = [limits.current(SNAPSHOT).capacity_rps for limits in (one, other, single)]
+    assert waits == [pytest.approx(part * 160.0) for part in (150 / 350, 200 / 350, 1.0)]
+
+
+def test_a_worker_that_has_moved_counts_in_the_cell_of_its_latest_heartbeat() -> None:
+    """For a moment both cells know it."""
+    old = msgspec.structs.replace(worker("a", healthy=False), age_ms=900.0)
+
+    assert combined([look(old), look(worker("a"))]).healthy_gpus == 1
+    assert combined([look(worker("a")), look(old)]).healthy_gpus == 1

@@ -52,9 +52,11 @@ def test_rates_are_averaged_over_two_seconds() -> None:
         shadowed_rps=12.0,
         failed_rps=8.0,
         unreduced_rps=16.0,
+        recent_rps=8.0,
     )
     assert [(each.name, each.tier) for each in stats.busiest] == [("acme", "free")]
     idle = [meter.heartbeat(["free"], 2.0 + beat * 0.25).tiers["free"] for beat in range(1, WINDOW_BEATS + 1)]
+    assert [each.recent_rps for each in idle[:2]] == [4.0, 0.0]
     assert (idle[0].arrived_rps, idle[-1]) == (35.0, TierStats(0.0, 0.0, 50.8, p50_ms=50.8, p99_ms=50.8))
     assert meter.heartbeat(["paid"], 5.0).tiers.keys() == {"paid"}
 

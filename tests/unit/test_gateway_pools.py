@@ -47,7 +47,7 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
 
     return SimpleNamespace(
         config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
-        inference=SimpleNamespace(elsewhere=None, at_home=None),
+        inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
         direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
@@ -122,11 +122,11 @@ async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
     async with running(pools):
         await eventually(lambda: {"default@west", "large@west"} <= places(pools), "the cell is served")
         (west,) = [each for each in pools.all if each.config.place == "default@west"]
-        assert not own.inference.at_home(there)
+        assert not own.inference.single_cell()
         assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="draining"),)
-        assert own.inference.at_home(there)
+        assert pools.serving(there, "tiny") is own.inference
         assert "default@west" in places(pools)
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="closed"),)
@@ -153,3 +153,15 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
     settings: Any = SimpleNamespace(pool="default", serve_pools=serve_pools)
 
     assert wanted_pools(settings, catalog()) == pools
+
+
+async def test_a_spread_customer_uses_its_cells_in_turn() -> None:
+    """One call for each request."""
+    pools = pools_of(catalog(WEST))
+    spread: Any = SimpleNamespace(customer_id="c1", cell=None, spread=2)
+    async with running(pools):
+        await eventually(lambda: len(places(pools)) == 6, "the cells are served")
+        found = [pools.serving(spread, "tiny") for _ in range(4)]
+
+    assert found[0] is not found[1]
+    assert found[:2] == found[2:]

@@ -90,6 +90,22 @@ def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
         assert ([each.id for each in seen.workers], [each.worker for each in losses.all]) == (shown, lost)
 
 
+def test_a_worker_that_serves_another_cell_is_not_lost() -> None:
+    """It may leave within one observation; a row that it could not remove is not shown; it may return and be lost."""
+    losses = Losses()
+    for now_ms, workers, elsewhere, shown, lost in (
+        (10_000, [ONE, TWO], [], ["gpu-1", "gpu-2"], []),
+        (11_000, [ONE], [], ["gpu-1"], ["gpu-2"]),  # The other cell is observed a little later.
+        (11_250, [ONE], ["gpu-2"], ["gpu-1"], []),
+        (12_000, [ONE, worker("gpu-2", healthy=False)], ["gpu-2"], ["gpu-1"], []),
+        (13_000, [ONE, TWO], ["gpu-2"], ["gpu-1", "gpu-2"], []),
+        (14_000, [ONE, worker("gpu-2", healthy=False)], [], ["gpu-1", "gpu-2"], ["gpu-2"]),
+    ):
+        losses.update(workers, now_ms, elsewhere)
+        seen = losses.without_replaced(Observation(0, {}, list(workers), [], 0, 0, 0, 0), elsewhere)
+        assert ([each.id for each in seen.workers], [each.worker for each in losses.all]) == (shown, lost)
+
+
 def test_a_replacement_may_start_when_no_worker_is_listed() -> None:
     """The last worker was lost, and Redis does not list it any more when another one starts."""
     losses = Losses()

@@ -109,3 +109,22 @@ def test_reasons_and_checks_name_their_pool() -> None:
 
     assert merged["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
     assert sorted(merged["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
+
+
+def test_cells_are_summed_over_their_pools() -> None:
+    """A cell has the worst status of its pools. With one cell the part is empty."""
+    found = {
+        "default": document(),
+        "large": document("degraded", "x", healthy_gpus=1),
+        "default@west": document(healthy_gpus=5, queue_depth=4),
+    }
+
+    _, merged = merge_pools(found, {"west"})
+
+    cells = merged["cells"]  # type: ignore[typeddict-item]
+    assert {name: (cell["status"], cell["state"], cell["healthy_gpus"]) for name, cell in cells.items()} == {
+        "default": ("degraded", "open", 3),
+        "west": ("healthy", "draining", 5),
+    }
+    assert (cells["west"]["queue_depth"], merged["healthy_gpus"]) == (4, 8)
+    assert merge_pools({"default": document(), "large": document()})[1]["cells"] == {}  # type: ignore[typeddict-item]

@@ -61,6 +61,7 @@ OPTIONS: dict[str, Option] = {
         MAX_PROCESSES,
     ),
     "schedulers": Option("2", "Number of schedulers; 0: gateways do their work.", "N", 0, MAX_PROCESSES),
+    "cells": Option("1", "Number of cells, each with a Redis of its own.", "N", 1, MAX_PROCESSES),
     "faults": Option("all", "Names of faults, separated by commas; `list` shows them.", "NAMES"),
     "tls": Option("seed", "TLS of the roles to Redis: on, off, or seed (one seed in four).", "WHEN"),
     "against": Option(
@@ -126,10 +127,12 @@ class StackShape:
     gateways: int
     workers: int
     schedulers: int
+    cells: int = 1
 
     def __str__(self) -> str:
         """The text in the report."""
-        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers"
+        cells = f", {self.cells} cells" if self.cells > 1 else ""
+        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers{cells}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
         seed=reader.integer("seed") if reader.text("seed") else secrets.randbits(32),
         duration=reader.number("duration"),
         rate=reader.number("rate"),
-        shape=StackShape(*(reader.integer(role) for role in ("gateways", "workers", "schedulers"))),
+        shape=StackShape(*(reader.integer(role) for role in ("gateways", "workers", "schedulers", "cells"))),
         kinds=reader.kinds("faults", outside=against is not None),
         against=against,
         json=reader.path("json"),

@@ -64,6 +64,7 @@ class Sources:
     redis_url: str
     runs: Path | None
     started_at: float
+    cell_urls: tuple[str, ...] = ()  # Of the cells other than the default one.
 
 
 class FaultEvent(msgspec.Struct, frozen=True, tag_field="event", tag="fault"):

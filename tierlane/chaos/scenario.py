@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ledger.postgres import asyncpg_dsn
 from scheduler.errors import RedisUnavailable
-from tierlane.chaos.checker.evidence import read_leftovers
+from tierlane.chaos.checker.evidence import leftovers_of_cells
 from tierlane.chaos.command import Options
 from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import schedule
@@ -78,13 +78,13 @@ class UnfinishedWork:
 
 
 async def drain(
-    redis_url: str, database_url: str, spools: Sequence[Path], within_s: float
+    redis_urls: Sequence[str], database_url: str, spools: Sequence[Path], within_s: float
 ) -> tuple[float, UnfinishedWork]:
     """Wait until no work is left, at most `within_s`; returns the seconds, and the work that is left."""
     began = time.monotonic()
     quiet = 0
     while True:
-        left = await _read_unfinished(redis_url, database_url, spools)
+        left = await _read_unfinished(redis_urls, database_url, spools)
         seconds = time.monotonic() - began
         quiet = quiet + 1 if left.nothing else 0
         if quiet >= QUIET_READS or seconds > within_s:
@@ -92,9 +92,9 @@ async def drain(
         await asyncio.sleep(POLL_S)
 
 
-async def _read_unfinished(redis_url: str, database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
+async def _read_unfinished(redis_urls: Sequence[str], database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
     try:
-        left = await read_leftovers(redis_url)
+        left = await leftovers_of_cells(redis_urls)
         return UnfinishedWork(
             in_redis=len(left.open_requests) + sum(left.lengths.values()),
             open_rows=await _open_rows(database_url),
@@ -226,7 +226,7 @@ class Scenario:
         self._display.show("healed; waiting until all accepted requests have ended and are audited")
         with timed(self.info.took_s, "drain"):
             seconds, self.left = await drain(
-                self._targets.redis_url, self._targets.database_url, spools, DRAIN_WITHIN_S
+                self._targets.redis_urls, self._targets.database_url, spools, DRAIN_WITHIN_S
             )
         self.info.recoveries = await asyncio.to_thread(
             recoveries, self._history.events, self.info.events, self._load_ended

@@ -5,6 +5,8 @@ Redis has no persistence, so it restarts empty; PostgreSQL keeps committed rows.
 ready and counts every worker healthy. Servers are started from the event loop of a second thread, because that would stall
 the load for a tenth of a second.
 
+With several cells, each has a Redis of its own, and all roles connect to it through one proxy, so that a cell can be cut off.
+
 Each tier has ten customers of different weights, with limits that the load does not reach; one of tier paid floods. Others
 have batches, and the hostile client has a customer. Shedding, queue times and the capacity of the GPUs are unchanged.
 """
@@ -115,6 +117,15 @@ async def seed_hostile(database_url: str) -> str:
         await connection.close()
 
 
+async def seed_cells(database_url: str, urls: Mapping[str, str]) -> None:
+    """Open the cells at these URLs."""
+    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+    try:
+        await connection.executemany("INSERT INTO cells (name, redis_url) VALUES ($1, $2)", list(urls.items()))
+    finally:
+        await connection.close()
+
+
 T = TypeVar("T")
 
 
@@ -179,6 +190,7 @@ class ChaosStack(StackTargets):
         self.redis_clock = ServerClock(home.path)
         self.redis_clock.prepare()
         self._redis = chaos_redis(home.path, self.redis_clock)
+        self._cells = {name: chaos_redis(home.path / name, self.redis_clock, name) for name in cell_names(shape.cells)}
         self._tls_front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
         self._proxies: dict[FaultTarget, list[FaultProxy]] = {
@@ -189,6 +201,7 @@ class ChaosStack(StackTargets):
         self._watching: asyncio.Task[None] | None = None
         self._ports = ExitStack()
         self._urls: list[str] = []
+        self._cell_rows: dict[str, str] = {}  # The URLs of their proxies.
         self._customers: tuple[LoadCustomer, ...] = ()
         self._batch_customers: tuple[LoadCustomer, ...] = ()
         self._hostile_key = self._model = ""
@@ -218,6 +231,7 @@ class ChaosStack(StackTargets):
         self._guard.hold_servers_of(self._postgres.home)
         await self._add(self._redis)
         await self._add(self._postgres)
+        await self._start_cells()
         await self._fill_database()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -258,7 +272,7 @@ class ChaosStack(StackTargets):
 
     def sources(self, started_at: float) -> Sources:
         """The sources of evidence; `started_at`: UNIX time before the first request."""
-        return Sources(self.database_url, self.redis_url, self.runs, started_at)
+        return Sources(self.database_url, self.redis_url, self.runs, started_at, tuple(self.redis_urls[1:]))
 
     @property
     def counts(self) -> Mapping[FaultTarget, int]:
@@ -269,7 +283,7 @@ class ChaosStack(StackTargets):
             FaultTarget.SCHEDULER: shape.schedulers,
             FaultTarget.WORKER: shape.workers,
             FaultTarget.MODEL: shape.workers,
-            FaultTarget.REDIS: 1,
+            FaultTarget.REDIS: shape.cells,
             FaultTarget.POSTGRES: 1,
             **{place: len(several) for place, several in proxies.items()},
         }
@@ -278,6 +292,11 @@ class ChaosStack(StackTargets):
     def redis_url(self) -> str:
         """Redis, without a proxy."""
         return self._redis.url
+
+    @property
+    def redis_urls(self) -> Sequence[str]:
+        """Redis of each cell, without a proxy."""
+        return [self._redis.url, *(f"{server.url}#{name}" for name, server in self._cells.items())]
 
     @property
     def database_url(self) -> str:
@@ -293,7 +312,9 @@ class ChaosStack(StackTargets):
         """The name of a target in events."""
         if place in self._proxies:
             return self._proxies[place][index].name
-        return str(place) if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else f"{place}-{index + 1}"
+        if place is FaultTarget.REDIS:
+            return [self._redis, *self._cells.values()][index].name
+        return str(place) if place is FaultTarget.POSTGRES else f"{place}-{index + 1}"
 
     def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
@@ -340,6 +361,15 @@ class ChaosStack(StackTargets):
         self._customers = await seed_customers(settings.database_url)
         self._batch_customers = await seed_batch_customers(settings.database_url)
         self._hostile_key = await seed_hostile(settings.database_url)
+        await seed_cells(settings.database_url, self._cell_rows)
+
+    async def _start_cells(self) -> None:
+        """Start the servers of the other cells, each behind a proxy that all roles use."""
+        for name, server in self._cells.items():
+            self._guard.hold_servers_of(server.home)
+            await self._add(server)
+            proxy = await self._add_proxy(FaultTarget.REDIS_PROXY, "roles", server.socket, server.name)
+            self._cell_rows[name] = f"redis://{HOST}:{proxy.port}/0"
 
     async def _start_tls_front(self) -> None:
         if self._tls_front is not None:
@@ -372,8 +402,9 @@ class ChaosStack(StackTargets):
     async def _add(self, member: ChildProcess) -> None:
         await self._side_loop.run(self._supervisor.add(member))
 
-    async def _add_proxy(self, place: FaultTarget, client: str, socket: Path) -> FaultProxy:
-        proxy = FaultProxy(_proxy_name(client, "redis" if place is FaultTarget.REDIS_PROXY else "postgres"), socket)
+    async def _add_proxy(self, place: FaultTarget, client: str, socket: Path, server: str = "") -> FaultProxy:
+        server = server or ("redis" if place is FaultTarget.REDIS_PROXY else "postgres")
+        proxy = FaultProxy(_proxy_name(client, server), socket)
         await proxy.start()
         self._proxies[place].append(proxy)
         return proxy
@@ -393,6 +424,13 @@ def _proxy_name(client: str, server: str) -> str:
     return f"{client}>{server}"
 
 
-def chaos_redis(home: Path, clock: ServerClock) -> EmbeddedRedis:
+def cell_names(count: int) -> list[str]:
+    """The cells other than the default one."""
+    return [f"c{number}" for number in range(2, count + 1)]
+
+
+def chaos_redis(home: Path, clock: ServerClock, cell: str = "") -> EmbeddedRedis:
     """A Redis without persistence, whose clock can be stepped and whose disk can be full."""
-    return EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)
+    server = EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)
+    server.name = f"redis-{cell}" if cell else server.name
+    return server

@@ -14,10 +14,20 @@ import asyncpg
 import typer
 
 from ledger.audit.queries import RequestRow, find_gpu_share, find_request
-from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, in_snapshot, models_from, readable, tiers_from
-from ledger.catalog.snapshot import Customer, Key, Model, Tier
+from ledger.catalog.loader import (
+    SnapshotBuild,
+    catalog_statement,
+    feed,
+    in_snapshot,
+    models_from,
+    read_cells,
+    readable,
+    tiers_from,
+)
+from ledger.catalog.snapshot import CellRow, Customer, Key, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
+from scheduler.cells.places import cell_urls, cells_of
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.protocol.limits import (
     LimitState,
@@ -29,7 +39,7 @@ from scheduler.protocol.pool_view import CustomerQueue, Observation, QueuePlace,
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
 from scheduler.redis_client.connections import command_client, server_url, tag_at
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.request_id import created_ms
 from scheduler.states import State
 from tierlane.connect import VerbError, database, run
@@ -54,6 +64,7 @@ class Rows(NamedTuple):
     tiers: tuple[Tier, ...] = ()
     models: tuple[Model, ...] = ()
     row: CustomerRecord | None = None
+    cells: tuple[CellRow, ...] = ()
     gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
 
 
@@ -63,10 +74,11 @@ async def read_rows(connection: Connection, name: str) -> Rows:
         found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
         with readable():
             tiers = tiers_from(found)
+        cells = await read_cells(connection)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
     share = await _gpu_share(connection, row.customer) if row else None
-    return Rows(tiers, known_models, row, share)
+    return Rows(tiers, known_models, row, cells, share)
 
 
 async def _gpu_share(connection: Connection, customer: Customer) -> float | None:
@@ -153,7 +165,7 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         if rows.row is None:
             raise VerbError(_no_such(name))
     try:
-        async with _redis(settings) as client:
+        async with _redis(cell_url(settings, rows)) as client:
             state = await _read_redis(client, Keys(settings.pool, tag_at(client)), name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
@@ -169,7 +181,21 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         queues=state.queues,
         gpu_share=rows.gpu_share,
         not_read=not_read,
+        cell=home_of(rows),
     )
+
+
+def home_of(rows: Rows) -> str | None:
+    """The cell of the customer; None if there is only one cell, or the customer is not known."""
+    if rows.row is None or not rows.cells:
+        return None
+    customer = rows.row.customer
+    return next(iter(cells_of(customer.id, rows.cells, customer.cell, customer.spread)), None)
+
+
+def cell_url(settings: "Settings", rows: Rows) -> str:
+    """The URL of the customer's cell."""
+    return cell_urls(settings.redis_url, rows.cells).get(home_of(rows) or DEFAULT_CELL, settings.redis_url)
 
 
 def _no_such(name: str) -> str:
@@ -219,19 +245,24 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
     refusal: RejectionRecord | None = None
     place: QueuePlace | None = None
     not_read: list[str] = []
+    cells: tuple[CellRow, ...] = ()
     try:
         async with database(settings, NAME) as connection:
             row = await find_request(connection, request_id)
+            cells = await read_cells(connection)
     except VerbError as error:
         not_read.append(_without(error, "rows of the audit"))
     try:
-        async with _redis(settings) as client:
-            keys = Keys(settings.pool, tag_at(client))
-            detail = await Results(client, keys).request_detail(request_id)
-            if detail is not None and detail.state == State.QUEUED:
-                place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
-            if row is None and detail is None:
-                refusal = await find_rejection(client, keys, request_id)
+        for url in cell_urls(settings.redis_url, cells).values():
+            async with _redis(url) as client:
+                keys = Keys(settings.pool, tag_at(client))
+                detail = await Results(client, keys).request_detail(request_id)
+                if detail is not None and detail.state == State.QUEUED:
+                    place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
+                if row is None and detail is None:
+                    refusal = await find_rejection(client, keys, request_id)
+            if detail is not None or refusal is not None:
+                break
     except RedisUnavailable as error:
         not_read.append(_without(error, "running requests and rejections"))
     if len(not_read) == 2:
@@ -240,11 +271,11 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
 
 
 @asynccontextmanager
-async def _redis(settings: "Settings") -> AsyncIterator["Redis"]:
-    """A client of the pool's Redis. Raises RedisUnavailable where none is set."""
-    if not settings.redis_url:
+async def _redis(url: str) -> AsyncIterator["Redis"]:
+    """A client of a cell. Raises RedisUnavailable where none is set."""
+    if not url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")
-    client = command_client(await server_url(settings.redis_url))
+    client = command_client(await server_url(url))
     try:
         yield client
     finally:

@@ -65,6 +65,7 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     customer_id: str | None = None
     tier: str | None = None
     suspended: bool = False
+    cell: str | None = None  # None: there is only one.
     weight: float | None = None
     gpu_share: float | None = None  # Of the GPU time of its tier in the last minute, 0..1.
     queues: list[CustomerQueue] | None = None  # None: not read.
@@ -97,6 +98,7 @@ def explain_customer(
     queues: list[CustomerQueue] | None = None,
     gpu_share: float | None = None,
     not_read: Sequence[str] = (),
+    cell: str | None = None,
 ) -> CustomerExplanation:
     """Combine what is known; `name` is the argument, `not_read` what is missing and why."""
     customer = row.customer if row else None
@@ -110,6 +112,7 @@ def explain_customer(
         customer_id=customer.id if customer else None,
         tier=customer.tier if customer else None,
         suspended=customer.suspended if customer else False,
+        cell=cell,
         weight=customer.weight if customer else None,
         gpu_share=gpu_share,
         queues=queues,

@@ -24,7 +24,8 @@ def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
 def customer_lines(explanation: CustomerExplanation) -> list[str]:
     """A customer as text."""
     name = f"{explanation.customer} ({explanation.customer_id})" if explanation.customer_id else explanation.customer
-    lines = [f"{name}, tier {explanation.tier}" if explanation.tier else name]
+    where = f", cell {explanation.cell}" if explanation.cell else ""
+    lines = [f"{name}, tier {explanation.tier}{where}" if explanation.tier else name]
     lines += _block(_gpu_time(explanation))
     lines += _block(explanation.why)
     lines += _block(columns([_LIMITS, *map(_limit, explanation.limits)]) if explanation.limits else [])

@@ -11,7 +11,7 @@ it, and a pool that is finished and unnamed is forgotten.
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,14 @@ from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.quota_restore import QuotaKeeper
 from ledger.audit.window import LONGEST_S, HoldPolicy
 from ledger.catalog.follower import Catalog
-from ledger.catalog.snapshot import Model, Snapshot
+from ledger.catalog.snapshot import CellRow, Model, Snapshot
 from ledger.jobs import job_pools
 from ledger.postgres import AWAY, closing, connect
+from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.cells.moves import MovesPublisher, PoolPlan
 from scheduler.cells.places import cell_urls
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
@@ -294,12 +296,14 @@ class StandIn:
         served = self._served.setdefault(cell, set())
         served.add(pool)
         left = LeftPools(client, self._catalog, settings.database_url, served, cell=cell)
-        look = settings.serve_pools == "all" and pool == self._settings.pool
+        is_own = pool == self._settings.pool
         try:
             async with asyncio.TaskGroup() as group:
-                looking = [group.create_task(left.run())] if look else []
+                besides = [group.create_task(left.run())] if is_own and settings.serve_pools == "all" else []
+                if is_own and cell == DEFAULT_CELL:
+                    besides.append(group.create_task(publish_moves(self._settings, self._catalog)))
                 await run_pool(settings, stop, self._catalog, client, standing_in=True)
-                await end_all(looking)
+                await end_all(besides)
         finally:
             await client.aclose()
 
@@ -337,6 +341,7 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
     """Serve every cell of the catalog until `stop`, or until it is closed."""
     running: dict[str, asyncio.Event] = {}
     async with asyncio.TaskGroup() as group:
+        moves = group.create_task(publish_moves(settings, catalog), name="moves of workers")
         while not stop.is_set():
             urls = cell_urls(settings.redis_url, catalog.snapshot.cells if catalog.snapshot is not None else ())
             for cell in sorted(urls.keys() - running.keys()):
@@ -348,6 +353,32 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
             await _asked_to_stop(stop, STOP_LOOK_S)
         for closed in running.values():
             closed.set()
+        await end_all([moves])
+
+
+async def publish_moves(settings: "Settings", catalog: Catalog) -> None:
+    """Publish the moves of workers between cells; never returns."""
+
+    def rows() -> Sequence[CellRow]:
+        return catalog.snapshot.cells if catalog.snapshot is not None else ()
+
+    def plans() -> list[PoolPlan]:
+        return [pool_plan(catalog.snapshot, pool, settings) for pool in sorted(wanted_pools(settings, catalog))]
+
+    await TaskRegistry().run_forever("moves of workers", MovesPublisher(settings.redis_url, plans, rows).run)
+
+
+def pool_plan(snapshot: Snapshot | None, pool: str, settings: "Settings") -> PoolPlan:
+    """What the moves of a pool's workers depend on, as of this snapshot."""
+    policy = batch_policy(snapshot, settings.model_copy(update={"pool": pool}))
+    model = pool_model(snapshot.models.values(), pool) if snapshot else None
+    return PoolPlan(
+        pool,
+        [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in policy.tiers],
+        frozenset(tier.name for tier in policy.tiers if tier.paused),
+        policy.max_batch_size,
+        1000 / max(1.0, model.rps_per_gpu if model else 0.0),
+    )
 
 
 async def _serve_cell(settings: "Settings", redis_url: str, stop: asyncio.Event, catalog: Catalog) -> None:

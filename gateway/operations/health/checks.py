@@ -76,6 +76,7 @@ class HealthInputs:
     audit_lag_ms: int | None = 0  # None: it could not be read.
     direct: DirectView | None = None
     tokens_problem: str | None = None  # Why JWTs cannot be verified with current keys.
+    gpus_elsewhere: int = 0  # Healthy GPUs in other cells of the pool: they move here when they are needed.
     registering: bool = False  # Redis lost its data a moment ago: workers have yet to register again.
     losses: tuple[Loss, ...] = ()  # Lost workers, the latest first.
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
@@ -170,6 +171,8 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
     if inputs.registering and not unhealthy:  # Some may have registered already.
         reason = "Redis was restarted without its data; workers and schedulers are registering again."
         return problem("workers_registering", name, kind, "degraded", total, unit, reason)
+    if total == 0 and inputs.gpus_elsewhere:
+        return HealthFinding(name, kind, "healthy", 0, unit)
     if total == 0:
         return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
     if not unhealthy:
@@ -182,7 +185,7 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
     reason = f"{len(unhealthy)} of {total} GPUs {verb} not healthy: {named}{more}."
     code = min((_worker_code(worker) for worker in unhealthy), key=_WORKER_CODES.index)
     about = shortened([worker.id for worker in unhealthy if _worker_code(worker) == code], NAMED_WORKERS)
-    level: Status = "down" if all_lost else "degraded"
+    level: Status = "down" if all_lost and not inputs.gpus_elsewhere else "degraded"
     return problem(code, name, kind, level, total - len(unhealthy), unit, reason, about)
 
 

@@ -5,7 +5,7 @@ contains the figures of each.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
 from gateway.operations.health.model import (
     LEVELS,
+    CellHealth,
     Check,
     Health,
     HealthFigures,
@@ -31,6 +32,7 @@ from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ratelimit.capacity import CapacityEvidence
 from scheduler.errors import RedisUnavailable
+from scheduler.redis_client.keys import DEFAULT_CELL
 
 
 class CollectedHealth(NamedTuple):
@@ -96,6 +98,12 @@ class HealthCollector:
             [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
 
+    @property
+    def draining(self) -> frozenset[str]:
+        """The cells that are draining."""
+        snapshot = self._catalog.snapshot
+        return frozenset(row.name for row in snapshot.cells if row.state == "draining") if snapshot else frozenset()
+
     def _paused(self) -> Sequence[str]:
         snapshot = self._catalog.snapshot
         return [tier.name for tier in snapshot.tiers if tier.paused] if snapshot else ()
@@ -106,7 +114,7 @@ class HealthCollector:
         )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:
-            memory.losses.update(seen.workers, seen.now_ms)
+            memory.losses.update(seen.workers, seen.now_ms, _workers_elsewhere(parts))
             memory.gateways.update(seen.gateway_ages_ms, seen.now_ms)
             memory.restarts.update(seen.workers, seen.now_ms)
             names = [tier.name for tier in self._catalog.snapshot.tiers] if self._catalog.snapshot else []
@@ -126,7 +134,7 @@ class HealthCollector:
         memory = self._updated_memory(parts)
         seen = parts.heartbeat.observation
         return HealthInputs(
-            observation=None if seen is None else memory.losses.without_replaced(seen),
+            observation=None if seen is None else memory.losses.without_replaced(seen, _workers_elsewhere(parts)),
             look_age_s=parts.heartbeat.age_s(),
             redis_problem=parts.heartbeat.redis_problem,
             catalog_loaded=snapshot is not None,
@@ -136,11 +144,12 @@ class HealthCollector:
             bad_row=catalog.bad_row,
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
-            capacity_rps=parts.limits.capacity_rps,
+            capacity_rps=parts.limits.cell_capacity_rps,
             capacity_evidence=parts.limits.estimate.evidence,
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
+            gpus_elsewhere=len(_workers_elsewhere(parts)),
             registering=parts.limits.registering,
             eviction_policy=parts.heartbeat.eviction_policy,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
@@ -182,6 +191,13 @@ def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
     )
 
 
+def _workers_elsewhere(parts: PoolParts) -> frozenset[str]:
+    """The healthy workers of the pool that serve other cells."""
+    seen, whole = parts.heartbeat.observation, parts.heartbeat.whole
+    here = {worker.id for worker in seen.workers if worker.healthy} if seen else set[str]()
+    return frozenset(worker.id for worker in whole.workers if worker.healthy) - here if whole else frozenset()
+
+
 def _roles(parts: PoolParts) -> object:
     """Level of the scheduler check, and silent gateways."""
     seen = parts.heartbeat.observation
@@ -191,8 +207,8 @@ def _roles(parts: PoolParts) -> object:
     return level, silent_gateways(seen.gateway_ages_ms)
 
 
-def merge_pools(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
-    """The HTTP status and the document of all pools; the gateway's own pool is first.
+def merge_pools(found: Mapping[str, tuple[int, Health]], draining: Collection[str] = frozenset()) -> tuple[int, Health]:
+    """The HTTP status and the document of all pools; the gateway's own pool is first. `draining`: cells in that state.
 
     `down` only if no pool can serve: the gateway must not be taken out of service while one pool can.
     """
@@ -209,8 +225,28 @@ def merge_pools(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
         **_figures([document for _, document in documents]),
         "checks": _checks(found),
         "pools": {pool: _pool(document) for pool, (_, document) in found.items()},
+        "cells": _cells(found, draining) if any("@" in place for place in found) else {},
     }
     return (503 if status == "down" else 200), document
+
+
+def _cells(found: Mapping[str, tuple[int, Health]], draining: Collection[str]) -> dict[str, CellHealth]:
+    places: dict[str, list[Health]] = {}
+    for place, (_, document) in found.items():
+        places.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(document)
+    cells: dict[str, CellHealth] = {}
+    for cell, documents in places.items():
+        figures = _figures(documents)
+        cells[cell] = {
+            "status": max((each["status"] for each in documents), key=LEVELS.index),
+            "state": "draining" if cell in draining else "open",
+            "healthy_gpus": figures["healthy_gpus"],
+            "queue_depth": figures["queue_depth"],
+            "requests_per_second": figures["requests_per_second"],
+            "capacity_rps": figures["capacity_rps"],
+            "audit_lag_ms": figures["audit_lag_ms"],
+        }
+    return cells
 
 
 def _reasons(found: Mapping[str, tuple[int, Health]]) -> list[str]:

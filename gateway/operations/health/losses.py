@@ -41,8 +41,11 @@ class Losses:
         self._first_seen: dict[str, int] | None = None  # None before the first observation.
         self._replaced: dict[str, str] = {}  # Lost worker -> the worker that serves in its place.
 
-    def update(self, workers: Sequence[WorkerView], now_ms: int) -> None:
-        """Add workers that stopped serving; remove those that serve again or were lost more than LOSS_KEEP_MS ago."""
+    def update(self, workers: Sequence[WorkerView], now_ms: int, elsewhere: Collection[str] = ()) -> None:
+        """Add workers that stopped serving; remove those that serve again or were lost more than LOSS_KEEP_MS ago.
+
+        `elsewhere`: those that serve other cells.
+        """
         serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
         unhealthy = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in unhealthy.items():
@@ -54,8 +57,9 @@ class Losses:
         for worker_id in self._serving - serving - unhealthy.keys():
             self._lost.setdefault(worker_id, Loss(worker_id, now_ms))
         oldest = now_ms - LOSS_KEEP_MS
+        returned = serving.union(elsewhere)
         self._lost = {
-            each.worker: each for each in self._lost.values() if each.at_ms > oldest and each.worker not in serving
+            each.worker: each for each in self._lost.values() if each.at_ms > oldest and each.worker not in returned
         }
         self._serving = serving
         self._update_replaced(workers, unhealthy.keys(), now_ms)
@@ -79,9 +83,13 @@ class Losses:
         for worker in self._replaced.keys() - unhealthy:
             self._lost.pop(worker, None)
 
-    def without_replaced(self, seen: Observation) -> Observation:
-        """The observation without silent workers that were replaced: Redis lists them for five minutes."""
+    def without_replaced(self, seen: Observation, elsewhere: Collection[str] = ()) -> Observation:
+        """The observation without silent workers that were replaced: Redis lists them for five minutes.
+
+        Also without those that serve other cells, `elsewhere`, and have not ended their batches here.
+        """
         gone = {each.id for each in seen.workers if each.status in ACTIVE_STATUSES and each.id in self._replaced}
+        gone |= {each.id for each in seen.workers if not each.healthy and each.id in elsewhere}
         return replace(seen, workers=[each for each in seen.workers if each.id not in gone]) if gone else seen
 
     @property

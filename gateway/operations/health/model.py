@@ -160,10 +160,25 @@ class HealthNow(Health):
     age_s: float
 
 
+class CellHealth(TypedDict):
+    """One cell, over all pools. `state`: open, or draining."""
+
+    status: Status
+    state: str
+    healthy_gpus: int
+    queue_depth: int
+    requests_per_second: float
+    capacity_rps: float
+    audit_lag_ms: int | None
+
+
 class HealthOfPools(Health):
-    """With several pools, the figures are those of all together; `pools` has those of each."""
+    """With several pools or cells, the figures are those of all together; `pools` has those of each, by `<pool>@<cell>` in cells
+    other than the default one. `cells` is empty if there is one.
+    """
 
     pools: dict[str, PoolHealth]
+    cells: dict[str, CellHealth]
 
 
 class Liveness(TypedDict):

@@ -104,7 +104,10 @@ end
 -- quotas that reject, the rejection that a tier in shadow would have returned.
 local function decide(g, o, key, together)
   local known, id = known_outcome(o, key)
-  if known and (known == 'duplicate' or not together or together[1] == 'accepted') then return known, 0, nil, id end
+  if known and (known == 'duplicate' or not together or together[1] == 'accepted') then
+    if known == 'replayed' then call('HSET', P .. 'request:' .. id, 'replayed', 1) end -- it can no longer be revoked
+    return known, 0, nil, id
+  end
   local rare, outcome, retry_ms, limit = submissions[o + RARE], nil, nil, nil
   if rare and rare[3] then return 'accepted', 0, 'nothing' end -- it was evaluated and charged when it was first submitted
   local coalesced = rare and not together and needs_no_run(g, rare)

@@ -10,11 +10,12 @@ local function final_charge(units, state, code, used)
 end
 
 -- revoke(id, row, code, used) -> the audit record, or nil if nothing changed. The client received the error `code`, but the
--- request ended otherwise: changes row and stored reply to `code`, and refunds as for any request that ends with it.
+-- request ended otherwise: changes row and stored reply to `code`, and refunds as for any request that ends with it. A reply that
+-- was replayed for a later request with the same Idempotency-Key stays: the client received that one last.
 local function revoke(id, row, code, used)
   local key = P .. 'request:' .. id
-  local stored = call('HMGET', key, 'code', 'reply')
-  if is_open(row) or not row[ENV] or not stored[2] or (stored[1] or '') == code then return end
+  local stored = call('HMGET', key, 'code', 'reply', 'replayed')
+  if is_open(row) or not row[ENV] or not stored[2] or stored[3] or (stored[1] or '') == code then return end
   local reply, account, old_code = cmsgpack.unpack(stored[2]), account_of(row), stored[1] or ''
   if row[STATE] == 'completed' or CLIENT_FAULTS[old_code] then
     local total = refund(id, row, account, 'failed', code, used, nil, true)

@@ -4,6 +4,7 @@ Everything is read without the proxies. Evidence that cannot be read is an error
 times are seconds as in the history; `Evidence.wall_offset_s` converts them to UNIX time.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,14 @@ class Leftovers:
         """Whether no request is open."""
         return not self.open_requests and not any(self.lengths.values())
 
+    def __add__(self, other: "Leftovers") -> "Leftovers":
+        """Of two cells."""
+        return Leftovers(
+            self.open_requests + other.open_requests,
+            {**self.lengths, **other.lengths},
+            self.leaked_keys + other.leaked_keys,
+        )
+
 
 @dataclass(frozen=True)
 class FileCount:
@@ -109,6 +118,12 @@ CHUNK = 500
 FOREVER = -1
 OPEN = frozenset({State.QUEUED.value.encode(), State.PROCESSING.value.encode()})
 LISTS = ("queue:", "backlog:", "inflight:", "outbox:")
+
+
+async def leftovers_of_cells(redis_urls: Sequence[str]) -> Leftovers:
+    """What is left in all cells; their keys have different names. Raises RedisUnavailable."""
+    found = await asyncio.gather(*map(read_leftovers, redis_urls))
+    return sum(found, start=Leftovers())
 
 
 async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
@@ -188,7 +203,7 @@ async def collect(
     except (*AWAY, ValueError) as error:
         errors.append(f"The audit cannot be read: {reason(error)}.")
     try:
-        leftovers = await read_leftovers(sources.redis_url)
+        leftovers = await leftovers_of_cells((sources.redis_url, *sources.cell_urls))
     except RedisUnavailable as error:
         errors.append(f"Redis cannot be read: {reason(error)}.")
     return Evidence(

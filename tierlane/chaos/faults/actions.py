@@ -267,18 +267,18 @@ AOF_WITHIN_S = 2.0  # Enough for the data of such a stack.
 
 
 @asynccontextmanager
-async def redis(targets: StackTargets) -> AsyncIterator[Redis]:
-    """A client of Redis without a proxy."""
-    client = command_client(targets.redis_url)
+async def redis(targets: StackTargets, fault: Planned) -> AsyncIterator[Redis]:
+    """A client of the Redis of this fault without a proxy."""
+    client = command_client(targets.redis_urls[fault.index])
     try:
         yield client
     finally:
         await client.aclose()
 
 
-async def command(targets: StackTargets, *words: str | int) -> object:
+async def command(targets: StackTargets, fault: Planned, *words: str | int) -> object:
     """Send one command. Raises RedisUnavailable without a reply in time; it may still run later."""
-    async with redis(targets) as client, bounded(PATIENCE_S):
+    async with redis(targets, fault) as client, bounded(PATIENCE_S):
         return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
@@ -287,8 +287,7 @@ def redis_command(details: str, *words: str) -> FaultAction:
 
     @asynccontextmanager
     async def sent(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
-        del fault
-        yield details.format(await command(targets, *words))
+        yield details.format(await command(targets, fault, *words))
 
     return sent
 
@@ -296,16 +295,15 @@ def redis_command(details: str, *words: str) -> FaultAction:
 @asynccontextmanager
 async def flushed(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Delete all keys."""
-    del fault
-    keys = await command(targets, "DBSIZE")
-    await command(targets, "FLUSHALL")
+    keys = await command(targets, fault, "DBSIZE")
+    await command(targets, fault, "FLUSHALL")
     yield f"{keys} keys"
 
 
 @asynccontextmanager
 async def paused(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Delay all replies for the length of the fault."""
-    await command(targets, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
+    await command(targets, fault, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
     yield ""
 
 
@@ -313,22 +311,22 @@ async def paused(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
 async def short_of_memory(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Set the memory limit just above the used memory."""
     spare = round(fault.parameters["spare_kib"] * 1024)
-    async with redis(targets) as client, bounded(PATIENCE_S):
+    async with redis(targets, fault) as client, bounded(PATIENCE_S):
         before = int((await client.config_get("maxmemory"))["maxmemory"] or 0)
         used = int((await client.info("memory"))["used_memory"])
         await client.config_set("maxmemory", used + spare)
     try:
         yield f"maxmemory {used + spare}, {spare} more than used"
     finally:
-        await _set(targets, "maxmemory", before)
+        await _set(targets, fault, "maxmemory", before)
 
 
-async def _set(targets: StackTargets, name: str, value: str | int) -> None:
+async def _set(targets: StackTargets, fault: Planned, name: str, value: str | int) -> None:
     """Set a configuration value once Redis responds; after a restart it already has its own."""
     deadline = time.monotonic() + HEAL_WITHIN_S
     while True:
         try:
-            await command(targets, "CONFIG", "SET", name, value)
+            await command(targets, fault, "CONFIG", "SET", name, value)
             return
         except (RedisUnavailable, RedisError):
             if time.monotonic() > deadline:
@@ -341,20 +339,20 @@ async def redis_without_disk(targets: StackTargets, fault: Planned) -> AsyncIter
     """Fill the disk of the append-only file: writes and PING get MISCONF."""
     processes = await _processes(targets, fault)
     try:
-        await command(targets, "CONFIG", "SET", "appendonly", "yes")
-        await _wait_for_file(targets)
+        await command(targets, fault, "CONFIG", "SET", "appendonly", "yes")
+        await _wait_for_file(targets, fault)
         with full_disk() as disk:
             disk.fill(processes[0])
             yield ""
     finally:
-        await _set(targets, "appendonly", "no")
+        await _set(targets, fault, "appendonly", "no")
 
 
-async def _wait_for_file(targets: StackTargets) -> None:
+async def _wait_for_file(targets: StackTargets, fault: Planned) -> None:
     """Wait until the file has the data in memory. Raises FaultImpossible where that takes too long."""
     deadline = time.monotonic() + AOF_WITHIN_S
     while time.monotonic() < deadline:
-        async with redis(targets) as client, bounded(PATIENCE_S):
+        async with redis(targets, fault) as client, bounded(PATIENCE_S):
             state = await client.info("persistence")
         if not state["aof_rewrite_in_progress"] and not state["aof_rewrite_scheduled"]:
             return

@@ -49,6 +49,11 @@ class StackTargets(ABC):
         """Redis, without a proxy."""
 
     @property
+    def redis_urls(self) -> Sequence[str]:
+        """Redis of each cell, the default one first, without a proxy."""
+        return (self.redis_url,)
+
+    @property
     @abstractmethod
     def database_url(self) -> str:
         """PostgreSQL, without a proxy."""

@@ -1,0 +1,279 @@
+"""The link of a worker to one cell: all parts that are bound to one Redis. A worker whose heartbeats fail claims nothing.
+
+The first heartbeat, each one with a change, and each one after a failure are sent and awaited by a task. All others are
+sent by a timer callback without a task; their reply must be there when the next one is due.
+
+A worker that moves opens a link to the other cell and leaves the present one, whose batches end there. So it has one
+present link, and at most one other link to each cell that it left.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from gpu_pool.config import WorkerConfig
+from gpu_pool.worker.execution import Execution
+from gpu_pool.worker.pipeline import BatchPipeline
+from gpu_pool.worker.streams import Outgoing
+from gpu_pool.worker.traces import BatchTraces
+from scheduler.errors import RedisUnavailable
+from scheduler.protocol.batches import Batches, ReadyBatches
+from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.presence import CordonStatus, Presence, WorkerBeatReply
+from scheduler.protocol.replies import IncrementChannel
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys, cell_of
+from scheduler.redis_client.pipeline import Backoff
+from scheduler.tasks import end_all
+
+SLOTS = 10
+"""All heartbeats of a machine are aligned to this many moments of a period: processes that wake one after another find
+the interpreter in the CPU caches, and Redis reads several requests at once.
+"""
+
+_EARLY = 0.01  # Timers may fire early by this share of a period; then the slot has not passed.
+
+log = structlog.get_logger()
+
+
+class Heartbeat:
+    """Sends what `heartbeat` returns every `every_s` seconds, and at once after `now`. `working`: the last one
+    succeeded.
+
+    `on_outage` is called for each failure after another failure. `free` is cleared while replies say that the worker is
+    cordoned; `on_cordon_change` is called when that changes. `on_moves` receives the moves of each reply.
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        heartbeat: Callable[[], WorkerReport],
+        every_s: float,
+        *,
+        on_outage: Callable[[], None],
+        on_cordon_change: Callable[[], None],
+        on_moves: Callable[[bytes | None], None],
+    ) -> None:
+        self._presence = presence
+        self._beat = heartbeat
+        self._every_s = every_s
+        self._on_outage = on_outage
+        self._on_cordon_change = on_cordon_change
+        self._on_moves = on_moves
+        self._async_heartbeat = presence.async_heartbeat(self.now, self._replied)
+        self._due = asyncio.Event()
+        self._beat_at = 0.0
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.working = asyncio.Event()
+        self.failing_since: float | None = None
+        """When the first of the heartbeats failed that have failed in a row, monotonic seconds; None: the last one succeeded."""
+        self.free = asyncio.Event()
+        self.free.set()
+
+    def start(self) -> "asyncio.Task[None]":
+        """Start, with the first heartbeat at once. Returns the task, which ends only by `close`."""
+        self._task = asyncio.create_task(self._run(), name="heartbeat")
+        return self._task
+
+    def now(self) -> None:
+        """Send the next heartbeat now, since something changed."""
+        self._due.set()
+
+    def fast_path_request(self) -> None:
+        """A request to Redis follows: send a heartbeat that is due within half its period along with it."""
+        if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._async_heartbeat.pending:
+            self._tick()
+
+    async def close(self) -> None:
+        """Stop. A heartbeat in progress ends first, so that none arrives after the worker was deregistered."""
+        self._stopping = True
+        self._due.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._due.clear()
+            await self._send_awaited()
+            self._schedule()
+            await self._due.wait()
+        self._cancel_timer()
+        if self._async_heartbeat.pending:  # Same connection: when this one has arrived, so has the pending one.
+            with suppress(RedisUnavailable):
+                await self._presence.worker_beat(self._beat())
+
+    async def _send_awaited(self) -> None:
+        self._beat_at = time.monotonic()
+        self._async_heartbeat.forget()
+        try:
+            self._replied(await self._presence.worker_beat(self._beat()))
+            self._succeeded()
+        except RedisUnavailable:
+            self._failed()
+        except Exception as error:
+            self._failed()
+            log.exception("heartbeat failed", error=type(error).__name__)
+
+    def _tick(self) -> None:
+        """Send without a task if possible, else wake the task."""
+        try:
+            sent = self._send_without_waiting()
+        except Exception as error:
+            self._failed()
+            log.exception("heartbeat failed", error=type(error).__name__)
+            sent = False
+        if sent:
+            self._schedule()
+        else:
+            self._due.set()
+
+    def _send_without_waiting(self) -> bool:
+        if self._async_heartbeat.pending:  # No reply for a whole period.
+            self._async_heartbeat.give_up()
+            self._failed()
+        if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):
+            return False
+        self._beat_at = time.monotonic()
+        return True
+
+    def _replied(self, reply: WorkerBeatReply) -> None:
+        self._on_moves(reply.moves)
+        status = reply.cordon
+        if status == CordonStatus.UNKNOWN or (status == CordonStatus.FREE) == self.free.is_set():
+            return
+        if status == CordonStatus.CORDONED:
+            log.warning("worker cordoned; it claims nothing more")
+            self.free.clear()
+        else:
+            log.info("worker uncordoned")
+            self.free.set()
+        self._on_cordon_change()
+
+    def _succeeded(self) -> None:
+        if not self.working.is_set():
+            log.info("redis connected")
+        self.working.set()
+        self.failing_since = None
+
+    def _failed(self) -> None:
+        if self.working.is_set():
+            log.warning("redis unavailable; nothing is claimed until it responds")
+        else:
+            self._on_outage()
+        self.working.clear()
+        if self.failing_since is None:
+            self.failing_since = time.monotonic()
+
+    def _schedule(self) -> None:
+        self._cancel_timer()
+        early_s = _EARLY * self._every_s
+        beyond_s = (time.monotonic() + early_s) % (self._every_s / SLOTS) - early_s
+        self._timer = asyncio.get_running_loop().call_later(self._every_s - beyond_s, self._tick)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+BLOCK_S = 5.0
+"""Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `unblock` end it sooner."""
+
+DEREGISTER_S = 60.0
+"""For how long a worker attempts to deregister from a cell that it left and that does not respond."""
+
+
+class CellLink:
+    """The link to the cell at `url`. `report` returns the heartbeat's content for a link; `changed`: see `Heartbeat`.
+
+    `on_moves` receives the link and the moves in the reply to each heartbeat.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: WorkerConfig,
+        execution: Execution,
+        traces: BatchTraces,
+        *,
+        report: Callable[["CellLink"], WorkerReport],
+        changed: Callable[[], None],
+        on_moves: Callable[["CellLink", bytes | None], None],
+    ) -> None:
+        self.cell = cell_of(url)
+        self._config = config
+        self._report = report
+        self._commands, self._blocking = command_client(url), blocking_client(url)
+        keys = Keys.at(url, config.pool)
+        self.batches = Batches(self._commands, keys, lease_ms=config.lease_ms)
+        self.ready = ReadyBatches(self._blocking, keys, BLOCK_S)
+        self.presence = Presence(self._commands, keys)
+        self.heartbeat = Heartbeat(
+            self.presence,
+            lambda: report(self),
+            config.heartbeat_ms / 1000,
+            on_outage=self.ready.hang_up,
+            on_cordon_change=changed,
+            on_moves=lambda moves: on_moves(self, moves),
+        )
+        self._outgoing = Outgoing(IncrementChannel(self._commands, keys))
+        sending = self.heartbeat.fast_path_request
+        self.pipeline = BatchPipeline(config, self.batches, execution, self._outgoing, sending, traces=traces)
+        self.left = False
+        """The worker has moved: it reports that it is draining here, until its batches have ended."""
+        self._sender: asyncio.Task[None] | None = None
+        self._closing = self._closed = False
+
+    async def register(self) -> None:
+        """The first heartbeat. Raises RedisUnavailable: then the link cannot be used."""
+        await self.presence.worker_beat(self._report(self))
+
+    def start(self, ended: Callable[["asyncio.Task[None]"], None]) -> None:
+        """Send heartbeats and streams. `ended` is called if one of these tasks ends before `close`."""
+
+        def only_early(task: "asyncio.Task[None]") -> None:
+            if not self._closing:
+                ended(task)
+
+        self._sender = asyncio.create_task(self._outgoing.run(), name="outgoing")
+        for task in (self.heartbeat.start(), self._sender):
+            task.add_done_callback(only_early)
+
+    async def leave(self) -> None:
+        """End the batches of this cell, and close. If it is cancelled, `close` must follow."""
+        self.heartbeat.now()
+        await self.pipeline.settled(None)
+        await self.close(for_s=DEREGISTER_S)
+
+    async def close(self, *, for_s: float = 0.0, deregister: bool = True) -> None:
+        """Cancel batches that have not ended, and deregister, with attempts for `for_s` while Redis does not respond."""
+        if self._closed:
+            return
+        self._closing = True
+        await self.pipeline.close()
+        await self.heartbeat.close()
+        try:
+            if deregister:
+                await self._deregister(for_s)
+        finally:
+            if self._sender is not None:
+                await end_all([self._sender])
+            self._closed = True
+            await self._commands.aclose()
+            await self._blocking.aclose()
+
+    async def _deregister(self, for_s: float) -> None:
+        until, backoff = time.monotonic() + for_s, Backoff()
+        while True:
+            try:
+                await self.presence.worker_gone(self._config.worker_id)
+                return
+            except RedisUnavailable:
+                if time.monotonic() >= until:
+                    log.warning("redis unavailable; the worker was not deregistered", cell=self.cell)
+                    return
+            await backoff.sleep()

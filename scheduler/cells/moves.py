@@ -1,0 +1,333 @@
+"""Moves of workers between cells: the document that schedulers publish, and the decision of a worker.
+
+Four times a second each scheduler observes a pool in all cells, computes the chances of a move (`placement.py`) and writes
+them into each cell, in the key `moves`. The reply to a worker's heartbeat contains this document, so that it costs no call
+of its own. Several schedulers may publish: a worker decides at most once by a document and once in a period of its own
+clock.
+
+A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw. A draining
+cell keeps workers as long as requests wait or run in it.
+
+Bound: enterprise work in a cell without a free worker waits, compared with a single queue, at most for one observation (a
+period), for the heartbeat that brings the document (a period), for the batch that runs on the worker then, and for its
+connection to the cell. The draw may select no worker: with the chances for three, in one of twenty periods.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from statistics import mean
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+
+from ratelimit.capacity import GpuRate
+from ratelimit.shares import TierShare
+from scheduler.cells.placement import CellLoad, destination, move_chances, workers_needed
+from scheduler.cells.places import CellServer, cell_urls
+from scheduler.errors import RedisUnavailable
+from scheduler.fault_log import log_fault
+from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client, server_url
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
+from scheduler.tasks import end_all
+
+PERIOD_S = 0.25
+"""Time between two documents, and the least time between two decisions of a worker, but for late heartbeats."""
+
+EARLIEST = 0.8
+"""A worker decides again after this part of a period: heartbeats are aligned to tenths of a period, and may be early."""
+
+LOST_S = 1.0
+"""A cell whose Redis does not respond for this time is lost."""
+
+WAIT_S = 0.1
+"""How long a round waits for the slowest cell; its reply counts in the next round."""
+
+BACKGROUND = "background"
+"""The background queues of all tiers, as one tier of the lowest priority."""
+
+log = structlog.get_logger("scheduler")
+
+
+class CellPlace(msgspec.Struct, array_like=True, frozen=True):
+    """A cell: `redis_url` has no credentials; None: the server of TIERLANE_REDIS_URL."""
+
+    name: str
+    redis_url: str | None
+    state: str
+
+
+class Moves(msgspec.Struct, array_like=True, frozen=True):
+    """What workers of one cell read. `number` differs between documents; `chances`: by destination; `cells`: all cells."""
+
+    number: int
+    chances: dict[str, float]
+    cells: list[CellPlace]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_moves = msgspec.msgpack.Decoder(Moves)
+
+
+class PoolPlan(NamedTuple):
+    """A pool: its tiers, the paused ones, requests in a full batch, and the GPU time of a request while none is measured."""
+
+    pool: str
+    tiers: Sequence[TierShare]
+    paused: frozenset[str]
+    batch: int
+    request_ms: float
+
+
+class CellState(NamedTuple):
+    """A cell that responds: its state in the table, and the last observation of a pool in it."""
+
+    state: str
+    seen: Observation
+
+
+def places_of(rows: Sequence[CellServer]) -> list[CellPlace]:
+    """All cells: the default one needs no row."""
+    places = [CellPlace(row.name, row.redis_url, row.state) for row in rows]
+    has_default = any(place.name == DEFAULT_CELL for place in places)
+    return places if has_default else [CellPlace(DEFAULT_CELL, None, "open"), *places]
+
+
+def loads_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> list[CellLoad]:
+    """The load of each cell. Service times are those of all cells: one without workers has none of its own."""
+    request_ms = measured_request_ms([each.seen for each in cells.values()], plan.batch) or plan.request_ms
+    return [_load(plan, name, each, request_ms) for name, each in cells.items()]
+
+
+def measured_request_ms(seen: Sequence[Observation], batch: int) -> float:
+    """GPU time of a request in a full batch, the mean of all healthy workers; 0: nothing was measured."""
+    rates = [
+        rate for each in seen for worker in each.workers if worker.healthy and (rate := _full_rps(worker, batch)) > 0
+    ]
+    return 1000 / mean(rates) if rates else 0.0
+
+
+def _full_rps(worker: WorkerView, batch: int) -> float:
+    return GpuRate(worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width)).full_rps(batch)
+
+
+def _load(plan: PoolPlan, name: str, cell: CellState, request_ms: float) -> CellLoad:
+    seen = cell.seen
+    workers = [worker for worker in seen.workers if worker.healthy]
+    waiting = {tier: queue.depth for tier, queue in seen.tiers.items() if tier not in plan.paused}
+    background = sum(queue.depth for tier, queue in seen.background.items() if tier not in plan.paused)
+    # Ready batches are of any tier. As part of the lowest one they take no workers from others, but attract the first ones.
+    background += seen.ready_batches * plan.batch
+    needed = {
+        tier.name: workers_needed(_recent_rps(seen, tier.name), waiting.get(tier.name, 0), request_ms)
+        for tier in plan.tiers
+        if tier.name not in plan.paused
+    }
+    needed[BACKGROUND] = workers_needed(0.0, background, request_ms)
+    has_work = any(waiting.values()) or background > 0 or seen.leased_batches > 0
+    accepts = cell.state == "open" or (cell.state == "draining" and has_work)
+    return CellLoad(name, len(workers), needed, sum(map(_decides, workers)), accepts)
+
+
+def _recent_rps(seen: Observation, tier: str) -> float:
+    """The demand of the last half second at all gateways. The mean of two seconds would follow a jump too late."""
+    return sum(gateway.tiers[tier].recent_rps for gateway in seen.gateways if tier in gateway.tiers)
+
+
+def _decides(worker: WorkerView) -> float:
+    """The probability that a worker decides within a period: it is idle, or its batch ends."""
+    run_ms = worker.service_p95_ms
+    return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
+
+
+def documents(
+    plan: PoolPlan, cells: Mapping[str, CellState], rows: Sequence[CellServer], number: int
+) -> dict[str, bytes]:
+    """The packed document of each cell that responds."""
+    chances = move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
+    places = places_of(rows)
+    return {name: _encode(Moves(number, chances.get(name, {}), places)) for name in cells}
+
+
+def _background_share(tiers: Sequence[TierShare]) -> list[TierShare]:
+    lowest = max((tier.priority for tier in tiers), default=0)
+    return [TierShare(BACKGROUND, lowest + 1, 0.0)]
+
+
+class _ObservedCell:
+    """One pool in one cell, as a publisher sees it. At most one call runs at a time."""
+
+    def __init__(self, url: str, plan: PoolPlan, clock: Callable[[], float]) -> None:
+        self.cell = cell_of(url)
+        self.plan = plan
+        self._url = url
+        self._clock = clock
+        self._client: Redis | None = None
+        self._presence: Presence | None = None
+        self._seen: Observation | None = None
+        self._seen_at = 0.0
+        self._call: asyncio.Task[None] | None = None
+
+    @property
+    def seen(self) -> Observation | None:
+        """The last observation; None if the cell is lost."""
+        return self._seen if self._clock() - self._seen_at < LOST_S else None
+
+    def observe(self) -> "asyncio.Task[None]":
+        """Observe the pool, unless a call has not ended."""
+        return self._start(self._observe)
+
+    def publish(self, document: bytes) -> "asyncio.Task[None]":
+        """Write the document, unless a call has not ended."""
+        return self._start(lambda: self._publish(document))
+
+    async def close(self) -> None:
+        """End the call, and close the connection."""
+        if self._call is not None:
+            await end_all([self._call])
+        await self._disconnect()
+
+    def _start(self, call: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
+        if self._call is None or self._call.done():
+            self._call = asyncio.create_task(self._tried(call), name=f"moves {self.plan.pool}@{self.cell}")
+        return self._call
+
+    async def _tried(self, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except RedisUnavailable:
+            if self.seen is None:  # The next call looks again whether the server is a cluster.
+                await self._disconnect()
+        except Exception as error:  # noqa: BLE001 - the other cells are served
+            log_fault(f"moves of workers: cell {self.cell} cannot be observed", error)
+            await self._disconnect()
+
+    async def _observe(self) -> None:
+        if self._presence is None:
+            url = await server_url(self._url)
+            self._client = command_client(url)
+            self._presence = Presence(self._client, Keys.at(url, self.plan.pool))
+        self._seen = await self._presence.observe([tier.name for tier in self.plan.tiers])
+        self._seen_at = self._clock()
+
+    async def _publish(self, document: bytes) -> None:
+        if self._presence is not None:
+            await self._presence.publish_moves(document)
+
+    async def _disconnect(self) -> None:
+        client, self._client, self._presence = self._client, None, None
+        if client is not None:
+            await client.aclose()
+
+
+class MovesPublisher:
+    """Publishes the documents of several pools in all cells, while the table `cells` has rows.
+
+    `plans`: the pools; `rows`: the table; `base_url`: TIERLANE_REDIS_URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        plans: Callable[[], Sequence[PoolPlan]],
+        rows: Callable[[], Sequence[CellServer]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._base_url = base_url
+        self._plans = plans
+        self._rows = rows
+        self._clock = clock
+        self._cells: dict[tuple[str, str], _ObservedCell] = {}  # By pool and URL.
+
+    async def run(self) -> None:
+        """Publish; never returns."""
+        try:
+            while True:
+                began = self._clock()
+                await self.turn()
+                await asyncio.sleep(max(PERIOD_S / 5, PERIOD_S - (self._clock() - began)))
+        finally:
+            await asyncio.gather(*(each.close() for each in self._cells.values()))
+            self._cells = {}
+
+    async def turn(self) -> None:
+        """Observe all cells, and publish one document in each that responds."""
+        rows = self._rows()
+        plans = {plan.pool: plan for plan in self._plans()} if rows else {}
+        await self._follow(plans, rows)
+        await _within([call for each in self._cells.values() if (call := each.observe()) and each.seen is not None])
+        states = {place.name: place.state for place in places_of(rows)}
+        writes = []
+        for plan in plans.values():
+            cells = {each.cell: each for (pool, _), each in self._cells.items() if pool == plan.pool}
+            seen = {name: CellState(states[name], each.seen) for name, each in cells.items() if each.seen is not None}
+            packed = documents(plan, seen, rows, random.getrandbits(62))
+            writes += [cells[name].publish(document) for name, document in packed.items()]
+        await _within(writes)
+
+    async def _follow(self, plans: Mapping[str, PoolPlan], rows: Sequence[CellServer]) -> None:
+        """One connection for each pool in each cell."""
+        urls = cell_urls(self._base_url, rows, closed=True).values() if plans else ()
+        wanted = {(pool, url) for pool in plans for url in urls}
+        for left in self._cells.keys() - wanted:
+            await self._cells.pop(left).close()
+        for pool, url in wanted:
+            if (pool, url) not in self._cells:
+                self._cells[pool, url] = _ObservedCell(url, plans[pool], self._clock)
+            self._cells[pool, url].plan = plans[pool]
+
+
+async def _within(calls: Collection["asyncio.Task[None]"]) -> None:
+    """Wait for calls, but not for those of a cell that does not respond."""
+    if calls:
+        await asyncio.wait(calls, timeout=WAIT_S)
+
+
+class MoveDecision:
+    """Whether a worker moves, by the documents that it received. Pure; times are monotonic seconds.
+
+    `base_url`: the worker's own TIERLANE_REDIS_URL; `draw`: 0 to 1, evenly distributed.
+    """
+
+    def __init__(self, base_url: str, draw: Callable[[], float] = random.random) -> None:
+        self._base_url = base_url
+        self._draw = draw
+        self._packed: bytes | None = None
+        self._moves: Moves | None = None
+        self._cells: Sequence[CellServer] = ()
+        self._decided = 0
+        self._decided_at = -PERIOD_S
+
+    def receive(self, packed: bytes | None) -> None:
+        """The document in the reply to a heartbeat; None: there is none. The cells that it named stay known."""
+        if packed == self._packed:
+            return
+        self._packed, self._moves = packed, None
+        if packed is not None:
+            with suppress(msgspec.MsgspecError):
+                self._moves = _moves.decode(packed)
+                self._cells = self._moves.cells
+
+    def destination(self, now: float) -> str | None:
+        """The URL of the cell to which the worker moves; None: it stays. At most one draw for each document and period."""
+        moves = self._moves
+        if moves is None or moves.number == self._decided or now - self._decided_at < EARLIEST * PERIOD_S:
+            return None
+        self._decided, self._decided_at = moves.number, now
+        cell = destination(moves.chances, self._draw())
+        return None if cell is None else cell_urls(self._base_url, self._cells).get(cell)
+
+    def refuge(self, lost_cell: str) -> str | None:
+        """The URL of a drawn open cell, for a worker whose cell is lost; None if it knows none."""
+        urls, open_cells = (
+            cell_urls(self._base_url, self._cells),
+            {each.name for each in self._cells if each.state == "open"},
+        )
+        others = [url for cell, url in urls.items() if cell in open_cells - {lost_cell}]
+        return others[int(self._draw() * len(others)) % len(others)] if others else None

@@ -1,0 +1,307 @@
+"""Workers between two cells on servers of their own: they follow the load, leave draining and lost cells, and lose nothing."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eventually import eventually
+from gpu_pool.worker.cell_link import CellLink
+from gpu_pool.worker.worker import Worker
+from held_pops import pops_held
+from integration.gpu_pool_direct import StartHere, start_here
+from ledger.catalog.snapshot import CellRow
+from pool import TIERS, Pool
+from ratelimit.shares import TierShare
+from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
+from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.reaper import Reaper
+from scheduler.cells.moves import CellPlace, Moves, MovesPublisher, PoolPlan
+from scheduler.errors import RedisUnavailable
+from scheduler.protocol.pool_view import GatewayStats, TierStats
+from scheduler.protocol.replies import Reply
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
+from tierlane.embedded.redis import EmbeddedRedis
+
+__all__ = ["start_here"]
+
+POLICY = BatchPolicy(4, 20, 4, 1000, tuple(TierPolicy(name, n, 0.1) for n, name in enumerate(TIERS, 1)))
+PLAN = PoolPlan("default", [TierShare(name, n, 0.1) for n, name in enumerate(TIERS, 1)], frozenset(), 4, 20.0)
+STEP_S = 0.05
+PATIENCE_S = 10.0
+
+
+class TestCell:
+    """A cell with its dispatcher, its reaper, and a gateway that sends `rate` requests a second."""
+
+    __test__ = False
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.url = url
+        self.client, self._blocking = command_client(url, PATIENCE_S), blocking_client(url)
+        self.pool = Pool(self.client, Keys.at(url))
+        self.rate = 0.0
+        self.sent: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        pool = self.pool
+        service = ServiceWatch(pool.presence, lambda: TIERS)
+        waker = Waker(self._blocking, pool.keys)
+        dispatcher = Dispatcher(pool.batches, waker, lambda: POLICY, time.monotonic, lambda: service.service)
+        reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50)
+        loops = (waker.run, dispatcher.run, service.run, reaper.run, self._beat, self._send)
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
+
+    async def stop(self) -> None:
+        await end_all(self._tasks)
+        await self.client.aclose()
+        await self._blocking.aclose()
+
+    async def _beat(self) -> None:
+        while True:
+            stats = TierStats(self.rate, 0.0, 0.0, recent_rps=self.rate)
+            with suppress(RedisUnavailable):
+                await self.pool.presence.gateway_beat(GatewayStats("g1", self.rate, {"free": stats}))
+            await asyncio.sleep(STEP_S)
+
+    async def _send(self) -> None:
+        owed = 0.0
+        while True:
+            owed += self.rate * STEP_S
+            if owed >= 1:
+                count, owed = int(owed), owed % 1
+                await self.send(count)
+            await asyncio.sleep(STEP_S)
+
+    async def send(self, count: int) -> list[str]:
+        """Admit requests; their ids."""
+        ids = await self.pool.queue(count, total_ms=60_000, queue_ms=60_000)
+        self.sent += ids
+        return ids
+
+    async def workers(self) -> set[str]:
+        """All that are registered here, healthy or not."""
+        return {worker.id for worker in (await self.pool.presence.observe(TIERS)).workers}
+
+    async def answered(self) -> list[Reply]:
+        """The replies to all requests, once all are there."""
+
+        async def all_there() -> list[Reply] | None:
+            found = [reply for reply in await self.pool.results.fetch(self.sent) if reply is not None]
+            return found if len(found) == len(self.sent) else None
+
+        return await eventually(all_there, f"all requests of {self.name} have a reply", 30.0)
+
+
+class TestCells:
+    """The default cell and `west`, and the rows of the table."""
+
+    __test__ = False
+
+    def __init__(self, one: EmbeddedRedis, two: EmbeddedRedis) -> None:
+        self.servers = (one, two)
+        self.default, self.west = TestCell("default", one.url), TestCell("west", f"{two.url}#west")
+        self.rows: Sequence[CellRow] = [CellRow("west", two.url, "open", 1.0)]
+        self.publisher = MovesPublisher(one.url, lambda: [PLAN], lambda: self.rows)
+        self._publishing: asyncio.Task[None] | None = None
+
+    def publish(self) -> None:
+        """Begin to publish moves."""
+        self._publishing = asyncio.create_task(self.publisher.run())
+
+    async def order(self, destination: str, *others: CellPlace) -> None:
+        """Let all workers of the default cell move to `destination`, without a publisher."""
+        places = [CellPlace("default", None, "open"), CellPlace("west", self.servers[1].url, "open"), *others]
+        packed = msgspec.msgpack.encode(Moves(1, {destination: 1.0}, places))
+        await self.default.pool.presence.publish_moves(packed)
+
+    async def stop(self) -> None:
+        if self._publishing is not None:
+            await end_all([self._publishing])
+        await self.default.stop()
+        await self.west.stop()
+
+
+@pytest.fixture
+async def cells(tmp_path: Path) -> AsyncIterator[TestCells]:
+    """Two servers that a test may kill."""
+    servers = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        servers.append(EmbeddedRedis(tmp_path / name, tmp_path / name, ephemeral=True))
+        await servers[-1].start()
+    both = TestCells(servers[0], servers[1])
+    both.default.start()
+    both.west.start()
+    yield both
+    await both.stop()
+    for server in servers:
+        await server.stop()
+
+
+async def started(start_here: StartHere, cells: TestCells, count: int, backend: str = "simulated:20") -> list[Worker]:
+    """Workers in the default cell, after their first heartbeats."""
+    url = cells.default.url
+    workers = [await start_here(backend, redis_url=url, worker_id=f"w{n}", max_batch_size=4) for n in range(count)]
+
+    async def registered() -> bool:
+        return len(await cells.default.workers()) == count
+
+    await eventually(registered, "all workers are registered")
+    return workers
+
+
+async def serve(cell: TestCell, other: TestCell, count: int) -> None:
+    """Wait until all workers serve one cell, and are not registered in the other."""
+
+    async def moved() -> bool:
+        return (len(await cell.workers()), len(await other.workers())) == (count, 0)
+
+    await eventually(moved, f"all workers serve {cell.name}", 20.0)
+
+
+async def test_workers_follow_the_load(cells: TestCells, start_here: StartHere) -> None:
+    """To the other cell and back, with the same model processes. Each request runs once."""
+    workers = await started(start_here, cells, 3)
+    models = [worker._supervisor.pid for worker in workers]
+    cells.publish()
+
+    cells.west.rate = 150.0
+    await serve(cells.west, cells.default, 3)
+    cells.west.rate, cells.default.rate = 0.0, 150.0
+    await serve(cells.default, cells.west, 3)
+    cells.default.rate = 0.0
+
+    replies = [*await cells.default.answered(), *await cells.west.answered()]
+    assert {(reply.output, reply.attempts) for reply in replies} == {("olleh", 1)}
+    assert [worker._supervisor.pid for worker in workers] == models
+    assert all(worker._execution.service.seen_batch for worker in workers)
+
+
+async def test_a_draining_cell_keeps_workers_until_it_is_empty(cells: TestCells, start_here: StartHere) -> None:
+    """Requests that wait there end there; then all workers leave, although no other cell needs them."""
+    await started(start_here, cells, 2, "simulated:100")
+    await cells.default.send(40)
+    cells.rows = [*cells.rows, CellRow("default", None, "draining", 1.0)]
+
+    cells.publish()
+
+    assert {reply.attempts for reply in await cells.default.answered()} == {1}
+    await serve(cells.west, cells.default, 2)
+
+
+async def test_workers_leave_a_lost_cell_and_return_to_it(cells: TestCells, start_here: StartHere) -> None:
+    """Without a scheduler's help they serve another one, and follow the load when the server is back."""
+    await started(start_here, cells, 2)
+    cells.publish()
+    cells.west.rate = 100.0
+    await serve(cells.west, cells.default, 2)
+    cells.west.rate = 0.0
+    await cells.west.answered()
+
+    os.kill(cells.servers[1].pid, signal.SIGKILL)
+    await cells.default.send(8)
+    replies = await cells.default.answered()
+    await cells.servers[1].start()
+    cells.west.sent = []
+    cells.west.rate = 100.0
+
+    await serve(cells.west, cells.default, 2)
+    cells.west.rate = 0.0
+    replies += await cells.west.answered()
+    assert {(reply.output, reply.attempts) for reply in replies} == {("olleh", 1)}
+
+
+async def test_a_worker_stays_if_the_other_cell_does_not_respond(
+    cells: TestCells, start_here: StartHere, tmp_path: Path
+) -> None:
+    """It goes on in its cell."""
+    (worker,) = await started(start_here, cells, 1)
+    moves: list[str] = []
+    move = worker._move
+
+    async def counted(url: str) -> None:
+        moves.append(url)
+        await move(url)
+
+    worker._move = counted  # type: ignore[method-assign]
+    await cells.order("gone", CellPlace("gone", f"unix://{tmp_path}/nobody", "open"))
+    await eventually(lambda: moves, "it attempts to move")
+
+    await cells.default.send(4)
+
+    assert {reply.worker_id for reply in await cells.default.answered()} == {"w0"}
+    assert moves == [f"unix://{tmp_path}/nobody#gone"]
+
+
+async def test_a_batch_popped_by_a_moving_worker_is_pushed_back(cells: TestCells, start_here: StartHere) -> None:
+    """Here its pop cannot be ended. Another worker runs the batch, as its first attempt."""
+    (worker,) = await started(start_here, cells, 1)
+    async with pops_held(cells.default.client):
+        await cells.order("west")
+        await eventually(lambda: worker._destination, "it has decided to move")
+        await cells.default.client.delete(cells.default.pool.keys.moves)
+        await cells.default.send(1)
+        await serve(cells.west, cells.default, 1)
+
+    other = await start_here(redis_url=cells.default.url, worker_id="other", max_batch_size=4)
+
+    (reply,) = await cells.default.answered()
+    assert (reply.worker_id, reply.attempts, other._link.cell) == ("other", 1, "default")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_sigterm_during_a_move(
+    cells: TestCells, start_here: StartHere, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before and after its registration in the other cell: the worker drains, and is registered in neither."""
+    (worker,) = await started(start_here, cells, 1)
+    register = CellLink.register
+
+    async def draining(link: CellLink) -> None:
+        if moment == "before":
+            worker.drain()
+        await register(link)
+        worker.drain()
+
+    monkeypatch.setattr(CellLink, "register", draining)
+    await cells.order("west")
+
+    async def gone() -> bool:
+        return not await cells.default.workers() and not await cells.west.workers()
+
+    await eventually(worker._draining.is_set, "it drains")
+    await eventually(gone, "it is not registered any more")
+
+
+async def test_a_lost_cell_does_not_delay_the_documents_of_others(cells: TestCells) -> None:
+    """While the other server hangs, documents for the default cell name it, and are replaced as often as before."""
+    cells.publish()
+    numbers: set[int] = set()
+
+    async def published(count: int) -> bool:
+        packed = await cells.default.client.get(cells.default.pool.keys.moves)
+        if packed:
+            moves = msgspec.msgpack.decode(packed, type=Moves)
+            assert [place.name for place in moves.cells] == ["default", "west"]
+            numbers.add(moves.number)
+        return len(numbers) >= count
+
+    await eventually(lambda: published(2), "two documents")
+    os.kill(cells.servers[1].pid, signal.SIGSTOP)
+    try:
+        await eventually(lambda: published(12), "ten more documents")
+    finally:
+        os.kill(cells.servers[1].pid, signal.SIGCONT)
+    cells.rows = []
+    await eventually(lambda: cells.publisher._cells == {}, "with one cell nothing is published")
