@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from redis.asyncio import Redis
+
 from scheduler.cells.division import OVER, Division, Ends, SharedCustomer, Sums
 from scheduler.cells.shares import WHOLE
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import Allotments, Allotted, PartsOrder
-from scheduler.redis_client.keys import DEFAULT_CELL
+from scheduler.redis_client.connections import command_client, server_url
+from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.redis_client.scripts import RedisFull
 
 PERIOD_S = 1.0
@@ -50,10 +53,24 @@ class _Cell:
     `customers`: those with parts there.
     """
 
-    allotments: Allotments
+    url: str
+    client: Redis | None = None
     clock_ms: float | None = None
     readable: bool = False
     customers: Sequence[str] = ()
+
+    async def allot(self, *call: *tuple[str, int, int, int, Sequence[PartsOrder]]) -> Allotted:
+        """Call it. Raises RedisUnavailable, RedisFull."""
+        if self.client is None:
+            self.url = await server_url(self.url)
+            self.client = command_client(self.url)
+        return await Allotments(self.client, Keys.at(self.url)).allot(*call)
+
+    async def close(self) -> None:
+        """Close its connection; the next call opens another one."""
+        client, self.client = self.client, None
+        if client is not None:
+            await client.aclose()
 
 
 def is_quorum(cells: Iterable[str], of: Iterable[str]) -> bool:
@@ -64,15 +81,15 @@ def is_quorum(cells: Iterable[str], of: Iterable[str]) -> bool:
 
 
 class Allotter:
-    """One allotter, with a `name` of its own. `cells`: all cells that are not closed; `customers`: those of several cells, by id.
-    Both return the same object until it changes. `find`: a customer that has parts but is not among them, None if it does not
+    """One allotter, with a `name` of its own. `urls`: of all cells that are not closed, by name; `customers`: those of several
+    cells, by id, the same object until it changes. `find`: a customer that has parts but is not among them, None if it does not
     exist. `life_s`: the longest time of a request. `clock` is monotonic seconds.
     """
 
     def __init__(
         self,
         name: str,
-        cells: Callable[[], Mapping[str, Allotments]],
+        urls: Callable[[], Mapping[str, str]],
         customers: Callable[[], Mapping[str, SharedCustomer]],
         find: Callable[[str], SharedCustomer | None] = lambda _customer_id: None,
         *,
@@ -80,7 +97,7 @@ class Allotter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._find_cells = cells
+        self._find_urls = urls
         self._find_customers = customers
         self._find = find
         self._life_s = life_s
@@ -89,6 +106,7 @@ class Allotter:
         self._led_at: float | None = None
         self._led_since = 0.0
         self._cells: dict[str, _Cell] = {}
+        self._known_urls: dict[str, str] = {}
         self._divisions: dict[str, Division] = {}
         self._unknown: set[str] = set()  # Cells that have not answered since this allotter is active.
         self._reserved: dict[str, Sums] = {}  # What they may use, of each customer.
@@ -103,17 +121,21 @@ class Allotter:
 
     async def run(self) -> None:
         """Divide for ever, and at once when the catalog has changed."""
-        due, seen = self._clock(), None
-        while True:
-            now, found = self._clock(), (self._find_cells(), self._find_customers())
-            if now >= due or seen is None or found[0] is not seen[0] or found[1] is not seen[1]:
-                seen = found
-                try:
-                    await self.turn()
-                except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                    log_fault("dividing limits among cells failed", error)
-                due = now + self._pause_s()
-            await asyncio.sleep(min(LOOK_S, max(0.0, due - self._clock())))
+        due, seen = self._clock(), self._find_customers()
+        try:
+            while True:
+                now, found = self._clock(), self._find_customers()
+                if now >= due or found is not seen:
+                    seen = found
+                    try:
+                        await self.turn()
+                    except Exception as error:  # noqa: BLE001 - no fault may end this loop
+                        log_fault("dividing limits among cells failed", error)
+                    due = now + self._pause_s()
+                await asyncio.sleep(min(LOOK_S, max(0.0, due - self._clock())))
+        finally:
+            for cell in self._cells.values():
+                await cell.close()
 
     def _pause_s(self) -> float:
         if not self._needed():
@@ -125,21 +147,27 @@ class Allotter:
 
     async def turn(self) -> None:
         """One round in all cells, or an attempt to become active."""
-        found = self._find_cells()
-        for name in [name for name in self._cells if name not in found]:
-            del self._cells[name]
-            self._unknown.discard(name)
-            for division in self._divisions.values():
-                division.forget(name)
-        for name, allotments in found.items():
-            if name not in self._cells or self._cells[name].allotments is not allotments:
-                self._cells[name] = _Cell(allotments)
+        await self._follow_cells()
         if not self._may_write(self._clock()) and not await self._take_over():
             return
         if self._needed():
             await self._round()
         else:
             self._led_at = None
+
+    async def _follow_cells(self) -> None:
+        """A closed cell uses nothing. A cell with another URL is a new one, except for what it may use still."""
+        urls = self._find_urls()
+        for name in [name for name in self._cells if name not in urls]:
+            await self._cells.pop(name).close()
+            self._unknown.discard(name)
+            for division in self._divisions.values():
+                division.forget(name)
+        for name, url in urls.items():
+            if name in self._cells and self._known_urls[name] != url:
+                await self._cells.pop(name).close()
+            self._known_urls[name] = url
+            self._cells.setdefault(name, _Cell(url))
 
     async def _take_over(self) -> bool:
         """Claim all cells, and read their parts, if most of them have no active allotter. Returns whether most are claimed."""
@@ -260,8 +288,10 @@ class Allotter:
         if cell.clock_ms is not None and any(order.parts is not None for order in orders):
             ends_ms = int((began + LEASE_S) * 1000 + cell.clock_ms)
         try:
-            reply = await cell.allotments.allot(self._name, epoch, self._number, ends_ms, orders)
+            reply = await cell.allot(self._name, epoch, self._number, ends_ms, orders)
         except (RedisUnavailable, RedisFull):
+            if cell.clock_ms is None:  # Perhaps its server is one of a cluster.
+                await cell.close()
             return None
         cell.clock_ms, cell.customers = reply.now_ms - self._clock() * 1000, reply.customers
         return reply

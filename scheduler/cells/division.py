@@ -185,7 +185,7 @@ class Division:
         uses = {
             cell: use
             for cell, use in self._uses.items()
-            if use.recorded and cell in readable and cell in self.customer.cells
+            if use.recorded and cell in readable and cell in self.customer.cells and now < use.rates.ends
         }
         wanted = {cell: self._wanted_in(cell) for cell in uses}
         free = [WHOLE - held - kept for held, kept in zip(self.held(now), reserved, strict=True)]
