@@ -210,9 +210,10 @@ class Allotter:
         if not self._may_write(began):  # It was suspended a moment ago.
             return
         self._update_customers()
+        readable = [name for name, cell in self._cells.items() if cell.readable]
         for division in self._divisions.values():
-            division.plan()
-        accepted = await self._send({name: self._lowering(name, began) for name in self._cells}, began)
+            division.plan(readable)
+        accepted = await self._send({name: self._lowering(name, began, readable) for name in self._cells}, began)
         if not is_quorum(accepted, self._cells):
             return
         self._led_at, now = began, self._clock()
@@ -224,10 +225,9 @@ class Allotter:
                 raising.setdefault(name, []).append(order)
         await self._send(raising, now)
 
-    def _lowering(self, name: str, now: float) -> list[PartsOrder]:
+    def _lowering(self, name: str, now: float, readable: Sequence[str]) -> list[PartsOrder]:
         if not self._cells[name].readable:
             return [division.read_order() for division in self._divisions.values()]
-        readable = [each for each, cell in self._cells.items() if cell.readable]
         orders = [
             division.lowering(name, now, self._unknown_parts(customer_id, now), readable)
             for customer_id, division in self._divisions.items()

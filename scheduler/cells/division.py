@@ -46,6 +46,9 @@ class Ends(NamedTuple):
 
 OVER = Ends(0.0, 0.0)
 
+FORGET = 0.7
+"""The part of its demand that a cell keeps in each round without an answer."""
+
 
 @dataclass(slots=True)
 class _Use:
@@ -145,16 +148,18 @@ class Division:
     def _quotas(self) -> list[Grant]:
         return [Grant(name, amount) for name, amount in self.customer.quotas]
 
-    def plan(self) -> None:
-        """Compute what each cell should have."""
+    def plan(self, readable: Collection[str]) -> None:
+        """Compute what each cell should have, once in each round. Without an answer the demand of a cell is forgotten."""
         customer = self.customer
         if not customer.shared or not customer.cells:
             self._wanted = dict.fromkeys(customer.cells, WHOLE)
             return
-        uses, bucket = self._uses, customer.buckets[0]
+        uses = self._uses
+        for cell in uses.keys() - readable:
+            uses[cell].demand *= FORGET
         demand = {cell: uses[cell].demand if cell in uses else 0.0 for cell in customer.cells}
-        least = least_part(len(demand), bucket.size, customer.concurrency)
-        self._wanted = steady(self._wanted, parts_by_demand(demand, bucket.per_s, least))
+        least = least_part(len(demand), customer.buckets[0].size, customer.concurrency)
+        self._wanted = steady(self._wanted, parts_by_demand(demand, least))
 
     def _wanted_in(self, cell: str) -> Parts:
         part = self._wanted.get(cell, 0)

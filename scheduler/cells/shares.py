@@ -20,8 +20,8 @@ WHOLE = 10_000
 LEAST = 0.1
 """Of an even part: what a cell has without demand."""
 
-EVEN = 0.05
-"""Of the limit: demand that is assumed evenly in all cells, so that the parts of an idle customer are even."""
+EVEN, EVEN_PER_S = 0.02, 5.0
+"""A part of the demand, and requests/s, that are assumed evenly in all cells, so that few requests do not change the parts."""
 
 STEADY = 0.02
 """Of the whole: smaller differences change nothing, because a bucket whose part is lowered loses tokens."""
@@ -44,11 +44,11 @@ def even_parts(cells: Collection[str]) -> dict[str, int]:
     return dict.fromkeys(cells, WHOLE // max(1, len(cells)))
 
 
-def parts_by_demand(demand: Mapping[str, float], rate: float, least: int) -> dict[str, int]:
-    """The parts for these demands, in requests/s, of a limit of `rate`. Their sum is at most WHOLE."""
+def parts_by_demand(demand: Mapping[str, float], least: int) -> dict[str, int]:
+    """The parts for these demands, in requests/s. Their sum is at most WHOLE."""
     if len(demand) == 1:
         return dict.fromkeys(demand, WHOLE)
-    even = max(EVEN * rate, 1e-9) / max(1, len(demand))
+    even = (EVEN * sum(demand.values()) + EVEN_PER_S) / len(demand)
     weights = {cell: max(0.0, asked) + even for cell, asked in demand.items()}
     total, free = sum(weights.values()), WHOLE - least * len(demand)
     return {cell: least + int(free * weight / total) for cell, weight in weights.items()}

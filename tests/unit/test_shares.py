@@ -33,10 +33,10 @@ NONE = (0, 0, 0)
         # no demand: even parts
         ({"a": 0, "b": 0, "c": 0, "d": 0}, {"a": 2500, "b": 2500, "c": 2500, "d": 2500}),
         # all demand in one cell: the others keep a tenth of an even part
-        ({"a": 3000, "b": 0, "c": 0, "d": 0}, {"a": 9139, "b": 286, "c": 286, "d": 286}),
+        ({"a": 3000, "b": 0, "c": 0, "d": 0}, {"a": 9106, "b": 297, "c": 297, "d": 297}),
         # in proportion to the demand, above and below the limit
-        ({"a": 2000, "b": 1000}, {"a": 6475, "b": 3524}),
-        ({"a": 20, "b": 10}, {"a": 5562, "b": 4437}),
+        ({"a": 2000, "b": 1000}, {"a": 6468, "b": 3531}),
+        ({"a": 20, "b": 10}, {"a": 6264, "b": 3735}),
         # one cell has everything
         ({"a": 0}, {"a": 10_000}),
     ],
@@ -44,7 +44,7 @@ NONE = (0, 0, 0)
 def test_parts_follow_the_demand(demand: dict[str, float], parts: dict[str, int]) -> None:
     """The sum is never above the whole, and no cell has less than the least part."""
     least = least_part(len(demand), BURST, CONCURRENCY)
-    found = parts_by_demand(demand, RATE, least)
+    found = parts_by_demand(demand, least)
 
     assert found == parts
     assert sum(found.values()) <= WHOLE
@@ -59,7 +59,7 @@ def test_the_parts_of_any_demand_leave_less_than_a_tenth_unused() -> None:
         for _ in range(200):
             raw = [draw.expovariate(1) ** draw.choice([0, 1, 4]) for _ in range(count)]
             demand = {str(cell): 3 * RATE * part / sum(raw) for cell, part in enumerate(raw)}
-            found = parts_by_demand(demand, RATE, least)
+            found = parts_by_demand(demand, least)
             used = sum(min(demand[cell], RATE * part / WHOLE) for cell, part in found.items())
             assert sum(found.values()) <= WHOLE
             assert used >= (1 - LEAST) * RATE * 0.98
@@ -114,7 +114,7 @@ def test_small_changes_of_demand_change_no_part() -> None:
 
 
 def test_parts_do_not_oscillate() -> None:
-    """A steady demand with noise of a tenth leaves the parts as they are, once they follow it."""
+    """A steady demand with noise of a tenth changes the parts at most twice in 45 s, once they follow it."""
     draw = random.Random(25)
     demand = {"a": 0.0, "b": 0.0}
     parts: dict[str, int] = {}
@@ -122,11 +122,11 @@ def test_parts_do_not_oscillate() -> None:
     for _ in range(60):
         arrivals = {"a": round(2000 * draw.uniform(0.9, 1.1)), "b": round(1000 * draw.uniform(0.9, 1.1))}
         demand = {cell: smoothed(before, arrivals[cell], 1.0) for cell, before in demand.items()}
-        parts = steady(parts, parts_by_demand(demand, RATE, 500))
+        parts = steady(parts, parts_by_demand(demand, 500))
         history.append(parts["a"])
 
-    assert len(set(history[10:])) == 1
-    assert history[-1] == pytest.approx(6500, abs=300)
+    assert sum(one != other for one, other in itertools.pairwise(history[15:])) <= 2
+    assert history[15:] == pytest.approx([6468] * 45, abs=300)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def division(**changes: object) -> Division:
     """Of a customer of four cells."""
     customer = SharedCustomer("c1", CELLS, (Bucket(REQUEST_BUCKET, RATE, BURST),), CONCURRENCY)
     found = Division(customer._replace(**changes))  # type: ignore[arg-type]
-    found.plan()
+    found.plan(CELLS)
     return found
 
 
