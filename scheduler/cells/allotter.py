@@ -181,7 +181,12 @@ class Allotter:
         self._epoch = 1 + max(self._epoch, *(reply.epoch for reply in replies.values()))
         self._update_customers()
         began, orders = self._clock(), [division.read_order() for division in self._divisions.values()]
-        accepted = await self._send(dict.fromkeys(self._cells, orders), began)
+        accepted: set[str] = set()
+        if DEFAULT_CELL in replies:  # It decides between allotters that claim at the same time.
+            accepted = await self._send({DEFAULT_CELL: orders}, began)
+            if not accepted:
+                return False
+        accepted |= await self._send(dict.fromkeys(self._cells.keys() - accepted, orders), began)
         if not is_quorum(accepted, self._cells):
             return False
         self._led_at = self._led_since = began
@@ -190,6 +195,16 @@ class Allotter:
             rates, concurrency, quotas = division.held(self._clock())
             self._reserved[customer_id] = max(0, WHOLE - rates), max(0, WHOLE - concurrency), max(0, WHOLE - quotas)
         return True
+
+    def unaudited(self) -> list[str]:
+        """The customers whose quotas are to be compared with the audit, because cells may have lost what was spent."""
+        found = [i for i, division in self._divisions.items() if division.unaudited and division.customer.quotas]
+        return found if self.active else []
+
+    def audited(self, customer_id: str, spent: Mapping[str, tuple[int, int]]) -> None:
+        """The window and the units of each quota of a customer that the audit has, as of a moment ago."""
+        if customer_id in self._divisions:
+            self._divisions[customer_id].audited(spent)
 
     def _update_customers(self) -> None:
         """Follow the catalog, and the parts that cells have."""

@@ -46,6 +46,9 @@ class Ends(NamedTuple):
 
 OVER = Ends(0.0, 0.0)
 
+KNOWN_MS = 3000
+"""What a cell had spent is known for this long, but for its last requests."""
+
 FORGET = 0.7
 """The part of its demand that a cell keeps in each round without an answer."""
 
@@ -86,7 +89,10 @@ class Division:
         self.customer = customer
         self._uses: dict[str, _Use] = {}
         self._wanted: Mapping[str, int] = {}
-        self._lost: dict[str, tuple[int, int]] = {}  # Grants of cells that lost their data, by quota.
+        self._lost: dict[
+            str, tuple[int, int]
+        ] = {}  # Units that were spent in cells that lost their data, by quota and window.
+        self.unaudited = True
 
     def held(self, now: float) -> Sums:
         """The sums of what may be in force in the cells that answered. Open requests count although a part was lowered."""
@@ -123,7 +129,7 @@ class Division:
         use = self._uses.setdefault(cell, _Use())
         if state.parts is None:
             if use.recorded and order.parts is not REMOVED:
-                self._lose(use)
+                self._lose(use, now_ms)
             use = self._uses[cell] = _Use()
         elif use.read_ms and state.asked >= use.asked:
             use.demand = smoothed(use.demand, state.asked - use.asked, (now_ms - use.read_ms) / 1000)
@@ -135,11 +141,24 @@ class Division:
             if part.decays and ends is OVER:
                 part.share = share // 2
 
-    def _lose(self, use: _Use) -> None:
-        """A cell lost its data: what it was granted counts as spent."""
-        for quota, (window, grant) in use.promised.items():
+    def _lose(self, use: _Use, now_ms: int) -> None:
+        """A cell lost its data. What it had spent counts, or all that it was granted if that was read too long ago."""
+        is_known = now_ms - use.read_ms <= KNOWN_MS
+        for quota, (window, most) in use.promised.items():
             lost_window, units = self._lost.get(quota, (-1, 0))
-            self._lost[quota] = window, grant + (units if lost_window == window else 0)
+            lost = use.grants[quota].spent if is_known and quota in use.grants else most
+            self._lost[quota] = window, lost + (units if lost_window == window else 0)
+        self.unaudited = True
+
+    def audited(self, spent: Mapping[str, tuple[int, int]]) -> None:
+        """The units of each quota in a window, according to the audit. What no cell has counts as lost."""
+        self.unaudited = False
+        for quota, (window, units) in spent.items():
+            known = [use.grants[quota] for use in self._uses.values() if quota in use.grants]
+            missing = units - sum(state.spent for state in known if state.window == window)
+            lost_window, lost = self._lost.get(quota, (-1, 0))
+            if missing > (lost if lost_window == window else 0):
+                self._lost[quota] = window, missing
 
     def read_order(self) -> PartsOrder:
         """Changes nothing."""

@@ -343,20 +343,46 @@ def test_grants_move_to_the_cells_that_spend() -> None:
     assert granted(of.raising(1.0, NONE, CELLS)) == {"default": 41}
 
 
+def lose(of: Division, cell: str, now_ms: int) -> None:
+    """A reply of a cell that has lost its data."""
+    order = PartsOrder("c1", (), None, [Grant("1day", 100)])
+    of.learned(cell, order, PartsState(None, 0, 0, 0, [GrantState(7, 0, 0)]), now_ms, OVER)
+
+
 def test_a_cell_that_does_not_answer_keeps_its_grant() -> None:
-    """One that has not begun the window counts with its part of it; one that lost its data with what it was granted."""
+    """One that has not begun the window counts with its part of it."""
     of = division(quotas=(("1day", 100),))
     for cell in CELLS[:2]:
         learn_quota(of, cell, GrantState(7, 0, 0))
     learn_quota(of, "north", GrantState(6, 90, 90))
     learn_quota(of, "west", GrantState(7, 10, 40))
+
     assert granted(of.raising(1.0, NONE, CELLS[:2])) == {"default": 17, "east": 18}
 
-    of.learned(
-        "west",
-        PartsOrder("c1", (), None, [Grant("1day", 100)]),
-        PartsState(None, 0, 0, 0, [GrantState(7, 0, 0)]),
-        1000,
-        OVER,
-    )
-    assert granted(of.raising(1.0, NONE, CELLS[:2])) == {"default": 17, "east": 18}
+
+@pytest.mark.parametrize(("after_ms", "lost"), [(1000, 10), (60_000, 40)])
+def test_what_a_cell_spent_before_it_lost_its_data_is_spent(after_ms: int, lost: int) -> None:
+    """All that it was granted, if it did not answer for a while before."""
+    of = division(quotas=(("1day", 100),))
+    for cell in CELLS[:3]:
+        learn_quota(of, cell, GrantState(7, 0, 0))
+    learn_quota(of, "west", GrantState(7, 10, 40))
+    lose(of, "west", 1000 + after_ms)
+
+    assert sum(granted(of.raising(1.0, NONE, CELLS)).values()) == 100 - lost
+    assert of.unaudited
+
+
+@pytest.mark.parametrize(("window", "units", "left"), [(7, 30, 70), (7, 5, 90), (6, 100, 90)])
+def test_what_only_the_audit_has_is_spent(window: int, units: int, left: int) -> None:
+    """So it is after all cells lost their data. The audit may know less than the cells."""
+    of = division(quotas=(("1day", 100),))
+    for cell in CELLS:
+        learn_quota(of, cell, GrantState(7, 10 if cell == "west" else 0, 10 if cell == "west" else 0))
+    of.audited({"1day": (window, units)})
+
+    orders = of.raising(1.0, NONE, CELLS)
+    more = sum(order.grants[0].grant for cell, order in orders.items() if cell != "west")
+    west = orders["west"].grants[0].grant - 10 if "west" in orders else 0
+    assert more + west == left
+    assert not of.unaudited

@@ -2,12 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from uuid_utils import uuid7
 
+from ledger.audit.quota_restore import quota_spent
 from ledger.catalog.follower import Catalog
+from ledger.catalog.quotas import window_number
 from ledger.catalog.snapshot import CellRow, Customer, Snapshot
+from ledger.postgres import AWAY, LEADER_CONNECT_TIMEOUT_S, closing, connect
 from ratelimit.limits import MAX_CONCURRENCY, base_buckets, value_of
 from scheduler.cells.allotter import Allotter
 from scheduler.cells.division import SharedCustomer
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
 
 LEASE_SLACK_S = 0.5
 """How long a request counts as open after its deadline, as in ratelimit/lua/charge.lua."""
+
+AUDIT_LOOK_S = 1.0
+STATEMENT_TIMEOUT_MS = 60_000
 
 
 def shared_customer(customer: Customer, cells: Sequence[CellRow]) -> SharedCustomer:
@@ -59,6 +68,42 @@ class SharedCustomers:
         return None if snapshot is None or customer is None else shared_customer(customer, snapshot.cells)
 
 
+class QuotaAudit:
+    """Compares the quotas of customers of several cells with the audit: when an allotter begins, and after a loss of data."""
+
+    def __init__(self, database_url: str, catalog: Catalog, allotter: Allotter) -> None:
+        self._url = database_url
+        self._catalog = catalog
+        self._allotter = allotter
+
+    async def run(self) -> None:
+        """Compare for ever. While PostgreSQL is not available, what the cells know counts."""
+        while True:
+            with suppress(*AWAY):
+                await self._look()
+            await asyncio.sleep(AUDIT_LOOK_S)
+
+    async def _look(self) -> None:
+        snapshot, ids = self._catalog.snapshot, self._allotter.unaudited()
+        if snapshot is None or not ids:
+            return
+        customers = {i: snapshot.customers[i] for i in ids if i in snapshot.customers}
+        connection = await connect(
+            self._url,
+            name="tierlane-allotter",
+            connect_timeout_s=LEADER_CONNECT_TIMEOUT_S,
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        )
+        async with closing(connection):
+            rows = await quota_spent(connection, replace(snapshot, customers=customers))
+        found: dict[str, dict[str, tuple[int, int]]] = {customer_id: {} for customer_id in ids}
+        for row in rows:
+            began = datetime.fromtimestamp(row.began_ms / 1000, UTC)
+            found[row.customer_id][row.period] = window_number(row.period, began), row.spent
+        for customer_id, spent in found.items():
+            self._allotter.audited(customer_id, spent)
+
+
 async def run_allotter(settings: "Settings", catalog: Catalog) -> None:
     """Run for ever, once there is a catalog."""
 
@@ -71,4 +116,7 @@ async def run_allotter(settings: "Settings", catalog: Catalog) -> None:
     allotter = Allotter(uuid7().hex, urls, customers.all, customers.find, life_s=life_s)
     while catalog.snapshot is None:  # noqa: ASYNC110 - the catalog has no event
         await asyncio.sleep(0.1)
-    await TaskRegistry().run_forever("allotter", allotter.run)
+    tasks, audit = TaskRegistry(), QuotaAudit(settings.database_url, catalog, allotter)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(tasks.run_forever("allotter", allotter.run))
+        group.create_task(tasks.run_forever("audit of shared quotas", audit.run))
