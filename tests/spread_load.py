@@ -403,7 +403,7 @@ async def all_killed(world: World) -> None:
     """There is no allotter for longer than a lease."""
     for allotter in world.allotters:
         allotter.kill()
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(7.0)
     for allotter in world.allotters:
         allotter.start()
 

@@ -2,7 +2,7 @@
 -- Field `share` of its hash, written by allot: "<TIME in ms until which it holds> <rates> <concurrency> <quotas>". Later half of
 -- the first two holds; the last is the part of a quota in a new window. Without the field such a customer has nothing here yet.
 -- Field `g:<quota>`: "<window> <amount that this cell may spend> <whether other cells may spend more>".
-local share = {WHOLE = 10000, LONGEST_MS = 4000, RETRY_MS = 1000, NONE = {0, 0, 0}}
+local share = {WHOLE = 10000, LONGEST_MS = 6000, RETRY_MS = 1000, NONE = {0, 0, 0}}
 
 -- share.read(text) -> the parts that hold now, ms until half of them hold, the stored parts; nil if there is none. The lease of a
 -- server whose clock went back counts as over.

@@ -28,7 +28,9 @@ from scheduler.redis_client.keys import DEFAULT_CELL, Keys
 from scheduler.redis_client.scripts import RedisFull
 
 PERIOD_S = 1.0
-LEASE_S = 3.0
+LEASE_S = 5.0
+"""Longer than a claim, so that another allotter can renew the leases of one that ended."""
+
 MARGIN_S = 0.2
 """Clocks of two machines may differ by less in the time of a lease."""
 
@@ -140,7 +142,7 @@ class Allotter:
     def _pause_s(self) -> float:
         if not self._needed():
             return IDLE_S
-        return PERIOD_S if self.active else PERIOD_S * random.uniform(0.5, 1.5)
+        return PERIOD_S if self.active else PERIOD_S * random.uniform(0.5, 1.0)
 
     def _needed(self) -> bool:
         return bool(self._find_customers()) or any(cell.customers for cell in self._cells.values())
@@ -160,7 +162,7 @@ class Allotter:
         urls = self._find_urls()
         for name in [name for name in self._cells if name not in urls]:
             await self._cells.pop(name).close()
-            self._unknown.discard(name)
+            self._now_known(name)
             for division in self._divisions.values():
                 division.forget(name)
         for name, url in urls.items():
@@ -191,9 +193,12 @@ class Allotter:
             return False
         self._led_at = self._led_since = began
         self._unknown = self._cells.keys() - accepted
+        if not self._unknown:
+            return True
         for customer_id, division in self._divisions.items():
             rates, concurrency, quotas = division.held(self._clock())
             self._reserved[customer_id] = max(0, WHOLE - rates), max(0, WHOLE - concurrency), max(0, WHOLE - quotas)
+            division.reserve_grants()
         return True
 
     def unaudited(self) -> list[str]:
@@ -261,6 +266,13 @@ class Allotter:
             concurrency, quotas = min(concurrency, half), min(quotas, half)
         return rates, concurrency, quotas
 
+    def _now_known(self, name: str) -> None:
+        if name in self._unknown:
+            self._unknown.discard(name)
+            if not self._unknown:
+                for division in self._divisions.values():
+                    division.all_known()
+
     def _ends(self, began: float) -> Ends:
         """Of a lease that is sent at `began` or later in the same round."""
         return Ends(began + LEASE_S + MARGIN_S, began + LEASE_S + MARGIN_S + self._life_s)
@@ -282,7 +294,7 @@ class Allotter:
                 continue
             accepted.add(name)
             self._cells[name].readable = True
-            self._unknown.discard(name)
+            self._now_known(name)
             for order, state in zip(of_cell, reply.states, strict=True):
                 found = ends
                 if order.parts is None:

@@ -92,6 +92,9 @@ class Division:
         self._lost: dict[
             str, tuple[int, int]
         ] = {}  # Units that were spent in cells that lost their data, by quota and window.
+        self._unknown: dict[
+            str, tuple[int, int]
+        ] = {}  # What cells that have not answered were granted at most, likewise.
         self.unaudited = True
 
     def held(self, now: float) -> Sums:
@@ -159,6 +162,18 @@ class Division:
             lost_window, lost = self._lost.get(quota, (-1, 0))
             if missing > (lost if lost_window == window else 0):
                 self._lost[quota] = window, missing
+
+    def reserve_grants(self) -> None:
+        """From what the cells have that answered: the others may have the rest of each quota in this window."""
+        uses = [use for use in self._uses.values() if use.recorded]
+        for quota, amount in self.customer.quotas:
+            known = [use.grants[quota] for use in uses if quota in use.grants]
+            window = max((state.window for state in known), default=-1)
+            self._unknown[quota] = window, amount - sum(state.grant for state in known if state.window == window)
+
+    def all_known(self) -> None:
+        """Every cell has answered."""
+        self._unknown = {}
 
     def read_order(self) -> PartsOrder:
         """Changes nothing."""
@@ -235,7 +250,9 @@ class Division:
         uses = {cell: use for cell, use in self._uses.items() if use.recorded}
         number = max((use.grants[quota].window for use in uses.values() if quota in use.grants), default=-1)
         lost_window, lost = self._lost.get(quota, (-1, 0))
-        others = amount * reserved[2] // WHOLE + (lost if lost_window == number else 0)
+        unknown_window, unknown = self._unknown.get(quota, (-1, 0))
+        others = unknown if unknown_window == number else amount * reserved[2] // WHOLE
+        others += lost if lost_window == number else 0
         known: dict[str, GrantState] = {}
         for cell, use in uses.items():
             state, promised = use.grants.get(quota), use.promised.get(quota, (-1, 0))

@@ -386,3 +386,20 @@ def test_what_only_the_audit_has_is_spent(window: int, units: int, left: int) ->
     west = orders["west"].grants[0].grant - 10 if "west" in orders else 0
     assert more + west == left
     assert not of.unaudited
+
+
+def test_what_cells_were_granted_that_have_not_answered() -> None:
+    """At most what the others were not granted, in the window that had begun; also if that is more than an even part."""
+    of = division(quotas=(("1day", 100),))
+    for cell in CELLS[:2]:
+        learn_quota(of, cell, GrantState(7, 10, 12))
+    of.reserve_grants()
+    assert of.raising(1.0, (0, 0, 5000), CELLS[:2]) == {}
+
+    for cell in CELLS[:2]:
+        learn_quota(of, cell, GrantState(8, 0, 25))
+    assert of.raising(1.0, (0, 0, 5000), CELLS[:2]) == {}
+    for cell in CELLS[2:]:
+        learn_quota(of, cell, GrantState(8, 0, 0))
+    of.all_known()
+    assert sum(granted(of.raising(1.0, NONE, CELLS)).values()) == 50
