@@ -37,6 +37,7 @@ from gateway.jobs.service import JobParts, Jobs
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.gpu_time import tier_gpu_time
+from gateway.limits.handover import Handover
 from gateway.limits.rejections import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
@@ -45,6 +46,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.handover import LimitsHandover
 from scheduler.protocol.limits import LimitState, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
@@ -96,15 +98,10 @@ class PoolParts:
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool)
         self.watch = RedisWatch(lambda: ping(self._client))
-        self.admission = AdmissionBatcher(
-            admissions,
-            self._limits_now,
-            self.cancellations,
-            config.max_pending,
-            watch=self.watch,
-            accepted_late=self._ended,
-            took=partial(shared.counters.called, "admit"),
+        self.handover = Handover(
+            LimitsHandover(self._client, keys), shared.catalog, config.cell, answers=lambda: self.watch.answers
         )
+        self.admission = self._admission(admissions)
         self.recovery = LossRecovery(
             pending_requests=self.pending_requests,
             ends=ends,
@@ -155,6 +152,7 @@ class PoolParts:
         """The background tasks, by name."""
         return {
             "admission": self.admission.run,
+            "handover": self.handover.run,
             "cancellations": self.cancellations.run,
             "subscriber": self.subscriber.run,
             "catch-up": self.subscriber.catch_up_forever,
@@ -210,6 +208,18 @@ class PoolParts:
             observed=self._observed,
             others=partial(shared.observations.others, config.pool, config.cell),
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
+        )
+
+    def _admission(self, admissions: Admissions) -> AdmissionBatcher:
+        return AdmissionBatcher(
+            admissions,
+            self._limits_now,
+            self.cancellations,
+            self.config.max_pending,
+            watch=self.watch,
+            accepted_late=self._ended,
+            took=partial(self._shared.counters.called, "admit"),
+            hold=self.handover.hold,
         )
 
     def _subscriber(self) -> ResponseSubscriber:
@@ -274,7 +284,14 @@ class PoolParts:
         inference, limits, client = InferencePipeline(parts), self._limits_now, self._client
         return inference, Jobs(
             JobParts(
-                inference=inference, parts=parts, client=client, limits=limits, watch=self.watch, tasks=shared.tasks
+                inference=inference,
+                parts=parts,
+                client=client,
+                limits=limits,
+                watch=self.watch,
+                tasks=shared.tasks,
+                hold=self.handover.hold,
+                ask=self.handover.ask,
             )
         )
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -20,11 +21,13 @@ from gateway.cells import Homes
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
+from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import Residence
 from scheduler.redis_client.connections import server_url
-from scheduler.redis_client.keys import DEFAULT_CELL, is_pool_name, place_name, pools_of, pools_to_serve
+from scheduler.redis_client.keys import DEFAULT_CELL, cell_of, is_pool_name, place_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
 
 CHECK_S = 0.1
@@ -63,16 +66,13 @@ class Pools:
         self._only_own = only_own
         self._others: dict[str, ServedPlace] = {}  # By place.
         self._registry = tasks or TaskRegistry()
-        self._left: set[asyncio.Task[None]] = set()  # The ends of places in closed cells.
+        self._left: dict[str, asyncio.Task[None]] = {}  # The ends of places in closed cells.
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
-        own.inference.elsewhere = self.serving
-        own.inference.single_cell = homes.is_single
         own.inference.all_names = self.names
         own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.jobs.result.elsewhere = self._results_of
-        if own.jobs.serving is not None:
-            own.jobs.serving.submit.elsewhere = self._jobs_of
+        self._connect(own)
 
     @property
     def all(self) -> list[PoolParts]:
@@ -85,13 +85,18 @@ class Pools:
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
-    def serving(self, identity: IdentityView, model: str | UnsetType) -> InferencePipeline | None:
-        """The pipeline of a model's pool in the cell of a customer; None if there is none. UNSET: the gateway's own pool.
+    def serving(self, identity: IdentityView, model: str | UnsetType, cell: str = "") -> InferencePipeline | None:
+        """The pipeline of a model's pool in `cell`, or the cell of a customer; None if there is none. UNSET: the gateway's own pool.
 
         Raises RequestError `no_capacity` if the catalog has just named that pool or cell: the client should retry.
         """
         pool = self._pool_of(model)
-        return None if pool is None else self.in_cell(pool, self._homes.of(identity))
+        if pool is None:
+            return None
+        cell = cell or self._homes.of(identity)
+        if place_name(pool, cell) not in self._others and self._homes.residence(identity) is Residence.HERE:
+            cell = DEFAULT_CELL  # It waits there until its cell is served, if that is not its home still.
+        return self.in_cell(pool, cell)
 
     def in_cell(self, pool: str, cell: str) -> InferencePipeline | None:
         """The pipeline of a pool in a cell, as `serving` returns it."""
@@ -111,6 +116,26 @@ class Pools:
         """The gateway's own pool in the best cell of a customer; in the default cell while that is not served."""
         found = self._others.get(place_name(self._own.config.pool, self._homes.best(identity)))
         return self._own if found is None else found.parts
+
+    def _connect(self, parts: PoolParts) -> None:
+        """Let requests that arrived at these parts be served by others."""
+        pool, cell, inference = parts.config.pool, parts.config.cell, parts.inference
+        inference.elsewhere = self.serving
+        inference.single_cell = self._homes.is_single if cell == DEFAULT_CELL else _never
+        inference.residence = self._homes.residence
+        parts.handover.homes = self._homes
+        parts.handover.others = partial(self._handovers, pool, cell)
+        if parts.jobs.serving is not None:
+            parts.jobs.serving.submit.elsewhere = self._jobs_of
+
+    def _handovers(self, pool: str, cell: str) -> dict[str, Handover]:
+        """Those of a pool in the other cells that are served."""
+        cells = self._homes.urls(self._own.config.redis_url)
+        return {
+            parts.config.cell: parts.handover
+            for parts in self.all
+            if parts.config.pool == pool and parts.config.cell != cell and parts.config.cell in cells
+        }
 
     def _jobs_of(self, pipeline: InferencePipeline) -> JobSubmitHandler | None:
         for parts in self.all:
@@ -165,15 +190,19 @@ class Pools:
         """Serve pools and cells from when the catalog names them; leave closed cells. Never returns."""
         self._checked = None  # After a restart of this loop, a pool may have been missed.
         for check in itertools.count():
-            wanted = self._new()
+            snapshot, changed = self._catalog.snapshot, self._new()
+            wanted = dict(changed)
             if not check % UNFINISHED_EVERY:
                 wanted |= await self._unnamed()
-            for place in sorted(set(wanted) - {parts.config.place for parts in self.all}):
+            for place in sorted(set(wanted) - {parts.config.place for parts in self.all} - self._left.keys()):
                 try:
                     await self._begin(*wanted[place])
                 except Exception as error:  # noqa: BLE001 - the other cells are served
                     log_fault(f"{place} cannot be served", error)
                     self._checked = None  # It is attempted again.
+            if changed and snapshot is not None:
+                here = {parts.config.place for parts in self.all}
+                self._homes.adopt(snapshot, {cell_of(changed[place][1]) for place in changed.keys() - here})
             await asyncio.sleep(CHECK_S)
 
     async def _unnamed(self) -> dict[str, tuple[str, str]]:
@@ -204,6 +233,7 @@ class Pools:
     async def _begin(self, pool: str, redis_url: str) -> None:
         parts = self._make(pool, await server_url(redis_url))
         place = parts.config.place
+        self._connect(parts)
         log.info("serving pool", pool=place)
         parts.direct.open()
         await parts.heartbeat.heartbeat()
@@ -217,13 +247,19 @@ class Pools:
     def _leave(self, place: str) -> None:
         """End a place whose cell is closed. Requests that still wait in it get `no_capacity`."""
         log.info("pool no longer served", pool=place)
+        if (jobs := self._others[place].parts.jobs.serving) is not None:
+            jobs.submit.left = True
         ending = asyncio.create_task(_end(self._others.pop(place)), name=f"gateway {place} end")
-        self._left.add(ending)
-        ending.add_done_callback(self._left.discard)
+        self._left[place] = ending
+        ending.add_done_callback(lambda _: self._ended(place))
+
+    def _ended(self, place: str) -> None:
+        del self._left[place]
+        self._checked = None  # If its cell was opened again meanwhile, it is served again.
 
     async def close(self) -> None:
         """End the background tasks of the other pools, and close them."""
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*self._left.values(), return_exceptions=True)
         await end_all([task for served in self._others.values() for task in served.tasks])
         await asyncio.gather(*(served.parts.close() for served in self._others.values()))
 
@@ -235,7 +271,12 @@ async def _unfinished(parts: PoolParts) -> set[str]:
         return set()
 
 
+def _never() -> bool:
+    return False
+
+
 async def _end(served: ServedPlace) -> None:
+    await served.parts.handover.turn()  # Requests whose customers have left the cell are submitted in the new one.
     await served.parts.sweep.end_all(ErrorCode.NO_CAPACITY)
     await end_all(served.tasks)
     await served.parts.close()

@@ -127,6 +127,11 @@ async def job_pools(connection: Connection) -> set[str]:
     return {row["pool"] for row in await connection.fetch(statement("job_pools"))}
 
 
+async def count_open_jobs(connection: Connection, cell: str) -> int:
+    """The number of open jobs in all pools of a cell other than the default one."""
+    return int(await connection.fetchval(statement("count_open_jobs"), cell))
+
+
 async def open_submissions(connection: Connection, ids: Sequence[str]) -> list[Submission]:
     """Submissions that queue these jobs again. Jobs that have ended are left out.
 

@@ -47,4 +47,5 @@ class Admission(StrEnum):
     REPLAYED = "replayed"  # There is a stored reply for its idempotency key; the verdict names that request.
     IN_PROGRESS = "in_progress"  # The first request with its idempotency key has not ended.
     TOO_LATE = "too_late"  # Its deadline has passed.
+    ELSEWHERE = "elsewhere"  # Its customer has another cell, or its limits have not arrived in this one.
     REUSED = "reused"  # Its idempotency key was used with another body.

@@ -1,10 +1,12 @@
 """A Redis key without a TTL that is not in the list of permanent keys is a leak."""
 
+import re
+
 from redis.asyncio import Redis
 
-from scheduler.redis_client.keys import Keys, tag_of
+from scheduler.redis_client.keys import Keys
 
-TAG = tag_of("redis+cluster://")
+TAG = re.compile(r"^\{cell:[a-z0-9_-]+\}:")
 
 WITHOUT_TTL = """
 local found = {}
@@ -20,7 +22,7 @@ async def leaked_keys(client: Redis) -> list[str]:
     """All leaked keys."""
     leaks = []
     for raw in await client.eval(WITHOUT_TTL, 0):
-        key = raw.decode().removeprefix(TAG)
+        key = TAG.sub("", raw.decode())
         pool = key[1 : key.index("}")] if key.startswith("{") else "default"
         if not Keys(pool).is_permanent(key):
             leaks.append(key)

@@ -15,7 +15,7 @@ ROLES = ("gateway", "scheduler", "worker")
 SCRIPTS = {
     "gateway": (
         *("admit", "cancel", "adopt", "stored", "gateway_beat", "limit_state", "observe"),
-        *("history_add", "history_refill"),
+        *("history_add", "history_refill", "limits_leave", "limits_arrive"),
     ),
     "scheduler": (
         *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),

@@ -88,7 +88,7 @@ GATEWAY_SECTIONS = (
     PoolTimeSettings,
 )
 UP_FLAGS = (
-    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "data_dir", "ephemeral", "replace",
+    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "cells", "data_dir", "ephemeral", "replace",
     *LOGGING,
 )  # fmt: skip
 
@@ -100,6 +100,7 @@ TOOLS = (
     ("model", "tierlane.admin.commands:model_app", "List, show or change models."),
     ("price", "tierlane.admin.commands:price_app", "List or change prices of models, for usage and budgets."),
     ("config-changes", "tierlane.admin.commands:config_changes_app", "Show who changed which row from what to what."),
+    ("cell", "tierlane.operate.commands:cell_app", "List, open, drain or close cells, each with a Redis of its own."),
     ("gpu", "tierlane.operate.commands:gpu_app", "List, cordon or uncordon GPUs and their workers."),
     ("queue", "tierlane.operate.commands:queue_app", "List, pause or resume tier queues."),
     ("top", "tierlane.operate.commands:top_app", "Watch a running system in the terminal."),

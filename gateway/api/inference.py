@@ -181,6 +181,16 @@ class ApiFormat:
         param = self.names.get(name, name)
         return RequestError(ErrorCode.INVALID_REQUEST, f"{param}{space}{rest}", param)
 
+    def failure(self, reply: Reply) -> RequestError:
+        """The error of a failed reply. The backend's own message is included only if it rejected the parameters."""
+        try:
+            code = ErrorCode(reply.error_code)
+        except ValueError:  # Written by a newer version.
+            code = ErrorCode.INTERNAL_ERROR
+        if code is ErrorCode.INVALID_REQUEST and reply.output:
+            return self.bad_parameters(reply.output)
+        return RequestError(code)
+
 
 INFERENCE = ApiFormat(read_inference, write_inference)
 

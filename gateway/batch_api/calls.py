@@ -22,7 +22,6 @@ from gateway.http.errors import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
-from gateway.inference.pipeline import failure
 from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
@@ -184,7 +183,7 @@ def _completed(status: RequestStatus) -> bool:
 
 def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:
     if status.reply is not None:
-        return failure(status.reply, api_format)
+        return api_format.failure(status.reply)
     try:
         return RequestError(ErrorCode(status.error_code))
     except ValueError:  # There is none, or it was written by a newer version.

@@ -40,6 +40,7 @@ from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestStatus
 from scheduler.request_id import new_request_id
+from scheduler.states import Admission
 
 T = TypeVar("T")
 log = structlog.get_logger("gateway")
@@ -191,6 +192,7 @@ class BatchRun:
     async def _work(self) -> None:
         while not self._deleted:
             await self._fill()
+            self._leave_closed_cells()
             if not self._lines and self._exhausted:
                 return
             if self._code:
@@ -262,6 +264,12 @@ class BatchRun:
         for handler, group in calls.items():
             await self._admit(handler, group, identity.tier)
 
+    def _leave_closed_cells(self) -> None:
+        """Lines in a cell that was closed are submitted again, in another one."""
+        for line in self._lines.values():
+            if line.call is not None and line.call.handler.left:
+                line.call, line.lost = None, True
+
     @property
     def _submitted(self) -> int:
         return sum(line.call is not None for line in self._lines.values())
@@ -316,6 +324,8 @@ class BatchRun:
                 own = verdicts[at : at + len(call.submissions)]
                 at += len(call.submissions)
                 refusal = next((verdict for verdict in own if verdict.outcome not in ENTERED), None)
+                if refusal is not None and refusal.outcome is Admission.ELSEWHERE and not refused_ms:
+                    redis.ask(call.submissions[0])
                 if refusal is None:
                     line.call, line.lost = call, False
                 else:

@@ -33,6 +33,9 @@ SHARE_BYTES = MAX_CALL_BYTES // 4
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
+Hold = Callable[[PendingRequest, Callable[[PendingRequest], bool]], None]
+
+
 class AdmissionLimits(NamedTuple):
     """The tier limits that a call of admit.lua applies."""
 
@@ -45,7 +48,8 @@ class AdmissionLimits(NamedTuple):
 class AdmissionBatcher:
     """Gives each submitted request its verdict. `limits` is called before each call of Redis.
 
-    `accepted_late` is called with requests that were accepted after their clients had left.
+    `accepted_late` is called with requests that were accepted after their clients had left, `hold` with those whose customers'
+    limits are in another cell, and with what submits them again.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class AdmissionBatcher:
         watch: CallWatch = ONCE_MORE,
         clock: Callable[[], float] = time.monotonic,
         accepted_late: Callable[[PendingRequest], None] | None = None,
+        hold: Hold | None = None,
         took: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._admissions = admissions
@@ -68,6 +73,7 @@ class AdmissionBatcher:
         self._max_pending = max_pending
         self._clock = clock
         self._accepted_late = accepted_late
+        self._hold = hold
         self._took = took  # Called with the duration in seconds of each call that Redis answered.
         self._wake = asyncio.Event()
         self.rejections = RejectionCache()
@@ -166,6 +172,7 @@ class AdmissionBatcher:
             failpoint("admit_unprocessed")
             judged = list(zip(batch, verdicts, strict=True))
             if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
+                judged = self._held_back(judged)
                 self._note_rejections(judged)
                 judged = self._ask_again(judged) if limits.redis_ms else judged
             for pending, verdict in judged:
@@ -178,6 +185,18 @@ class AdmissionBatcher:
             self._doubted = True
             self._pending.extendleft(pending for pending, _ in reversed(judged) if pending in again)
         return [(pending, verdict) for pending, verdict in judged if pending not in again]
+
+    def _held_back(self, judged: list[tuple[PendingRequest, Verdict]]) -> list[tuple[PendingRequest, Verdict]]:
+        """The verdicts but for those of requests that wait until the limits of their customers are in this cell."""
+        away = [pending for pending, verdict in judged if verdict.outcome is Admission.ELSEWHERE]
+        for pending in away:
+            pending.sent = False  # Redis does not have it.
+        for pending in away:
+            if self._hold is None:
+                pending.finish(ErrorCode.NO_CAPACITY)
+            elif not pending.together or pending.together[0] is pending:
+                self._hold(pending, self.submit)
+        return judged if not away else [each for each in judged if each[1].outcome is not Admission.ELSEWHERE]
 
     def _note_rejections(self, judged: list[tuple[PendingRequest, Verdict]]) -> None:
         now = self._clock()

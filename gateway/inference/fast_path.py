@@ -19,7 +19,7 @@ from gateway.http.request import HEADER as PREFER
 from gateway.http.request import check_media
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
-from gateway.inference.pending import Outcome, ResponseSink
+from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.fault_log import log_fault
@@ -101,9 +101,18 @@ class FastPathRequest(InferenceCall):
             check_media(self.headers, len(raw), pipeline.max_body_bytes)
             self.submit(raw)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
-            if self.pending is not None:
-                self.pipeline.pending_requests.remove(self.pending)
-            self._write_error(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.pending is not None:
+            self.pipeline.pending_requests.remove(self.pending)
+        self._write_error(error)
+
+    def _enter_again(self, cell: str) -> None:
+        try:
+            self.enter(cell)
+        except Exception as error:  # noqa: BLE001  # the client gets a response to every error
+            self._fail(error)
 
     def client_left(self) -> None:
         """The connection was closed before the response: cancel the pending request and record it."""
@@ -123,6 +132,8 @@ class FastPathRequest(InferenceCall):
             pipeline.pending_requests.remove(pending)
             reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
             self._connection.write_response(self.respond((pending,), (reply,)))
+        except CustomerMoved as moved:
+            self._enter_again(moved.cell)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._write_error(error)
 

@@ -17,7 +17,7 @@ from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
-from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
+from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
 from gateway.inference.submission import REPLAYED, input_tokens, with_document, with_more
@@ -55,13 +55,22 @@ async def run(call: "AwaitedCall", read: Awaitable[bytes]) -> HttpResponse:
         call = call.successor()
         call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
         del raw  # It may be large.
-        await call.wait()
-        return await call.response()  # Recorded as a success.
+        return await _response(call)  # Recorded as a success.
     except asyncio.CancelledError:
         call.client_left()  # Cancelled, and recorded as such.
         raise
     except Exception as error:  # noqa: BLE001  # every error has a response, with the limit headers
         return call.reject(error)  # Recorded as a failure.
+
+
+async def _response(call: "AwaitedCall") -> HttpResponse:
+    """Wait for the outcome and build the response. A request whose customer has moved is submitted in its new cell."""
+    while True:
+        try:
+            await call.wait()
+            return await call.response()
+        except CustomerMoved as moved:
+            call.enter(moved.cell)
 
 
 class AwaitedCall(InferenceCall):
@@ -80,6 +89,12 @@ class AwaitedCall(InferenceCall):
     def successor(self) -> "AwaitedCall":
         """The call that continues after the body was read: a job's, if the body requests one."""
         return self
+
+    def enter(self, cell: str = "") -> None:
+        """Choose the pool, build the pending requests, and admit them. Raises RequestError."""
+        self._drop_cycles()  # Of those that were built before the customer moved.
+        self._futures, self._pending_requests, self._replies = [], [], []
+        super().enter(cell)
 
     def sink(self) -> ResponseSink:
         """A sink that resolves a future. It must not reference the call, which references the pending request."""

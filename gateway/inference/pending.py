@@ -8,10 +8,19 @@ output of another one.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Increment, Reply
 from scheduler.tracing import Context
+
+
+class CustomerMoved(RequestError):
+    """The request is to be submitted in another cell: `cell` or, if that is "", the one that its customer has now."""
+
+    def __init__(self, cell: str) -> None:
+        super().__init__(ErrorCode.NO_CAPACITY)
+        self.cell = cell
+
 
 Outcome = Reply | Verdict | ErrorCode
 """The outcome of a request: the stored reply, admission's rejection, or an error code of the gateway."""

@@ -29,7 +29,7 @@ from gateway.http.sse import EventStream
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
-from gateway.inference.pending import Outcome, PendingRequest, PendingRequests, ResponseSink
+from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.recovery import Pair, replayed_pair
 from gateway.inference.submission import (
     REPLAYED,
@@ -53,9 +53,9 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
-from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
-from scheduler.states import State
+from scheduler.states import Admission, State
 
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
@@ -127,9 +127,10 @@ class InferencePipeline:
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.single_cell: Callable[[], bool] = lambda: True
-        self.elsewhere: Callable[[IdentityView, str | UnsetType], InferencePipeline | None] = lambda *_: None
+        self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
         self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
+        self.residence: Callable[[IdentityView], Residence] | None = None  # What admission checks of a customer's home.
 
     @property
     def direct_active(self) -> bool:
@@ -140,13 +141,13 @@ class InferencePipeline:
         """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
-    def serving(self, identity: IdentityView, body: InferenceRequest) -> "InferencePipeline":
-        """The pipeline of the model's pool in the customer's cell; this one if no pool has it. Raises RequestError."""
+    def serving(self, identity: IdentityView, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
+        """The pipeline of the model's pool in `cell`, or the customer's cell; this one if no pool has it. Raises RequestError."""
         wanted = body.model
         is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
-        if is_here and self.single_cell():
+        if is_here and not cell and self.single_cell():
             return self
-        return self.elsewhere(identity, wanted) or self
+        return self.elsewhere(identity, wanted, cell) or self
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
@@ -194,6 +195,8 @@ class InferencePipeline:
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
         )
+        if self.residence is not None:
+            submission.home = self.residence(identity)
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
             let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
@@ -290,6 +293,8 @@ class InferencePipeline:
         verdict = pending.verdict
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
+            if outcome.outcome is Admission.ELSEWHERE:
+                raise CustomerMoved(outcome.stored_id)
             raise self._count_shed(
                 identity, self.customer_limits.rejection_error(identity, outcome, base_limit_allows=base_limit_allows)
             )
@@ -299,7 +304,7 @@ class InferencePipeline:
         if outcome.served_from != "cache":  # For a cached reply the verdict had the final charge.
             self.customer_limits.settle(identity, pending.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise failure(outcome, api_format)
+            raise api_format.failure(outcome)
         now = self.clock()
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
@@ -396,7 +401,11 @@ class InferenceCall:
         body = self.body = self.decode(raw)
         if body.service_tier is not None:
             self.identity = self.pipeline.served_as(self.identity, body)
-        self.choose_pool()
+        self.enter()
+
+    def enter(self, cell: str = "") -> None:
+        """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
+        self.choose_pool(cell)
         pending = self.pending = self.build()
         self.admit(pending)
 
@@ -404,9 +413,9 @@ class InferenceCall:
         """Decode and check the body. Raises RequestError that names the field."""
         return self.api_format.read(raw, self.pipeline.max_input_bytes)
 
-    def choose_pool(self) -> None:
-        """Continue with the pipeline of the model's pool in the customer's cell. Raises RequestError while it is starting."""
-        self.pipeline = self.pipeline.serving(self.identity, self.body)
+    def choose_pool(self, cell: str = "") -> None:
+        """Continue with the pipeline of the model's pool in `cell` or the customer's cell. Raises RequestError."""
+        self.pipeline = self.pipeline.serving(self.identity, self.body, cell)
 
     def build(self) -> PendingRequest:
         """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""
@@ -434,7 +443,7 @@ class InferenceCall:
         """
         reply = await self.pipeline.stored(self.identity, pending, verdict)
         if reply.state != State.COMPLETED:
-            raise ReplayedFailure(failure(reply, self.api_format), reply.id)
+            raise ReplayedFailure(self.api_format.failure(reply), reply.id)
         return reply
 
     def respond(self, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
@@ -480,17 +489,6 @@ class InferenceCall:
         """Remove the pending request; cancel it if it has no outcome."""
         if self.pending is not None:
             self.pipeline.leave(self.pending)
-
-
-def failure(reply: Reply, api_format: ApiFormat) -> RequestError:
-    """The error of a failed reply. The backend's own message is included only if it rejected the parameters."""
-    try:
-        code = ErrorCode(reply.error_code)
-    except ValueError:  # Written by a newer version.
-        code = ErrorCode.INTERNAL_ERROR
-    if code is ErrorCode.INVALID_REQUEST and reply.output:
-        return api_format.bad_parameters(reply.output)
-    return RequestError(code)
 
 
 def _failed(pending: PendingRequest) -> bool:

@@ -11,7 +11,7 @@ from gateway.circuit_breaker import CallWatch
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.router import Handler
-from gateway.inference.admission import AdmissionLimits
+from gateway.inference.admission import AdmissionLimits, Hold
 from gateway.inference.handler import InferenceHandler
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.responses import ResponseSubscriber
@@ -21,7 +21,7 @@ from gateway.jobs.results import JobResultHandler
 from gateway.jobs.store import JobStore
 from gateway.jobs.submit import JobAdmitter, JobRedis, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks
-from scheduler.protocol.admission import Admissions
+from scheduler.protocol.admission import Admissions, Submission
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.replies import RequestStatuses, Results
 from scheduler.redis_client.connections import subscriber_client
@@ -39,6 +39,8 @@ class JobParts:
     limits: Callable[[], AdmissionLimits]
     watch: CallWatch
     tasks: TaskRegistry
+    hold: Hold
+    ask: Callable[[Submission], None]
 
 
 class Jobs:
@@ -88,7 +90,9 @@ class JobServing:
             client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
         )
         cancellations = parts.parts.cancellations
-        self.admission = JobAdmitter(admissions, parts.limits, cancellations, config.max_pending, watch=parts.watch)
+        self.admission = JobAdmitter(
+            admissions, parts.limits, cancellations, config.max_pending, watch=parts.watch, hold=parts.hold
+        )
         catalog = parts.parts.catalog
 
         def own_hosts(customer_id: str) -> str | None:
@@ -103,7 +107,7 @@ class JobServing:
             parts.parts,
             self.admission,
             store,
-            redis=JobRedis(admissions, statuses, terminations, parts.limits),
+            redis=JobRedis(admissions, statuses, terminations, parts.limits, parts.ask),
             hosts=hosts,
         )
         self.listener = subscriber_client(config.redis_url)

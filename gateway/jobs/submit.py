@@ -34,7 +34,7 @@ from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Admissions, Verdict
+from scheduler.protocol.admission import Admissions, Submission, Verdict
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.replies import RequestStatuses
 from scheduler.states import Admission
@@ -76,12 +76,13 @@ _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobRedis:
-    """The jobs of one pool in Redis. `limits` has the tiers."""
+    """The jobs of one pool in Redis. `limits` has the tiers. `ask` lets the limits of a customer arrive in its cell."""
 
     admissions: Admissions
     statuses: RequestStatuses
     terminations: Terminations
     limits: Callable[[], AdmissionLimits]
+    ask: Callable[[Submission], None]
 
 
 class JobSubmitHandler:
@@ -111,6 +112,7 @@ class JobSubmitHandler:
         self.hosts = hosts
         self.elsewhere: Callable[[InferencePipeline], JobSubmitHandler | None] = lambda _: None
         self.under_way = 0  # A gateway that drains waits for these.
+        self.left = False  # Its cell is closed: what it has submitted is not read any more.
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Handle one request. Raises RequestError if the caller is unknown."""
@@ -161,9 +163,9 @@ class JobCall(AwaitedCall):
         body, self._options = read_job(raw, self.pipeline.max_input_bytes)
         return body
 
-    def choose_pool(self) -> None:
-        """Select the handler of the model's pool in the customer's cell. Raises RequestError while it is starting."""
-        found = self.pipeline.serving(self.identity, self.body)
+    def choose_pool(self, cell: str = "") -> None:
+        """Select the handler of the model's pool in `cell`, or the customer's cell. Raises RequestError while it is starting."""
+        found = self.pipeline.serving(self.identity, self.body, cell)
         if found is not self.pipeline:
             self._handler = self._handler.elsewhere(found) or self._handler
             self.pipeline = self._handler.pipeline

@@ -47,6 +47,7 @@ _CODES = dict.fromkeys(OWN_LIMITS, ErrorCode.RATE_LIMIT_EXCEEDED) | {
     Admission.WAIT: ErrorCode.QUEUE_FULL,
     Admission.BACKPRESSURE: ErrorCode.BACKPRESSURE,
     Admission.IN_PROGRESS: ErrorCode.IDEMPOTENCY_IN_PROGRESS,
+    Admission.ELSEWHERE: ErrorCode.NO_CAPACITY,
     Admission.TOO_LATE: ErrorCode.DEADLINE_EXCEEDED,
     Admission.REUSED: ErrorCode.IDEMPOTENCY_KEY_REUSED,
 }

@@ -34,6 +34,7 @@ from gateway.operations.action_requests import (
     uncached,
 )
 from gateway.operations.session import SessionAuth
+from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker
 from ledger.dead_letters import (
@@ -136,8 +137,9 @@ class DeadLetterRequeue:
 
     async def run(self, body: RequeueBody, by: str) -> Requeued:
         """Requeue the oldest of the confirmed dead letters, and wait for their results."""
-        reruns = {parts.config.place: parts.reruns for parts in self._pools.all}
-        totals = {parts.config.place: parts.config.total_ms for parts in self._pools.all}
+        chosen = most_healthy(self._pools.all)
+        reruns = {pool: parts.reruns for pool, parts in chosen.items()}
+        totals = {pool: parts.config.total_ms for pool, parts in chosen.items()}
         async with self._transaction.change(by) as connection:
             started = await _mark(connection, body, totals, reruns)
         queued = {
@@ -161,11 +163,8 @@ class DeadLetterRequeue:
         running = [each for each in candidates if each.submission.id in entered]
         rejected = [each for each in candidates if each.submission.id not in entered]
         warning = await self._unmark(rejected, selection, by) if rejected else ""
-        try:
-            await reruns.forget_dead([each.letter.request_id for each in running])
-        except RedisUnavailable as error:  # They run nevertheless.
-            warning = f"{warning} {_unavailable(error)}, so health still counts them.".lstrip()
-        return Queued(running, warning)
+        still_counted = await forget_dead(self._pools, [each.letter.request_id for each in running])
+        return Queued(running, " ".join(filter(None, (warning, still_counted))))
 
     async def _unmark(self, rejected: Sequence[Candidate], selection: LetterSelection, by: str) -> str:
         """Remove the marks of dead letters for which Redis had no memory. Returns a warning."""
@@ -178,6 +177,32 @@ class DeadLetterRequeue:
         except RequestError:
             return f"{full}, and PostgreSQL is not available: they are marked as requeued, but do not run: {_ids(rejected)}."
         return f"{full}; these were not changed."
+
+
+def most_healthy(places: Sequence[PoolParts]) -> dict[str, PoolParts]:
+    """For each pool its parts in the cell with the most healthy workers, the default one first."""
+
+    def healthy(parts: PoolParts) -> int:
+        seen = parts.heartbeat.observation
+        return seen.healthy_gpus if seen is not None and parts.heartbeat.redis_problem is None else -1
+
+    found: dict[str, PoolParts] = {}
+    for parts in places:
+        pool = parts.config.pool
+        if pool not in found or healthy(parts) > healthy(found[pool]):
+            found[pool] = parts
+    return found
+
+
+async def forget_dead(pools: Pools, ids: Sequence[str]) -> str:
+    """Remove ids from the lists that health counts, in all cells. Returns a warning if a Redis is unavailable, else ""."""
+    warning = ""
+    for parts in pools.all:
+        try:
+            await parts.reruns.forget_dead(ids)
+        except RedisUnavailable:
+            warning = STILL_COUNTED
+    return warning
 
 
 def changed_meanwhile(count: int, found: int, done: str) -> RequestError:
@@ -262,7 +287,7 @@ class DeadLetterActions:
         """The number of dead letters by tier, model and error code."""
         self._guard.check(call)
         async with self._transaction.read() as connection:
-            found = await letter_groups(connection, [parts.config.place for parts in self._pools.all])
+            found = await letter_groups(connection, sorted({parts.config.pool for parts in self._pools.all}))
         return uncached(call, found)
 
     async def purge(self, call: RoutedRequest) -> HttpResponse:
@@ -281,16 +306,7 @@ class DeadLetterActions:
                 ids = await purge_seen(connection, body.selection(), body.count)
             except CountDiffers as error:
                 raise changed_meanwhile(body.count, error.found, "deleted") from error
-        return Purged(len(ids), await self._remove_from_redis(ids))
-
-    async def _remove_from_redis(self, ids: Sequence[str]) -> str:
-        """Remove ids from the lists that health counts. Returns a warning if Redis is unavailable, else ""."""
-        try:
-            for parts in self._pools.all:
-                await parts.reruns.forget_dead(ids)
-        except RedisUnavailable:
-            return STILL_COUNTED
-        return ""
+        return Purged(len(ids), await forget_dead(self._pools, ids))
 
 
 class Actions:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from gateway.catalog import CatalogView, CustomerRow, SnapshotView
+from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.action_requests import AuditedTransaction, uncached
@@ -93,14 +93,12 @@ class RequestExplained(msgspec.Struct, frozen=True, kw_only=True):
     messages: dict[str, str]
 
 
-ReadLimits = Callable[[str, EffectiveLimits], Awaitable[RemainingLimits]]
-ReadRejections = Callable[[str, int], Awaitable[list[RejectionRecord]]]
-FindRejection = Callable[[str], Awaitable[RejectionRecord | None]]
+ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupParts:
-    """The components that the look-ups use. The functions raise RedisUnavailable."""
+    """The components that the look-ups use. `read_limits` raises RedisUnavailable."""
 
     session_auth: SessionAuth
     catalog: CatalogView
@@ -187,6 +185,20 @@ class Lookups:
             not_read.append(f"The audit: {missing} ({str(error).rstrip('.')}).")
         return None, failed  # The query of the GPU time reads more rows, and may reach its time limit alone.
 
+    async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
+        """The rejection of a request in any cell. Raises RequestError if none has it, and one of them cannot be read."""
+        fault: RedisUnavailable | None = None
+        for parts in self._parts.pools.own_cells:
+            try:
+                if (found := await parts.find_rejection(request_id)) is not None:
+                    return found
+            except RedisUnavailable as error:
+                fault = error
+        if fault is not None:
+            message = f"Redis is not responding ({str(fault).rstrip('.')}), so rejections cannot be read."
+            raise RequestError(ErrorCode.NO_CAPACITY, message) from fault
+        return None
+
     async def _request(self, request_id: str) -> RequestExplained:
         try:
             created_ms(request_id)
@@ -195,11 +207,7 @@ class Lookups:
         timeline, row = await self._parts.internal.find(request_id)
         rejection: RejectionRecord | None = None
         if timeline is None:
-            try:
-                rejection = await self._find_rejection(request_id)
-            except RedisUnavailable as error:
-                message = f"Redis is not responding ({str(error).rstrip('.')}), so rejections cannot be read."
-                raise RequestError(ErrorCode.NO_CAPACITY, message) from error
+            rejection = await self._find_rejection(request_id)
             if rejection is None:
                 raise RequestError(ErrorCode.NOT_FOUND, NO_REQUEST)
         snapshot = self._parts.catalog.snapshot
@@ -216,16 +224,6 @@ class Lookups:
             worker=(row.worker_id if row else "") or "",
             messages=messages({code} - {""}),
         )
-
-    async def _find_rejection(self, request_id: str) -> RejectionRecord | None:
-        """From the cells in which the gateway's own pool responds. Raises RedisUnavailable if it responds in none."""
-        found = await asyncio.gather(
-            *(parts.find_rejection(request_id) for parts in self._parts.pools.own_cells), return_exceptions=True
-        )
-        records = [each for each in found if not isinstance(each, BaseException)]
-        if not records:
-            raise next(each for each in found if isinstance(each, BaseException))
-        return next((each for each in records if each is not None), None)
 
 
 def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:

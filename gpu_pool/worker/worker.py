@@ -132,6 +132,9 @@ class Worker:
         self._traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, self._traces)
         self._decision = MoveDecision(config.redis_url)
+        self._servers: dict[
+            str, str
+        ] = {}  # URLs of cells that responded, with the scheme of a cluster if they are one.
         self._destination: str | None = None  # The URL of the cell to which the worker is about to move.
         self._popping = False
         self._pop_ended: asyncio.Future[None] | None = None  # Of the pop that is being ended for a move.
@@ -286,7 +289,8 @@ class Worker:
         self._destination, began, old = None, time.monotonic(), self._link
         if not await self._forget_link(cell_of(url)):
             return
-        new = self._new_link(await server_url(url))
+        server = self._servers.get(url) or await server_url(url)
+        new = self._new_link(server)
         if not old.heartbeat.free.is_set():
             new.heartbeat.free.clear()
         try:
@@ -298,7 +302,7 @@ class Worker:
         if self._draining.is_set():
             await new.close()
             return
-        self._link = new
+        self._link, self._servers[url] = new, server
         new.start(self._ended)
         self._leave(old)
         ms = round((time.monotonic() - began) * 1000, 1)

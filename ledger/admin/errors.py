@@ -44,7 +44,7 @@ _WORDS = {
     "ck_cells_name": _LETTERS,
     "ck_cells_redis_url": "must be the URL of a server without user, password and #, in at most 500 characters: the user and "
     "password of TIERLANE_REDIS_URL are used",
-    "ck_cells_default": "is of the cell at TIERLANE_REDIS_URL, which has no redis_url and cannot be closed",
+    "ck_cells_default": "must be that of another cell: the cell default is at TIERLANE_REDIS_URL and cannot be closed",
     "ck_cells_state": "must be open, draining or closed",
     "ck_tiers_slo_success": "must be above 0 and below 1, such as 0.999",
     "ck_models_capabilities": f"must be text, or some of {', '.join(Capability)}, separated by commas",
@@ -72,6 +72,7 @@ _FORMS: tuple[tuple[str, Callable[..., str]], ...] = (
     (r"\w+ IN \('(\w+)', '(\w+)'\)", lambda one, other: f"must be {one} or {other}"),
 )
 _MOST_BITS: Mapping[type, int] = {SmallInteger: 15, Integer: 31, BigInteger: 63}
+_CREDENTIALS = re.compile(r"//[^@]*@")
 _KEY = re.compile(r"Key \((.+?)\)=\((.+)\) ")
 
 
@@ -140,7 +141,7 @@ def _shown(value: object) -> str:
         return "none"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return f"{value:,}" if isinstance(value, int | float | Decimal) else repr(value)
+    return f"{value:,}" if isinstance(value, int | float | Decimal) else _CREDENTIALS.sub("//***@", repr(value))
 
 
 def _comment(table: Table, column: str) -> str:

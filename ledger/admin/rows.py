@@ -1,9 +1,10 @@
-"""Rows of the catalog for administrators: lists, tiers, prices and cordoned workers. All functions raise what asyncpg raises.
+"""Rows of the catalog for administrators: lists, tiers, prices, cordoned workers and cells. All functions raise what asyncpg raises.
 
 Functions that need or change one row raise ChangeRejected if it does not exist or the change is not possible.
 """
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -25,8 +26,9 @@ from ledger.admin.changes import (
     transaction_time,
 )
 from ledger.admin.errors import THINGS, ChangeRejected
-from ledger.postgres import Connection
-from ledger.schema.catalog import api_keys, config_changes, cordons, customers, models, prices, quotas, tiers
+from ledger.postgres import Connection, statement
+from ledger.schema.catalog import api_keys, cells, config_changes, cordons, customers, models, prices, quotas, tiers
+from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(
@@ -260,3 +262,83 @@ async def uncordon(connection: Connection, worker: str) -> Change | None:
 
 async def _find(connection: Connection, worker: str) -> Row | None:
     return await fetch_one(connection, select(cordons).where(cordons.c.worker == worker).with_for_update())
+
+
+async def list_cells(connection: Connection) -> list[Row]:
+    """All cells, the default one first, also if it has no row; each with the number of customers that name it."""
+    named = _count(customers, customers.c.cell == cells.c.name).label("customers")
+    rows = await fetch(connection, select(*seen(cells), named).order_by(cells.c.name))
+    if all(row["name"] != DEFAULT_CELL for row in rows):
+        rows.append({"name": DEFAULT_CELL, "redis_url": None, "state": "open", "weight": 1.0, "customers": 0})
+    return sorted(rows, key=lambda row: (row["name"] != DEFAULT_CELL, row["name"]))
+
+
+async def cell_change_age_s(connection: Connection, name: str) -> float | None:
+    """Seconds since the last change of a cell, from config_changes; None if none is recorded."""
+    last = select(func.max(config_changes.c.changed_at)).where(
+        config_changes.c.table_name == cells.name, config_changes.c.row_key == name
+    )
+    row = await fetch_one(connection, select(func.extract("epoch", func.now() - last.scalar_subquery()).label("age")))
+    return None if row is None or row["age"] is None else float(row["age"])
+
+
+async def open_cell(connection: Connection, name: str, values: Row) -> Change:
+    """Add a cell, or open it again; `values` are those to set. Its server can only be changed while it is closed."""
+    old = (await _locked_cells(connection)).get(name)
+    if old is None:
+        return await add(connection, cells, {"name": name, **values})
+    if old["state"] != "closed" and values.get("redis_url", old["redis_url"]) != old["redis_url"]:
+        raise ChangeRejected(f"Cell {name} is {old['state']} at another server: drain and close it first.")
+    return await alter(connection, cells, old, {"state": "open", **values})
+
+
+async def drain_cell(connection: Connection, name: str) -> Change:
+    """Give a cell no new requests. The default cell may have no row yet."""
+    rows = await _locked_cells(connection)
+    old = rows.get(name)
+    if old is not None and old["state"] == "closed":
+        raise ChangeRejected(f"Cell {name} is closed; `tierlane cell open` opens it again.")
+    if old is None and name != DEFAULT_CELL:
+        raise missing(cells, name)
+    _check_another_is_open(rows, name)
+    if old is None:
+        return await add(connection, cells, {"name": name, "state": "draining"})
+    return await alter(connection, cells, old, {"state": "draining"})
+
+
+async def close_cell(connection: Connection, name: str, *, forced: bool) -> tuple[Change, int]:
+    """Stop serving a cell. Its jobs continue in another one. Returns the change, and the number of jobs.
+
+    Unless `forced`, it must be draining, and no customer may name it.
+    """
+    rows = await _locked_cells(connection)
+    if name == DEFAULT_CELL:
+        raise ChangeRejected("The cell default, at TIERLANE_REDIS_URL, cannot be closed; it can be drained.")
+    if (old := rows.get(name)) is None:
+        raise missing(cells, name)
+    if not forced and old["state"] == "open":
+        raise ChangeRejected(f"Cell {name} is open: `tierlane cell drain {name}` first.")
+    named = await fetch_one(connection, select(func.count().label("n")).where(customers.c.cell == name))
+    if not forced and old["state"] != "closed" and (count := (named or {"n": 0})["n"]):
+        name_it = "1 customer names it" if count == 1 else f"{count:,} customers name it"
+        raise ChangeRejected(
+            f"Cell {name} cannot be closed: {name_it}; give them another with `tierlane customer set`."
+        )
+    others = _check_another_is_open(rows, name)
+    moved = await connection.execute(statement("move_jobs"), name, place_name("", others[0]))
+    return await alter(connection, cells, old, {"state": "closed"}), int(moved.rpartition(" ")[2])
+
+
+async def _locked_cells(connection: Connection) -> dict[str, Row]:
+    """All rows by name. The lock also prevents that another change adds one."""
+    await connection.execute("LOCK TABLE cells IN SHARE ROW EXCLUSIVE MODE")
+    return {row["name"]: row for row in await fetch(connection, select(*seen(cells)))}
+
+
+def _check_another_is_open(rows: Mapping[str, Row], name: str) -> list[str]:
+    """The other open cells, the default one first. Raises ChangeRejected if there is none."""
+    states = {DEFAULT_CELL: "open"} | {each: row["state"] for each, row in rows.items()}
+    others = [each for each, state in states.items() if state == "open" and each != name]
+    if not others:
+        raise ChangeRejected(f"Cell {name} is the only open one: open another first, for its customers.")
+    return others

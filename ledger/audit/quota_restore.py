@@ -1,7 +1,8 @@
 """Restores the quotas in an empty Redis from the audit.
 
 Redis counts quotas, and the audit has the requests. A new Redis counts from zero until the counts are restored, shortly
-after its first use. A restore only raises counts, so several schedulers may repeat it. Requests that the audit does not
+after its first use. They are restored again when a cell is drained or closed, since a lost one does not return what its customers
+have spent. A restore only raises counts, so several schedulers may repeat it. Requests that the audit does not
 have yet (of the last two seconds) and rejected ones are missing, and of GPU time, tokens and money what requests reserved
 that have not ended.
 """
@@ -110,9 +111,13 @@ class QuotaKeeper:
     async def look(self) -> None:
         """Check once, and restore if needed. Raises RedisUnavailable, and what asyncpg raises."""
         snapshot = self._snapshot()
-        if snapshot is None or not await self._restore.wanted():
+        if snapshot is None:
             return
-        raised = await self._restore.apply(await self._spent(_of_one_cell(snapshot)) if snapshot.quotas else [])
+        left = " ".join(row.name for row in snapshot.cells if row.state != "open")
+        if not await self._restore.wanted(left):
+            return
+        spent = await self._spent(_of_one_cell(snapshot)) if snapshot.quotas else []
+        raised = await self._restore.apply(spent, left)
         if raised:
             log.info("quotas_restored", raised=raised)
 

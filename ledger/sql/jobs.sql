@@ -46,6 +46,15 @@ UNION SELECT pool FROM jobs WHERE callback_at IS NOT NULL
 UNION SELECT pool FROM jobs WHERE completed_at IS NOT NULL AND NOT audited
 UNION SELECT pool FROM jobs WHERE expires_at <= clock_timestamp()
 
+-- name: count_open_jobs
+-- $1: cell.
+SELECT count(*) FROM jobs WHERE status IN ('queued', 'processing') AND split_part(pool, '@', 2) = $1
+
+-- name: move_jobs
+-- $1: cell. $2: the end of the name of another place: '' in the default cell. All jobs of the cell, also those that have ended:
+-- they have to be called back, audited and deleted.
+UPDATE jobs SET pool = split_part(pool, '@', 1) || $2 WHERE split_part(pool, '@', 2) = $1
+
 -- name: end_jobs
 -- One array for each column. $9: seconds that the result is kept. Ends each job once: queued or processing -> completed or
 -- failed. A job of another customer than the end's is not changed. The end of a background response is stored with it, in

@@ -91,7 +91,7 @@ local function add_lease(c, id, deadline)
 end
 
 local function save_customer(c)
-  local fields, n, keep_ms = {'at', string.format('%.0f', now_us)}, 2, 0
+  local fields, n, keep_ms = {'at', string.format('%.0f', now_us)}, 2, c.keep_ms or 0
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] =

@@ -20,7 +20,9 @@ local function set_parts(c, parts)
 end
 
 -- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
--- quota is metered: Meter of ratelimit/quotas.py, weight of the key, number of cells if several}; `kind` is an index. `gpu_us`: the mean GPU time of its requests in this pool.
+-- quota is metered: Meter of ratelimit/quotas.py, weight of the key, number of cells if several}; `kind` is an index. `gpu_us`: the
+-- mean GPU time of its requests in this pool. `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no
+-- other cell knew the customer.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
@@ -33,6 +35,7 @@ local function customer(id, limits)
   local grants = n + #limits[3]
   for i, q in ipairs(limits[3]) do fields[n + i], fields[grants + i] = 'q:' .. q[1], 'g:' .. q[1] end
   if limits[5] then fields[grants + #limits[3] + 1] = 'cost:' .. P end
+  fields[#fields + 1] = 'home'
   local row = call('HMGET', c.key, unpack(fields))
   local updated_at, parts = tonumber(row[1]), share.read(row[2])
   if parts then c.asked = 0 elseif limits[7] then parts = share.NONE end
@@ -54,6 +57,7 @@ local function customer(id, limits)
     c.quotas[i] = quota
     if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
+  c.home = row[#fields]
   c.gpu_us = limits[5] and metered.mean(row[grants + #limits[3] + 1] or nil)
   if parts then set_parts(c, parts) end
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0

@@ -28,7 +28,7 @@ from redis.asyncio import Redis
 from ratelimit.capacity import GpuRate
 from ratelimit.shares import TierShare
 from scheduler.cells.placement import CellLoad, destination, move_chances, workers_needed
-from scheduler.cells.places import CellServer, cell_urls
+from scheduler.cells.places import CellServer, cell_urls, with_credentials, without_credentials
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import Observation, WorkerView
@@ -56,7 +56,7 @@ log = structlog.get_logger("scheduler")
 
 
 class CellPlace(msgspec.Struct, array_like=True, frozen=True):
-    """A cell: `redis_url` has no credentials; None: the server of TIERLANE_REDIS_URL."""
+    """A cell: `redis_url` has no credentials; None: the server of the default cell."""
 
     name: str
     redis_url: str | None
@@ -92,11 +92,11 @@ class CellState(NamedTuple):
     seen: Observation
 
 
-def places_of(rows: Sequence[CellServer]) -> list[CellPlace]:
-    """All cells: the default one needs no row."""
-    places = [CellPlace(row.name, row.redis_url, row.state) for row in rows]
-    has_default = any(place.name == DEFAULT_CELL for place in places)
-    return places if has_default else [CellPlace(DEFAULT_CELL, None, "open"), *places]
+def places_of(rows: Sequence[CellServer], base_url: str) -> list[CellPlace]:
+    """All cells: the default one needs no row. `base_url`: its URL, for workers that have started in another cell."""
+    state = next((row.state for row in rows if row.name == DEFAULT_CELL), "open")
+    others = [CellPlace(row.name, row.redis_url, row.state) for row in rows if row.name != DEFAULT_CELL]
+    return [CellPlace(DEFAULT_CELL, without_credentials(base_url), state), *others]
 
 
 def loads_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> list[CellLoad]:
@@ -146,12 +146,9 @@ def _decides(worker: WorkerView) -> float:
     return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 
-def documents(
-    plan: PoolPlan, cells: Mapping[str, CellState], rows: Sequence[CellServer], number: int
-) -> dict[str, bytes]:
+def documents(plan: PoolPlan, cells: Mapping[str, CellState], places: list[CellPlace], number: int) -> dict[str, bytes]:
     """The packed document of each cell that responds."""
     chances = move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
-    places = places_of(rows)
     return {name: _encode(Moves(number, chances.get(name, {}), places)) for name in cells}
 
 
@@ -262,12 +259,13 @@ class MovesPublisher:
         plans = {plan.pool: plan for plan in self._plans()} if rows else {}
         await self._follow(plans, rows)
         await _within([call for each in self._cells.values() if (call := each.observe()) and each.seen is not None])
-        states = {place.name: place.state for place in places_of(rows)}
+        places = places_of(rows, self._base_url)
+        states = {place.name: place.state for place in places}
         writes = []
         for plan in plans.values():
             cells = {each.cell: each for (pool, _), each in self._cells.items() if pool == plan.pool}
             seen = {name: CellState(states[name], each.seen) for name, each in cells.items() if each.seen is not None}
-            packed = documents(plan, seen, rows, random.getrandbits(62))
+            packed = documents(plan, seen, places, random.getrandbits(62))
             writes += [cells[name].publish(document) for name, document in packed.items()]
         await _within(writes)
 
@@ -321,13 +319,18 @@ class MoveDecision:
             return None
         self._decided, self._decided_at = moves.number, now
         cell = destination(moves.chances, self._draw())
-        return None if cell is None else cell_urls(self._base_url, self._cells).get(cell)
+        return None if cell is None else self._urls().get(cell)
 
     def refuge(self, lost_cell: str) -> str | None:
         """The URL of a drawn open cell, for a worker whose cell is lost; None if it knows none."""
-        urls, open_cells = (
-            cell_urls(self._base_url, self._cells),
-            {each.name for each in self._cells if each.state == "open"},
-        )
-        others = [url for cell, url in urls.items() if cell in open_cells - {lost_cell}]
+        open_cells = {each.name for each in self._cells if each.state == "open"}
+        others = [url for cell, url in self._urls().items() if cell in open_cells - {lost_cell}]
         return others[int(self._draw() * len(others)) % len(others)] if others else None
+
+    def _urls(self) -> dict[str, str]:
+        """The URLs of all cells. A worker that has started in another cell has no URL of the default one of its own."""
+        base = self._base_url
+        if cell_of(base) != DEFAULT_CELL:
+            found = next((each.redis_url for each in self._cells if each.name == DEFAULT_CELL), None)
+            base = base if found is None else with_credentials(found, base.partition("#")[0])
+        return cell_urls(base, self._cells)

@@ -51,6 +51,28 @@ def with_credentials(url: str, base_url: str) -> str:
     return f"{found}?{options}" if options and is_tls and "?" not in url else found
 
 
+def without_credentials(url: str) -> str:
+    """The URL of the server without user, password, options and cell."""
+    scheme, _, rest = url.partition("#")[0].partition("?")[0].partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def former_homes(customer_id: str, rows: Sequence[CellView], home: str, override: str | None = None) -> frozenset[str]:
+    """The cells that probably were a customer's home before `home`, if it has just become that.
+
+    Those that come before it in the order of its cells, since they were open; with an override, any cell.
+    """
+    names = {row.name for row in rows if row.state != "closed"} | {DEFAULT_CELL}
+    if override == home:
+        return frozenset(names - {home})
+    cells = [Cell(row.name, row.weight) for row in rows if row.state != "closed"]
+    if all(cell.name != DEFAULT_CELL for cell in cells):
+        cells.append(Cell(DEFAULT_CELL))
+    ranked = homes(customer_id, cells, len(cells))
+    before = ranked[: ranked.index(home)] if home in ranked else ranked
+    return frozenset([*before, *({override} & names if override else ())])
+
+
 def cells_of(
     customer_id: str, rows: Sequence[CellView], override: str | None = None, spread: int = 1
 ) -> tuple[str, ...]:

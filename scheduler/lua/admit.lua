@@ -4,7 +4,7 @@
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = unknown),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow,
 --   places in the tier queue}, 5 packed groups
---   {tier, customer, key, model, key rate, key burst, limits as in customer}, 6 packed submissions, one flat list of {id, number
+--   {tier, customer, key, model, key rate, key burst, limits as in customer, Residence unless 0}, 6 packed submissions, one flat list of {id, number
 --   of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in submissions},
 --   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was
 --   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be

@@ -1,7 +1,7 @@
 #!lua
 -- quota_restore: restore the usage of quotas from the audit, after Redis may have lost it. Counts are only raised.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, start of its window in ms, spent}...}, 3 the epoch, if all counts
---   are restored with this call, '' while more follow: after another loss all are needed again.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, start of its window in ms, spent}...}, 3 the epoch and the names of
+--   cells that are not open, if all counts are restored with this call, '' while more follow: after another loss all are needed again.
 -- Returns how many were raised. Counts of other windows than the current one are ignored.
 -- include: prelude, ratelimit/quota
 local raised = 0

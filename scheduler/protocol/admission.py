@@ -4,6 +4,7 @@ A call has many submissions, each of which is admitted completely or not at all.
 """
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,6 +41,15 @@ class ReplayLimits(NamedTuple):
     size: int = 16 << 20
 
 
+class Residence(IntEnum):
+    """What admission checks of the home of a customer."""
+
+    ONLY = 0  # The gateway knows no other cell: its limits must not have left this one.
+    HERE = 1  # They must have arrived in this cell.
+    ASKED = 2  # The same, and no other cell knows its Idempotency-Key.
+    SPREAD = 3  # It has several cells: nothing is checked.
+
+
 class Submission(msgspec.Struct, kw_only=True, gc=False):
     """One request for admission, with the current limits of its customer. Times are ms left.
 
@@ -66,6 +76,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     background: bool = False  # It waits in the background queue of its tier.
     together: int = 0  # This many, from this one on, are admitted together or not at all; 0 and 1: only this one.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is checked or charged again.
+    home: Residence = Residence.ONLY
     same: str = ""  # The coalescing key: requests with the same one get the same result; "": none.
     keep_answer_ms: int = 0  # How long its result may be cached for later equal requests,
     model_version: str = ""  # if it is of this version.
@@ -247,14 +258,14 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Seq
 
     A group has what its submissions have in common.
     """
-    numbers: dict[tuple[str | bool, ...], int] = {}
+    numbers: dict[tuple[str | int, ...], int] = {}
     groups: list[tuple[Any, ...]] = []
     endpoints: list[str] = []
     background: list[bool] = []
     fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
-        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint, s.background)
+        key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint, s.background, s.home)
         number = numbers.get(key)
         if number is None:
             groups.append(_group(s))
@@ -284,7 +295,9 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 
 def _group(s: Submission) -> tuple[Any, ...]:
-    return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)
+    limits = packed_limits(s.limits, s.meter)
+    group = s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, limits
+    return (*group, s.home) if s.home else group
 
 
 MAX_PAIRS = 256

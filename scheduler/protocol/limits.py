@@ -263,25 +263,28 @@ class QuotaSpent(NamedTuple):
 
 
 class QuotaRestore:
-    """The script `quota_restore` of one pool. Both methods raise RedisUnavailable."""
+    """The script `quota_restore` of one pool. Both methods raise RedisUnavailable.
+
+    `left`: the names of cells whose customers get another home; for each change, quotas are restored once.
+    """
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._names = (keys.epoch, keys.quotas_told)
         self._script = Script("quota_restore", client, keys)
 
-    async def wanted(self) -> bool:
+    async def wanted(self, left: str = "") -> bool:
         """Whether quotas were not restored since the current epoch began."""
         epoch, restored = await self._epochs()
-        return epoch is not None and epoch != restored
+        return epoch is not None and _told(epoch, left) != restored
 
-    async def apply(self, spent: Sequence[QuotaSpent]) -> int:
+    async def apply(self, spent: Sequence[QuotaSpent], left: str = "") -> int:
         """Raise lower counts. Returns how many were raised. If Redis is lost meanwhile, a restore is still wanted."""
         epoch, _ = await self._epochs()
         raised = 0
         for start in range(0, max(1, len(spent)), CHUNK):
             is_last = start + CHUNK >= len(spent)
-            raised += await self._tell_some(spent[start : start + CHUNK], epoch or b"" if is_last else b"")
+            raised += await self._tell_some(spent[start : start + CHUNK], _told(epoch or b"", left) if is_last else b"")
         return raised
 
     async def _epochs(self) -> Sequence[Any]:
@@ -291,3 +294,7 @@ class QuotaRestore:
 
     async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
         return int(await self._script(_encode(chunk), restored_epoch))
+
+
+def _told(epoch: bytes, left: str) -> bytes:
+    return b"%s %s" % (epoch, left.encode()) if epoch and left else epoch

@@ -6,7 +6,7 @@ as the queues, so it is lost only together with them.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -349,6 +349,16 @@ class WaitingView:
         return None
 
 
+class Remaining(NamedTuple):
+    """Requests that wait, jobs included; requests in formed and running batches, and followers of equal requests; and records
+    for the audit.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    unwritten: int = 0
+
+
 class Unfinished:
     """The pools with unfinished requests. All methods raise RedisUnavailable."""
 
@@ -374,14 +384,31 @@ class Unfinished:
 
     async def is_empty(self, keys: Keys, tiers: Collection[str]) -> bool:
         """Whether the pool has no queued or running requests, and no records to be written to the audit."""
+        return not any(await self.remaining(keys, tiers))
+
+    async def remaining(self, keys: Keys, tiers: Collection[str]) -> Remaining:
+        """What is not finished in the pool."""
+        names = with_background(list(tiers))
         async with bounded():
             pipeline = self._client.pipeline(transaction=True)
-            for name in (*map(keys.queue, tiers), keys.batch_queue, keys.outbox):
+            for name in (*map(keys.queue, names), keys.outbox):
                 pipeline.llen(name)
-            for name in (keys.leases, keys.sharing):
-                pipeline.zcard(name)
+            pipeline.mget([keys.waiting(name) for name in names])
+            pipeline.zrange(keys.leases, 0, -1)
+            pipeline.lrange(keys.batch_queue, 0, -1)
+            pipeline.zcard(keys.sharing)
             pipeline.smembers(keys.auditors)
-            *sizes, auditors = await pipeline.execute()
+            *sizes, waiting, leased, ready, sharing, auditors = await pipeline.execute()
+            *depths, outbox = sizes
+            batches = {*leased, *ready}
+            for batch in batches:
+                pipeline.hget(keys.batch(batch.decode()), "size")
             for auditor in auditors:
                 pipeline.llen(keys.auditor_outbox(auditor.decode()))
-            return not any(sizes) and not any(await pipeline.execute())
+            found = await pipeline.execute()
+        running = [int(size or 1) for size in found[: len(batches)]]
+        return Remaining(
+            sum(depths) + sum(int(each or 0) for each in waiting),
+            sum(running) + sharing,
+            outbox + sum(found[len(batches) :]),
+        )

@@ -153,19 +153,24 @@ KEYS = (
         "rl:customer:<customer>",
         "hash",
         "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed; "
-        "`share`, `g:<quota>`: parts of its limits in this cell, if it uses several",
+        "`home`: whether they are in this cell, by which version of the catalog, since when; `share`, `g:<quota>`: parts of "
+        "its limits in this cell, if it uses several",
         "admit",
         "1 h to 7 days; quotas until their window ends",
     ),
     RedisKey(
         "rl:leases:<customer>",
         "sorted set",
-        "open requests of a customer, by the end of their lease",
+        "open requests of a customer, by the end of their lease; those in other cells as `<cell>/<request>`",
         "admit",
         "10 min after the last",
     ),
     RedisKey(
-        "rl:key:<key>", "hash", "bucket of a key with its own limit: `tokens`, `at`, `rate`", "admit", "1 h to 7 days"
+        "rl:key:<key>",
+        "hash",
+        "bucket of a key with its own limit: `tokens`, `at`, `rate`; `home`: the version by which it is in this cell",
+        "admit",
+        "1 h to 7 days",
     ),
     RedisKey(
         "rl:tier:<tier>",

@@ -1,8 +1,10 @@
 """The files of deploy/ match this version: settings, verbs, flags, ports, locks, and the security of containers."""
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -22,12 +24,14 @@ from deploy_files import (
     unit,
 )
 from tierlane.cli import app
+from tierlane.operate.commands import cell_app
 from tierlane.settings.declaration import variable
 from tierlane.settings.sections import SETTINGS
 
 ROOT = DEPLOY.parent
 TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 HELM = DEPLOY / "helm" / "tierlane"
+CELLS = HELM / "templates" / "cells.yaml"
 
 
 @pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
@@ -38,17 +42,26 @@ def test_named_settings_exist(path: Path) -> None:
     assert sorted(named_here - {variable(name) for name in SETTINGS}) == []
 
 
+def verbs_of(group: typer.Typer) -> dict[str, Any]:
+    return dict(getattr(typer.main.get_command(group), "commands"))  # noqa: B009 - a group has them, its base does not
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """A command with the verb of `tierlane cell` as one word."""
+    return [" ".join(words[:2]), *words[2:]] if words[0] == "cell" else list(words)
+
+
 def test_commands_are_verbs_with_their_flags() -> None:
     """Every container and unit runs an existing verb with its flags."""
-    verbs = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - a group has them, its base does not
-    run = list(commands())
+    verbs = verbs_of(app) | {f"cell {name}": verb for name, verb in verbs_of(cell_app).items()}
+    run = [*commands(), ["cell", "open", "c2", *re.findall(r"(?<=- )--[a-z-]+", text_of(CELLS))]]
     wrong = []
-    for verb, *rest in run:
+    for verb, *rest in (joined(words) for words in run):
         flags = {word for word in rest if word.startswith("--")}
         known = {option for parameter in verbs[verb].params for option in parameter.opts} if verb in verbs else set()
         wrong += [(verb, flag) for flag in flags - known] + ([verb] if verb not in verbs else [])
 
-    assert {command[0] for command in run} == {"gateway", "scheduler", "worker", "migrate"}
+    assert {command[0] for command in run} == {"gateway", "scheduler", "worker", "migrate", "cell"}
     assert wrong == []
 
 
@@ -174,8 +187,12 @@ def test_the_values_of_the_chart_match_its_schema() -> None:
         {"gateway": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
         {"images": {"edge": "", "worker": "w"}},
         {"tls": {"secret": "", "endpoint": True}},
+        {"cells": [{"name": "default"}]},
+        {"cells": [{"name": "c2", "redisUrl": "redis://user:password@redis-2:6379/0"}]},
     ):
         assert list(check.iter_errors(values | wrong)), wrong
+    cells = [{"name": "c2", "redisUrl": "rediss://redis-2:6379/0", "weight": 2}, {"name": "c3"}]
+    assert list(check.iter_errors(values | {"cells": cells})) == []
 
 
 def test_the_templates_of_the_chart_use_exactly_its_values() -> None:
@@ -186,7 +203,7 @@ def test_the_templates_of_the_chart_use_exactly_its_values() -> None:
     leaves = {f"{a}.{b}" for a, part in values.items() if isinstance(part, dict) and a != "settings" for b in part}
     defined = {name for text in texts for name in re.findall(r'define "([\w.]+)"', text)}
 
-    assert leaves | {"settings", "existingSecret"} == used
+    assert leaves | {"settings", "existingSecret", "cells"} == used
     assert {name for text in texts for name in re.findall(r'include "([\w.]+)"', text)} == defined
     for text in texts:
         assert len(re.findall(r"\{\{-? *(?:if|define|range|with)\b", text)) == len(re.findall(r"\{\{-? *end\b", text))

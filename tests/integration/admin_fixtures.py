@@ -15,6 +15,7 @@ class Admin:
     """Runs `tierlane` on one database; settings files and a local stack of this machine have no effect."""
 
     def __init__(self, database_url: str, **variables: str) -> None:
+        self.database_url = database_url
         self._env = {"TIERLANE_DATABASE_URL": database_url, "TIERLANE_DATA_DIR": "/nonexistent"} | variables
 
     async def run(self, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> Result:

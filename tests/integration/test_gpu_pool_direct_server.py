@@ -121,20 +121,20 @@ async def test_a_model_that_became_slow(
     for text in ("a", "b"):
         await worker._supervisor.ready.wait()
         hung.append(await client.outputs(item(text)))
-    await eventually(lambda: worker._beat().model_ms >= 600, "a trial is measured")
-    pid, report = worker._supervisor.pid, worker._beat()
+    await eventually(lambda: worker._beat(worker._link).model_ms >= 600, "a trial is measured")
+    pid, report = worker._supervisor.pid, worker._beat(worker._link)
     began = time.monotonic()
     rejected = [await client.outputs(item("c")) for _ in range(3)]
     duration_s = time.monotonic() - began
     delay.write_text("0")
-    await eventually(lambda: worker._beat().status == "ready", "the worker is ready again")
+    await eventually(lambda: worker._beat(worker._link).status == "ready", "the worker is ready again")
 
     assert hung == [{"a": "gpu_timeout"}, {"b": "gpu_timeout"}]
     assert (report.status, report.model_ms >= 600, report.timeout_ms) == ("slow", True, 300)
     assert rejected == [{"c": "model_too_slow"}] * 3
     assert duration_s < 0.3
     assert await client.outputs(item("de")) == {"de": "ed"}
-    assert (worker._supervisor.pid, worker._beat().model_ms < 300) == (pid, True)
+    assert (worker._supervisor.pid, worker._beat(worker._link).model_ms < 300) == (pid, True)
 
 
 async def test_inputs_that_hang_make_no_model_slow(start_here: StartHere, faulty_models: Path) -> None:
@@ -145,8 +145,8 @@ async def test_inputs_that_hang_make_no_model_slow(start_here: StartHere, faulty
     client = await DirectClient.connected(worker)
 
     def is_ready() -> bool:
-        statuses.add(worker._beat().status)
-        return worker._beat().status == "ready"
+        statuses.add(worker._beat(worker._link).status)
+        return worker._beat(worker._link).status == "ready"
 
     for text in ("a", "b"):
         await worker._supervisor.ready.wait()
@@ -155,7 +155,7 @@ async def test_inputs_that_hang_make_no_model_slow(start_here: StartHere, faulty
     await eventually(is_ready, "the worker is ready again")
 
     assert statuses <= {"down", "starting", "ready"}
-    assert 0 < worker._beat().model_ms < 300
+    assert 0 < worker._beat(worker._link).model_ms < 300
     assert await client.outputs(item("de")) == {"de": "ed"}
 
 
@@ -272,7 +272,7 @@ async def test_without_token_or_host_nothing_listens(start_here: StartHere, chan
     worker = await start_here(**changes)
 
     assert worker._endpoint._server is None
-    assert worker._beat().direct == ""
+    assert worker._beat(worker._link).direct == ""
 
 
 DERIVED = direct_token(TOKEN)

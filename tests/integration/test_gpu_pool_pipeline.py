@@ -132,7 +132,7 @@ async def test_measurements_follow_the_model(start_here: StartHere, faulty_model
     assert worker._execution.rate_rps == pytest.approx(400)
     for _ in range(3):
         assert await client.outputs(*map(item, "abcdefgh")) == {text: text for text in "abcdefgh"}
-    assert 0 < worker._beat().rps < 120
+    assert 0 < worker._beat(worker._link).rps < 120
     for _ in range(20):
         worker._execution.service.record(1, 500.0)
     assert await client.outputs(item("ab", 400)) == {"ab": "deadline_exceeded"}
@@ -140,7 +140,7 @@ async def test_measurements_follow_the_model(start_here: StartHere, faulty_model
 
     tiny = await start_here("tiny", worker_id="w2")
     await (await DirectClient.connected(tiny)).outputs(item("a" * 300), *map(item, "bcd"))
-    assert 0.0 < tiny._beat().padding_waste < 1.0
+    assert 0.0 < tiny._beat(tiny._link).padding_waste < 1.0
 
 
 async def test_killed_model_process_gets_no_other_batch() -> None:

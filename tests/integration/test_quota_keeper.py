@@ -7,13 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 import asyncpg
+import msgspec
 from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
 from ledger.audit.quota_restore import QuotaKeeper, quota_spent
 from ledger.catalog.loader import load
-from ledger.catalog.snapshot import Snapshot
+from ledger.catalog.snapshot import CellRow, Snapshot
 from pool import Pool
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
@@ -36,9 +37,9 @@ class RecordedRestore(QuotaRestore):
         super().__init__(client, Keys())
         self.restored: list[list[QuotaSpent]] = []
 
-    async def apply(self, spent: Sequence[QuotaSpent]) -> int:
+    async def apply(self, spent: Sequence[QuotaSpent], left: str = "") -> int:
         self.restored.append(list(spent))
-        return await super().apply(spent)
+        return await super().apply(spent, left)
 
 
 async def spent_eight(db: Connection) -> str:
@@ -107,6 +108,25 @@ async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db
     }
     await QuotaRestore(pool.client, Keys()).apply(spent)
     assert await pool.client.hget(f"rl:customer:{customer}", "q:1year:tokens") == b"%d 800" % (now.year - 1970)
+
+
+async def test_quotas_are_restored_when_a_cell_is_drained(pool: Pool, database_url: str, db: Connection) -> None:
+    """A lost cell does not return what its customers have spent. Counts that arrived from another cell are higher, and stay."""
+    customer, other = await spent_eight(db), "other"
+    restore, snapshot = RecordedRestore(pool.client), await load(db)
+    cells = (CellRow("west", None, "open", 1.0), CellRow("north", None, "draining", 1.0))
+    number = datetime.now(UTC).year - 1970
+    await QuotaKeeper(database_url, restore, catalog_of(snapshot)).look()
+    await pool.client.hset(f"rl:customer:{customer}", "q:1year", f"{number} 9")
+    await pool.client.hset(f"rl:customer:{other}", "q:1year", f"{number} 5")
+    await pool.client.pexpire(f"rl:customer:{other}", 60_000)
+
+    for _ in range(2):
+        await QuotaKeeper(database_url, restore, catalog_of(msgspec.structs.replace(snapshot, cells=cells))).look()
+
+    assert len(restore.restored) == 2
+    assert await outcomes(pool, customer, 2) == ["accepted", "quota"]
+    assert await outcomes(pool, other, 6) == ["accepted"] * 5 + ["quota"]
 
 
 async def test_an_unused_redis_is_not_changed(pool: Pool, database_url: str, db: Connection) -> None:

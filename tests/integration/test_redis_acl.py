@@ -19,6 +19,7 @@ from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.cancellation import DeadLetterList
+from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import (
     REMOVED,
@@ -40,7 +41,9 @@ __all__ = ["faulty_models", "start_worker"]
 LUA = Path(__file__).resolve().parents[2] / "scheduler" / "lua"
 PATIENCE_S = 10.0
 NAMES = ("default", "other")
-TAG = tag_of("redis+cluster://")
+TAGS = (tag_of("redis+cluster://"), tag_of("#c2"))
+KEYS_OF = [Keys(), Keys("other"), *(Keys(pool, tag) for tag in TAGS for pool in ("default", "other"))]
+"""A pool and another one, without a cell's tag, in the default cell of a cluster, and in another cell."""
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +97,7 @@ def test_every_script_belongs_to_a_role() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(
-    "keys_of", [Keys(), Keys("other"), Keys(tag=TAG), Keys("other", TAG)], ids=lambda keys: keys.prefix
-)
+@pytest.mark.parametrize("keys_of", KEYS_OF, ids=lambda keys: keys.prefix)
 async def test_all_keys_and_commands_of_a_roles_scripts_are_allowed(client: Redis, role: str, keys_of: Keys) -> None:
     """By the text of the scripts, so that rare paths are included."""
     keys, commands = touched(role)
@@ -119,10 +120,9 @@ async def test_all_keys_and_commands_of_a_roles_scripts_are_allowed(client: Redi
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis], name: str) -> None:
+@pytest.mark.parametrize("keys", KEYS_OF, ids=lambda keys: keys.prefix)
+async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis], keys: Keys) -> None:
     """Every script and command of the protocol by the user of its role; the server rejects none."""
-    keys = Keys(name)
     gateway, scheduler, worker = (Pool(users[role], keys) for role in ROLES)
     for role in ROLES:
         await check_server(users[role])
@@ -152,6 +152,10 @@ async def admit_with_limits(gateway: Pool) -> None:
     limits: dict[str, Any] = {"quotas": [("1day", 10)], "tokens_per_minute": 1000.0, "max_concurrency": 5}
     submissions = [gateway.submission(**limits, tokens=3), gateway.submission(idempotency="k", fingerprint="f")]
     assert [v.outcome for v in await gateway.admit(submissions)] == ["accepted", "accepted"]
+    left = await LimitsHandover(gateway.client, gateway.keys).leave(1, {"moved": Wanted(("key",), ("k",))})
+    await LimitsHandover(gateway.client, gateway.keys).arrive(
+        2, [ArrivingLimits("moved", in_force(), {}, {"other": left["moved"]})]
+    )
     state = LimitState(gateway.client, gateway.keys)
     await state.read("customer", in_force(10.0, 10.0, **limits, key_rate=5.0, key_burst=5.0), "key")
 

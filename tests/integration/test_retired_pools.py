@@ -29,6 +29,7 @@ SNAPSHOT = SimpleNamespace(
     tiers=[SimpleNamespace(name=name, priority=n, guaranteed_share=0.1, paused=False) for n, name in enumerate(TIERS)],
     cordoned=frozenset(),
     quotas={},
+    cells=(),
 )
 CATALOG: Any = SimpleNamespace(snapshot=SNAPSHOT, fresh=True)
 

@@ -116,7 +116,7 @@ async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(
     app.add_routes([web.get("/readyz", ready), web.get("/internal/dashboard/events", state)])
     async with TestServer(app) as server:
         url = str(server.make_url(""))
-        await wait_until_ready(url, "token", redis_url, ["default"], ["gateway-1", "gateway-2"])
+        await wait_until_ready(url, "token", [redis_url], ["default"], ["gateway-1", "gateway-2"])
 
     assert looks == []
 

@@ -29,12 +29,13 @@ NOT_SET = {
     "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
     "models": {"name"},
     "prices": {"model", "valid_from"},
+    "cells": {"name", "state"},
 }
 """Columns that are named by an argument, or changed by a verb of their own."""
 
 RULES = [
     (table, str(rule.name))
-    for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons")
+    for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "cells")
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
 ]
@@ -116,7 +117,7 @@ def test_only_given_options_are_set() -> None:
     assert changes_of(CUSTOMER, given) == {"burst": 50.0, "tokens_per_minute": None}
     assert changes_of(TIER, {"shadow": "off", "max_concurrency": "1,000"}) == {"shadow": False, "max_concurrency": 1000}
     assert new_row(CUSTOMER, {"tier": "free"}) == {"tier": "free"}
-    with pytest.raises(UsageError, match=r"--tier, .* or --callback-hosts"):
+    with pytest.raises(UsageError, match=r"--tier, .* or --spread"):
         changes_of(CUSTOMER, {"burst": None})
     with pytest.raises(UsageError, match=r"^Required: --tier\.$"):
         new_row(CUSTOMER, {"burst": "5"})

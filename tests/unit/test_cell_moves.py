@@ -17,6 +17,7 @@ from scheduler.cells.moves import (
     PoolPlan,
     documents,
     loads_of,
+    places_of,
 )
 from scheduler.cells.placement import CellLoad
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
@@ -24,6 +25,7 @@ from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, T
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
 PLAN = PoolPlan("default", TIERS, frozenset(), batch=10, request_ms=50.0)
 ROWS = [CellRow("west", "redis://west:1/0", "open", 1.0), CellRow("north", None, "open", 1.0)]
+PLACES = places_of(ROWS, "redis://u:p@one:1/0?x=1")
 
 
 def worker(
@@ -125,14 +127,14 @@ def test_the_document_of_each_cell() -> None:
         "west": CellState("open", observation([worker("w3")], free=500)),
     }
 
-    found = {name: decoded(packed) for name, packed in documents(PLAN, cells, ROWS, 7).items()}
+    found = {name: decoded(packed) for name, packed in documents(PLAN, cells, PLACES, 7).items()}
 
-    places = [
-        CellPlace("default", None, "open"),
+    assert [
+        CellPlace("default", "redis://one:1/0", "open"),
         CellPlace("west", "redis://west:1/0", "open"),
         CellPlace("north", None, "open"),
-    ]
-    assert found == {"default": Moves(7, {"west": 1.0}, places), "west": Moves(7, {}, places)}
+    ] == PLACES
+    assert found == {"default": Moves(7, {"west": 1.0}, PLACES), "west": Moves(7, {}, PLACES)}
 
 
 def test_a_draining_cell_keeps_the_workers_that_it_needs_until_it_is_empty() -> None:
@@ -142,7 +144,7 @@ def test_a_draining_cell_keeps_the_workers_that_it_needs_until_it_is_empty() -> 
 
     def chances(draining: Observation) -> float:
         cells = {"default": CellState("draining", draining), "west": west}
-        return sum(decoded(documents(PLAN, cells, ROWS, 7)["default"]).chances.values())
+        return sum(decoded(documents(PLAN, cells, PLACES, 7)["default"]).chances.values())
 
     assert chances(observation(workers, free=5)) == pytest.approx(3 / 4)
     assert chances(observation(workers)) == 1.0
@@ -181,6 +183,17 @@ def test_a_worker_decides_once_by_a_document_and_once_in_a_period() -> None:
     for at, document, url, count in table:
         decision.receive(document)
         assert (decision.destination(at), len(draws)) == (url, count), at
+
+
+def test_a_worker_that_has_started_in_another_cell_finds_the_default_one() -> None:
+    """Its own URL is that of the other cell; the document has the server of the default one, without credentials."""
+    places = [CellPlace("default", "redis://one:1/0", "open"), CellPlace("west", "redis://west:1/0", "open")]
+    decision = MoveDecision("redis://:secret@west:1/0#west", lambda: 0.5)
+
+    decision.receive(msgspec.msgpack.encode(Moves(1, {"default": 1.0}, places)))
+
+    assert decision.destination(0.0) == "redis://:secret@one:1/0"
+    assert decision.refuge("west") == "redis://:secret@one:1/0"
 
 
 def test_the_refuge_from_a_lost_cell() -> None:

@@ -16,7 +16,7 @@ from scheduler.cells.placement import (
     move_chances,
     workers_needed,
 )
-from scheduler.cells.places import cell_urls, cells_of
+from scheduler.cells.places import cell_urls, cells_of, former_homes
 from scheduler.redis_client.keys import Keys, tag_of
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
@@ -165,6 +165,19 @@ def test_the_cells_of_a_customer() -> None:
     assert sorted(cells_of("acme", ROWS, spread=4)) == ["default", "west"]
     assert cells_of("acme", ROWS, "west", 2) == ("west", "default")
     assert cells_of("acme", [CellRow("default", None, "draining", 1.0)]) == ()
+
+
+def test_the_former_homes_of_a_customer() -> None:
+    """Cells that were open and would come first; with an override, or after one, the cells that it may have named."""
+    first_north = next(name for name in CUSTOMERS if homes(name, cells("west", "north", "default"))[0] == "north")
+    second = cells_of(first_north, ROWS)[0]
+    first_west = next(name for name in CUSTOMERS if homes(name, cells("west", "north", "default"))[0] == "west")
+
+    assert former_homes(first_north, ROWS, second) == {"north"}
+    assert former_homes(first_west, ROWS, "west") == frozenset()
+    assert former_homes(first_west, ROWS, "west", "west") == {"north", "default"}
+    assert former_homes(first_west, ROWS, "west", "north") == {"north"}
+    assert former_homes(first_west, ROWS, "west", "gone") == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,19 @@
 
 import json
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from customer_limits import remaining
 from ledger.audit.queries import RequestRow
-from ledger.catalog.snapshot import CellRow, Customer, Identity, Model, Tier
+from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.limits import Level
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 from scheduler.protocol.replies import RequestDetail
 from scheduler.request_id import created_at, new_request_id
-from tierlane.explain.answer import Rows, cell_url, home_of, is_request_id
+from tierlane.explain.answer import is_request_id
 from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.request import explain_request
 from tierlane.explain.text import as_json, customer_lines, request_lines
@@ -302,24 +300,3 @@ def test_the_text_and_the_json_of_a_request() -> None:
 def test_requests_are_told_from_customers_by_the_form_of_the_id(text: str, expected: bool) -> None:
     """Anything else is the name or the id of a customer."""
     assert is_request_id(text) is expected
-
-
-@pytest.mark.parametrize(
-    ("override", "states", "cell", "url"),
-    [
-        ("west", ["open"], "west", "redis://u:p@two:2/0#west"),
-        ("west", ["draining"], "default", "redis://u:p@one:1/0"),
-        ("west", [], None, "redis://u:p@one:1/0"),
-    ],
-)
-def test_a_customer_is_looked_up_in_its_cell(
-    override: str | None, states: list[str], cell: str | None, url: str
-) -> None:
-    """Without cells none is shown."""
-    record = CustomerRecord(msgspec.structs.replace(ACME, cell=override))
-    rows = Rows(row=record, cells=tuple(CellRow("west", "redis://two:2/0", state, 1.0) for state in states))
-    settings: Any = SimpleNamespace(redis_url="redis://u:p@one:1/0")
-
-    assert (home_of(rows), cell_url(settings, rows)) == (cell, url)
-    shown = explain_customer("acme", record, Pool("default", TIERS), cell=home_of(rows))
-    assert (f", cell {cell}" in customer_lines(shown)[0]) is (cell is not None)

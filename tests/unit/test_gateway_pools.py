@@ -27,7 +27,7 @@ WEST = CellRow("west", "redis://127.0.0.1:2/0", "open", 1.0)
 
 def catalog(*cells: CellRow) -> Any:
     """A catalog with the models of ROWS."""
-    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells))
+    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells, customers={}, version=1))
 
 
 async def _heartbeat() -> None:
@@ -49,6 +49,7 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
         config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
         inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
+        handover=SimpleNamespace(homes=None, others=None, turn=_nothing),
         direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
@@ -126,11 +127,32 @@ async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
         assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="draining"),)
-        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: pools.serving(there, "tiny") is own.inference, "the customer has another cell")
         assert "default@west" in places(pools)
 
         found.snapshot.cells = (msgspec.structs.replace(WEST, state="closed"),)
         await eventually(lambda: places(pools) == {"default", "large", "old"}, "the cell is left")
+
+
+async def test_a_new_cell_is_used_once_it_is_served() -> None:
+    """Its customers stay where they are meanwhile, and if it cannot be served here."""
+    found, own, faults = catalog(), parts("default"), [OSError("no"), OSError("no")]
+
+    def make(pool: str, url: str) -> Any:
+        if faults and pool == "default":
+            raise faults.pop()
+        return parts(pool, url)
+
+    pools = Pools(found, own, make, Homes(found))
+    there: Any = SimpleNamespace(customer_id="c1", cell="west", spread=1)
+    async with running(pools):
+        await eventually(lambda: "large" in places(pools), "the pools are served")
+        found.snapshot.cells = (WEST,)
+        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: len(faults) == 1, "the first attempt has failed")
+        assert pools.serving(there, "tiny") is own.inference
+        await eventually(lambda: pools.serving(there, "tiny") is not own.inference, "the cell is used")
+        assert "default@west" in places(pools)
 
 
 async def test_a_cell_without_redis_does_not_keep_a_gateway_from_being_ready() -> None:
@@ -158,7 +180,7 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
 async def test_a_spread_customer_uses_its_cells_in_turn() -> None:
     """One call for each request."""
     pools = pools_of(catalog(WEST))
-    spread: Any = SimpleNamespace(customer_id="c1", cell=None, spread=2)
+    spread: Any = SimpleNamespace(customer_id="c1", key_id="k1", cell=None, spread=2)
     async with running(pools):
         await eventually(lambda: len(places(pools)) == 6, "the cells are served")
         found = [pools.serving(spread, "tiny") for _ in range(4)]

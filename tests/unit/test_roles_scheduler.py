@@ -4,8 +4,18 @@ import msgspec
 import pytest
 
 from ledger.catalog.snapshot import Model, Snapshot, Tier
+from ratelimit.shares import TierShare
 from scheduler.batching.policy import BatchPolicy, TierPolicy
-from tierlane.roles.scheduler import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model, without_paused
+from scheduler.cells.moves import PoolPlan
+from tierlane.roles.scheduler import (
+    DEFAULT_TIERS,
+    LEAVING_S,
+    LeavingTiers,
+    batch_policy,
+    pool_model,
+    pool_plan,
+    without_paused,
+)
 from tierlane.settings.model import Settings
 
 SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03, background_share=0.1)
@@ -43,6 +53,19 @@ def test_the_policy_of_a_pool() -> None:
         8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 4096, 0.03, 0.1
     )
     assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03, 0.1)
+
+
+def test_what_the_moves_of_a_pool_depend_on() -> None:
+    """The tiers, with the paused ones, and the rows of the pool's model; the defaults without a catalog."""
+    gold = Tier("gold", 1, 0.5, (10.0, 10.0, 5, None), 100, 2000, None, None, paused=True)
+    snapshot = Snapshot(3, (gold,), {}, {}, {"a": model("a", "large", size=4), "b": model("b")}, ())
+
+    assert pool_plan(snapshot, "large", SETTINGS) == PoolPlan(
+        "large", [TierShare("gold", 1, 0.5)], frozenset({"gold"}), 4, 50.0
+    )
+    assert pool_plan(None, "large", SETTINGS).tiers == [
+        TierShare(*each) for each in (("enterprise", 1, 0.05), ("paid", 2, 0.25), ("free", 3, 0.10))
+    ]
 
 
 def test_no_batch_is_formed_of_a_paused_tier() -> None:

@@ -326,8 +326,14 @@ def config_changes(
         str | None, no_variable("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
     ] = None,
     table: Annotated[
-        Literal["tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"] | None,
-        no_variable("--table", "Only rows of this table.", "all tables"),
+        Literal["tiers", "cells", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"]
+        | None,
+        no_variable(
+            "--table",
+            "Only rows of this table: tiers, cells, customers, api_keys, quotas, models, prices, cordons or dead_letters.",
+            "all tables",
+            metavar="NAME",
+        ),
     ] = None,
     by: Annotated[str | None, no_variable("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
     limit: Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 50, 1_000_000)] = 50,

@@ -32,6 +32,8 @@ CUSTOMER_COLUMNS = (
     Column("status", "STATUS"),
     *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
+    Column("cell", "CELL"),
+    Column("spread", "SPREAD"),
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
 )
@@ -91,6 +93,8 @@ def show_customer(name: str) -> Work:
             "status": "status",
             "created": "created_at",
             "callback hosts": "callback_hosts",
+            "cell": "cell",
+            "spread": "spread",
         }
         typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
         for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):

@@ -119,6 +119,24 @@ CUSTOMER = (
         none=True,
         default="none",
     ),
+    Field("cell", "text", "Its cell; null: chosen by its id.", none=True, default="none"),
+    Field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
+)
+
+CELL = (
+    Field(
+        "redis_url",
+        "text",
+        "Its server, without user and password: those of TIERLANE_REDIS_URL; null: that server.",
+        none=True,
+        default="none",
+    ),
+    Field(
+        "weight",
+        "decimal",
+        "Its part of the customers, in proportion to the weights of the other open cells.",
+        default="1",
+    ),
 )
 
 KEY = (
@@ -169,7 +187,7 @@ PRICE = (
     Field("usd_per_1000_tokens", "decimal", "USD for 1,000 tokens of input and output.", default="0"),
 )
 
-OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL, "prices": PRICE}
+OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL, "prices": PRICE, "cells": CELL}
 """The fields by the table whose columns they are."""
 
 

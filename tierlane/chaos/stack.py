@@ -27,6 +27,7 @@ import psutil
 from pydantic import SecretStr
 
 from ledger.postgres import asyncpg_dsn
+from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.chaos.command import StackShape
 from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
 from tierlane.chaos.faults.catalogue import FaultTarget
@@ -70,6 +71,7 @@ ISSUE_KEYS = """
 SELECT id::text, name, tier, weight, issue_api_key(name, 'chaos') AS key
 FROM customers WHERE name LIKE $1 ORDER BY name
 """
+PIN_CUSTOMERS = "UPDATE customers SET cell = $1 WHERE name = ANY($2::text[])"
 ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
 
@@ -118,10 +120,15 @@ async def seed_hostile(database_url: str) -> str:
 
 
 async def seed_cells(database_url: str, urls: Mapping[str, str]) -> None:
-    """Open the cells at these URLs."""
+    """Open the cells at these URLs. The customers of the saturating load share one: shares by weight hold inside a cell."""
+    if not urls:
+        return
+    saturating = [f"chaos-{FLOODED_TIER}-{number}" for number in IN_FLIGHT]
     connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     try:
-        await connection.executemany("INSERT INTO cells (name, redis_url) VALUES ($1, $2)", list(urls.items()))
+        rows = [(DEFAULT_CELL, None), *urls.items()]
+        await connection.executemany("INSERT INTO cells (name, redis_url) VALUES ($1, $2)", rows)
+        await connection.execute(PIN_CUSTOMERS, DEFAULT_CELL, saturating)
     finally:
         await connection.close()
 

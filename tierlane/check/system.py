@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import aiohttp
 import typer
+from msgspec.structs import replace
 
-from ledger.catalog.loader import read_models, read_tiers
+from ledger.catalog.loader import read_cells, read_models, read_tiers
 from ledger.catalog.quotas import BadCatalogRow
-from ledger.catalog.snapshot import Model, Tier
+from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
+from scheduler.cells.places import cell_urls
 from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
-from scheduler.redis_client.keys import pools_of
+from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
 from tierlane.connect import VerbError, database, run
+from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
-from tierlane.operate.pools import observe, redis_of
+from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
 
@@ -235,9 +238,10 @@ async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
         )
     items += await _postgresql(settings)
     models: list[Model] = []
-    items += await _catalog(settings, models)
+    cells: list[CellRow] = []
+    items += await _catalog(settings, models, cells)
     if settings.redis_url:
-        items += await _redis(settings, models)
+        items += await _cells(settings, models, cell_urls(settings.redis_url, cells))
     return items + await _gateway(settings, url)
 
 
@@ -263,12 +267,13 @@ async def _clock_of_postgresql(connection: Connection) -> CheckItem:
     return judge_clock("postgresql", (server_s - (began + ended) / 2) * 1000, (ended - began) * 1000)
 
 
-async def _catalog(settings: "Settings", models: list[Model]) -> list[CheckItem]:
-    """The rows, as gateways would read them; `models` gets the models."""
+async def _catalog(settings: "Settings", models: list[Model], cells: list[CellRow]) -> list[CheckItem]:
+    """The rows, as gateways would read them; `models` and `cells` get theirs."""
     try:
         async with database(settings, NAME) as connection:
             items = [*judge_tiers(await read_tiers(connection))]
             models += (await read_models(connection)).values()
+            cells += await read_cells(connection)
             return [*items, judge_models(models), judge_dead_letters(await count_letters(connection))]
     except BadCatalogRow as error:
         return [
@@ -278,18 +283,39 @@ async def _catalog(settings: "Settings", models: list[Model]) -> list[CheckItem]
         return [CheckItem("catalog", "rows", "warn", "not seen")]
 
 
-async def _redis(settings: "Settings", models: list[Model]) -> list[CheckItem]:
+async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, str]) -> list[CheckItem]:
+    """The Redis of each cell, and the workers of each pool in all cells."""
+    items: list[CheckItem] = []
+    seen: dict[str, Observation] = {}
+    for cell, url in urls.items():
+        found = await _redis(settings, url, cell, models, seen)
+        items += found if cell == DEFAULT_CELL else [each._replace(name=f"{cell} {each.name}") for each in found]
+    return items + judge_pools(models, seen)
+
+
+async def _redis(
+    settings: "Settings", url: str, cell: str, models: list[Model], seen: dict[str, Observation]
+) -> list[CheckItem]:
+    """One Redis; `seen` gets what is observed of each pool there."""
     try:
-        async with redis_of(settings) as client:
+        async with redis_at(url) as client:
             async with bounded(PATIENCE_S):
                 info = await client.info()
             items = [CheckItem("redis", "reachable", "pass", "it answers"), *judge_redis(info)]
             items.append(await _clock_of_redis(client))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.
-        return items + judge_pools(models, await observe(settings, sorted(pools_of(models)), []))
+        observed = await observe(settings, Places(sorted(pools_of(models)), {cell: url}), [])
     except VerbError as error:
-        return [CheckItem("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]
+        advice = "Is it up, and is TIERLANE_REDIS_URL its address?"
+        if cell != DEFAULT_CELL:
+            advice = f"Is it up, and is redis_url its address? Its customers are served without it; `tierlane cell drain {cell}`."
+        return [CheckItem("redis", "reachable", "fail", str(error), advice)]
+    for place, found in observed.items():
+        pool = place.partition("@")[0]
+        before = seen[pool].workers if pool in seen else []
+        seen[pool] = replace(found, workers=[*before, *found.workers])
+    return items
 
 
 async def _clock_of_redis(client: "Redis") -> CheckItem:

@@ -4,8 +4,8 @@ A server that is unavailable is reported, not fatal. A customer is built from it
 reading the hundred thousand others.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from time import time
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -24,6 +24,7 @@ from ledger.catalog.loader import (
     readable,
     tiers_from,
 )
+from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow, Customer, Key, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
@@ -64,8 +65,15 @@ class Rows(NamedTuple):
     tiers: tuple[Tier, ...] = ()
     models: tuple[Model, ...] = ()
     row: CustomerRecord | None = None
-    cells: tuple[CellRow, ...] = ()
     gpu_share: float | None = None  # None: not read in time, or no GPU time was used.
+    cells: tuple[CellRow, ...] = ()
+
+    def homes(self) -> tuple[str, ...]:
+        """The cells of the customer."""
+        if self.row is None or not self.cells:
+            return (DEFAULT_CELL,)
+        customer = self.row.customer
+        return cells_of(customer.id, self.cells, customer.cell, customer.spread)
 
 
 async def read_rows(connection: Connection, name: str) -> Rows:
@@ -74,11 +82,11 @@ async def read_rows(connection: Connection, name: str) -> Rows:
         found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
         with readable():
             tiers = tiers_from(found)
-        cells = await read_cells(connection)
         customer_id = await connection.fetchval(_CUSTOMER_ID, name)
         row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
+        cells = await read_cells(connection)
     share = await _gpu_share(connection, row.customer) if row else None
-    return Rows(tiers, known_models, row, cells, share)
+    return Rows(tiers, known_models, row, share, cells)
 
 
 async def _gpu_share(connection: Connection, customer: Customer) -> float | None:
@@ -165,7 +173,8 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         if rows.row is None:
             raise VerbError(_no_such(name))
     try:
-        async with _redis(cell_url(settings, rows)) as client:
+        homes = rows.homes() or (DEFAULT_CELL,)
+        async with _redis(settings, rows.cells, homes[0]) as client:
             state = await _read_redis(client, Keys(settings.pool, tag_at(client)), name, rows, refusals)
     except RedisUnavailable as error:
         not_read.append(_without(error, "factors, what is left, and rejections"))
@@ -180,22 +189,9 @@ async def _customer(settings: "Settings", name: str, refusals: int) -> CustomerE
         refusals=state.refusals,
         queues=state.queues,
         gpu_share=rows.gpu_share,
+        cells=rows.homes(),
         not_read=not_read,
-        cell=home_of(rows),
     )
-
-
-def home_of(rows: Rows) -> str | None:
-    """The cell of the customer; None if there is only one cell, or the customer is not known."""
-    if rows.row is None or not rows.cells:
-        return None
-    customer = rows.row.customer
-    return next(iter(cells_of(customer.id, rows.cells, customer.cell, customer.spread)), None)
-
-
-def cell_url(settings: "Settings", rows: Rows) -> str:
-    """The URL of the customer's cell."""
-    return cell_urls(settings.redis_url, rows.cells).get(home_of(rows) or DEFAULT_CELL, settings.redis_url)
 
 
 def _no_such(name: str) -> str:
@@ -239,43 +235,61 @@ def _as_customer_id(name: str) -> str | None:
         return None
 
 
-async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
-    row: RequestRow | None = None
+class RequestState(NamedTuple):
+    """What Redis has about a request."""
+
     detail: RequestDetail | None = None
     refusal: RejectionRecord | None = None
     place: QueuePlace | None = None
-    not_read: list[str] = []
+
+
+async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
+    row: RequestRow | None = None
     cells: tuple[CellRow, ...] = ()
+    state = RequestState()
+    not_read: list[str] = []
     try:
         async with database(settings, NAME) as connection:
             row = await find_request(connection, request_id)
-            cells = await read_cells(connection)
+            with suppress(BadCatalogRow):
+                cells = await read_cells(connection)
     except VerbError as error:
         not_read.append(_without(error, "rows of the audit"))
-    try:
-        for url in cell_urls(settings.redis_url, cells).values():
-            async with _redis(url) as client:
+    urls = cell_urls(settings.redis_url, cells)
+    faults: list[str] = []
+    for cell in urls:
+        try:
+            async with _redis(settings, cells, cell) as client:
                 keys = Keys(settings.pool, tag_at(client))
-                detail = await Results(client, keys).request_detail(request_id)
-                if detail is not None and detail.state == State.QUEUED:
-                    place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
-                if row is None and detail is None:
-                    refusal = await find_rejection(client, keys, request_id)
-            if detail is not None or refusal is not None:
-                break
-    except RedisUnavailable as error:
-        not_read.append(_without(error, "running requests and rejections"))
-    if len(not_read) == 2:
-        raise VerbError("\n".join(not_read))
-    return explain_request(request_id, row, detail, refusal, not_read, place=place)
+                state = await _read_request(client, keys, request_id, refused=row is None)
+        except RedisUnavailable as error:
+            named = RedisUnavailable(f"Cell {cell}: {error}") if len(urls) > 1 else error
+            faults.append(_without(named, "running requests and rejections"))
+        if any(state):
+            faults = []  # It is known, whatever the other cells have.
+            break
+    if not_read and len(faults) == len(urls):
+        raise VerbError("\n".join(not_read + faults))
+    not_read += faults
+    return explain_request(request_id, row, state.detail, state.refusal, not_read, place=state.place)
+
+
+async def _read_request(client: "Redis", keys: Keys, request_id: str, *, refused: bool) -> RequestState:
+    """A request in one cell; `refused`: look for its rejection too."""
+    place: QueuePlace | None = None
+    detail = await Results(client, keys).request_detail(request_id)
+    if detail is not None and detail.state == State.QUEUED:
+        place = await WaitingView(client, keys).request(detail.queue, detail.customer_id, request_id)
+    refusal = await find_rejection(client, keys, request_id) if refused and detail is None else None
+    return RequestState(detail, refusal, place)
 
 
 @asynccontextmanager
-async def _redis(url: str) -> AsyncIterator["Redis"]:
-    """A client of a cell. Raises RedisUnavailable where none is set."""
-    if not url:
+async def _redis(settings: "Settings", cells: Sequence[CellRow], cell: str) -> AsyncIterator["Redis"]:
+    """A client of the Redis of a cell. Raises RedisUnavailable where none is set."""
+    if not settings.redis_url:
         raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")
-    client = command_client(await server_url(url))
+    client = command_client(await server_url(cell_urls(settings.redis_url, cells)[cell]))
     try:
         yield client
     finally:

@@ -65,7 +65,7 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     customer_id: str | None = None
     tier: str | None = None
     suspended: bool = False
-    cell: str | None = None  # None: there is only one.
+    cells: list[str] = []  # Its cells, the best first; empty: not known, or none is open.
     weight: float | None = None
     gpu_share: float | None = None  # Of the GPU time of its tier in the last minute, 0..1.
     queues: list[CustomerQueue] | None = None  # None: not read.
@@ -97,10 +97,10 @@ def explain_customer(
     refusals: Sequence[RejectionRecord] | None = None,
     queues: list[CustomerQueue] | None = None,
     gpu_share: float | None = None,
+    cells: Sequence[str] = (),
     not_read: Sequence[str] = (),
-    cell: str | None = None,
 ) -> CustomerExplanation:
-    """Combine what is known; `name` is the argument, `not_read` what is missing and why."""
+    """Combine what is known; `name` is the argument, `not_read` what is missing and why. The pool is that of its first cell."""
     customer = row.customer if row else None
     seen = pool.observation
     gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
@@ -112,7 +112,7 @@ def explain_customer(
         customer_id=customer.id if customer else None,
         tier=customer.tier if customer else None,
         suspended=customer.suspended if customer else False,
-        cell=cell,
+        cells=list(cells),
         weight=customer.weight if customer else None,
         gpu_share=gpu_share,
         queues=queues,

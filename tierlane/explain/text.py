@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.explain.customer import CustomerExplanation, LimitLine, PastRefusal
 from tierlane.explain.factor import GatewayPart, TierPart
 from tierlane.explain.figures import columns, count, moment, number, percent, rate, span
@@ -24,8 +25,9 @@ def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
 def customer_lines(explanation: CustomerExplanation) -> list[str]:
     """A customer as text."""
     name = f"{explanation.customer} ({explanation.customer_id})" if explanation.customer_id else explanation.customer
-    where = f", cell {explanation.cell}" if explanation.cell else ""
-    lines = [f"{name}, tier {explanation.tier}{where}" if explanation.tier else name]
+    lines = [f"{name}, tier {explanation.tier}" if explanation.tier else name]
+    if explanation.cells and explanation.cells != [DEFAULT_CELL]:
+        lines.append(f"Cell {', '.join(explanation.cells)}; the figures below are those of {explanation.cells[0]}.")
     lines += _block(_gpu_time(explanation))
     lines += _block(explanation.why)
     lines += _block(columns([_LIMITS, *map(_limit, explanation.limits)]) if explanation.limits else [])

@@ -1,11 +1,25 @@
-"""`tierlane gpu`, `queue`, `dlq`, `batch`, `usage` and `top`: their verbs and options."""
+"""`tierlane cell`, `gpu`, `queue`, `dlq`, `batch`, `usage` and `top`: their verbs and options."""
 # ruff: noqa: PLC0415 - help must be fast, so the code of `top` is imported when it runs
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from tierlane.admin.options import PLACE, Actor, Limit, Work, Yes, add_verb, limit_option, read_options, reads, writes
+from tierlane.admin.options import (
+    CELL,
+    PLACE,
+    Actor,
+    Given,
+    Limit,
+    Name,
+    Work,
+    Yes,
+    add_verb,
+    limit_option,
+    read_options,
+    reads,
+    writes,
+)
 from tierlane.command import (
     STYLE,
     Config,
@@ -22,9 +36,12 @@ from tierlane.command import (
 )
 
 if TYPE_CHECKING:
-    from tierlane.operate import batches, dead_letters, pools, requeue, usage
+    from tierlane.admin import runner
+    from tierlane.operate import batches, cells, dead_letters, pools, requeue, usage
 else:
+    runner = LazyModule("tierlane.admin.runner")
     batches = LazyModule("tierlane.operate.batches")
+    cells = LazyModule("tierlane.operate.cells")
     dead_letters = LazyModule("tierlane.operate.dead_letters")
     pools = LazyModule("tierlane.operate.pools")
     requeue = LazyModule("tierlane.operate.requeue")
@@ -34,13 +51,55 @@ Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of 
 TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
 OfPool: TypeAlias = Annotated[str | None, no_variable("--pool", "Only this pool.", "all pools", metavar="NAME")]
 
+OfCell: TypeAlias = Annotated[str | None, no_variable("--cell", "Only this cell.", "all cells", metavar="NAME")]
+
+cell_app = verb_group(
+    "Cells: list, open, drain, close.", "cell open c2 --redis-url redis://redis-2.internal:6379/0\ncell list"
+)
+
+
+@reads(cell_app, "list", "cell list")
+def cell_list() -> Work:
+    """Show each cell with its server, the customers that name it, and what waits and runs there."""
+    return cells.show_cells()
+
+
+@writes(cell_app, "open", "cell open c2 --redis-url redis://redis-2.internal:6379/0 --weight 2", CELL, new=True)
+def cell_open(
+    name: Name,
+    given: Given,
+    *,
+    force: Annotated[bool, no_variable("--force", "Also if its server cannot be used from here.", "off")] = False,
+) -> Work:
+    """Add a cell, or open it again. Its part of the customers moves there within a second."""
+    return cells.open_(name, runner.values_of(CELL, given), force=force)
+
+
+@writes(cell_app, "drain", "cell drain c2")
+def cell_drain(name: Name) -> Work:
+    """Send no new requests to a cell: its customers move to the others. What it has ends there."""
+    return cells.drain(name)
+
+
+@writes(cell_app, "close", "cell close c2")
+def cell_close(
+    name: Name,
+    *,
+    force: Annotated[
+        bool, no_variable("--force", "Also if it is open, not finished, or does not respond.", "off")
+    ] = False,
+) -> Work:
+    """Stop serving a drained cell that is finished. Its server is not needed any more."""
+    return cells.close(name, force=force)
+
+
 gpu_app = verb_group("GPUs and their workers: list, cordon, uncordon.", "gpu list")
 
 
 @reads(gpu_app, "list", "gpu list")
-def gpu_list(pool: OfPool = None) -> Work:
+def gpu_list(pool: OfPool = None, cell: OfCell = None) -> Work:
     """Show the workers seen in the last five minutes, and all cordoned workers."""
-    return pools.show_workers(pool)
+    return pools.show_workers(pool, cell)
 
 
 @writes(gpu_app, "cordon", "gpu cordon worker-1 --reason maintenance")
@@ -64,9 +123,9 @@ queue_app = verb_group("Tier queues: list, pause, resume.", "queue list")
 
 
 @reads(queue_app, "list", "queue list")
-def queue_list(pool: OfPool = None) -> Work:
+def queue_list(pool: OfPool = None, cell: OfCell = None) -> Work:
     """Show the depth of each tier's queue, the age of its oldest request, and whether it is paused."""
-    return pools.show_queues(pool)
+    return pools.show_queues(pool, cell)
 
 
 @writes(queue_app, "pause", "queue pause free")
@@ -110,9 +169,12 @@ def dlq_requeue(
     *,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Request ids.")],
     again: Annotated[bool, no_variable("--again", "Also dead letters that were requeued before.", "off")] = False,
+    cell: Annotated[
+        str | None, no_variable("--cell", "Run them there.", "the first with a healthy worker", metavar="NAME")
+    ] = None,
 ) -> Work:
     """Run dead letters again under new ids, and show each result. Customers are not charged and get no response."""
-    return requeue.requeue(ids, again=again)
+    return requeue.requeue(ids, cell, again=again)
 
 
 def dlq_purge(

@@ -1,6 +1,6 @@
 """`tierlane dlq list`, `show` and `purge`. Inputs are shown only with --body."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -17,14 +17,14 @@ from ledger.dead_letters import (
     purge_letters,
     read_body,
 )
-from scheduler.errors import RedisUnavailable
 from scheduler.payload import decode_payload
 from scheduler.protocol.cancellation import DeadLetterList
-from scheduler.redis_client.connections import command_client, server_url, tag_at
+from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import actor_of, duration
 from tierlane.connect import UsageError, VerbError, database
+from tierlane.operate.cells import redis_at, urls_of_cells
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 
 if TYPE_CHECKING:
@@ -155,7 +155,10 @@ def purge(selection: Selection, *, sure: bool) -> Work:
 
     async def work(call: VerbCall) -> int:
         actor = actor_of(call)
+        urls: dict[str, str] = {}
         async with database(call.settings, APPLICATION) as connection:
+            if call.settings.redis_url:
+                urls = await urls_of_cells(connection, call.settings)
             if selection.ids is None and not sure:
                 count = await count_letters(connection, None, selection.age_s)
                 typer.confirm(f"Delete {counted(count, 'dead letter')} permanently?", abort=True)
@@ -165,7 +168,7 @@ def purge(selection: Selection, *, sure: bool) -> Work:
                     record = {"count": len(purged), "request_ids": sorted(purged)}
                     await note(connection, selection.words(), record, None)
         typer.echo(f"Deleted {counted(len(purged), 'dead letter')}.")
-        await _remove_from_redis(call.settings, purged)
+        await forget_dead(call.settings, urls, purged)
         missing = [request_id for request_id in selection.ids or [] if request_id not in set(purged)]
         for request_id in missing:
             typer.echo(no_such(request_id), err=True)
@@ -174,15 +177,13 @@ def purge(selection: Selection, *, sure: bool) -> Work:
     return work
 
 
-async def _remove_from_redis(settings: "Settings", ids: Sequence[str]) -> None:
-    """Remove ids from the list that health counts; a failure is only a warning."""
-    if not settings.redis_url:
+async def forget_dead(settings: "Settings", urls: Mapping[str, str], ids: Sequence[str]) -> None:
+    """Remove ids from the lists that health counts, in all cells; a failure is only a warning."""
+    if not urls:
         typer.echo("Warning: TIERLANE_REDIS_URL is not set, so health still counts them.", err=True)
-        return
-    client = command_client(await server_url(settings.redis_url))
-    try:
-        await DeadLetterList(client, Keys(settings.pool, tag_at(client))).remove(ids)
-    except RedisUnavailable as error:
-        typer.echo(f"Warning: {str(error).rstrip('.')}, so health still counts them.", err=True)
-    finally:
-        await client.aclose()
+    for url in urls.values():
+        try:
+            async with redis_at(url) as client:
+                await DeadLetterList(client, Keys(settings.pool, tag_at(client))).remove(ids)
+        except VerbError as error:
+            typer.echo(f"Warning: {str(error).rstrip('.')}, so health still counts them.", err=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from redis.asyncio import Redis
@@ -14,20 +14,19 @@ from ledger.catalog.loader import read_models
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
-from scheduler.errors import RedisUnavailable, StartError
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
-from scheduler.redis_client.connections import command_client, server_url, tag_at
-from scheduler.redis_client.keys import Keys, is_pool_name, pools_of
+from scheduler.redis_client.connections import tag_at
+from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, ChangeResult, apply
 from tierlane.connect import UsageError, VerbError, database
+from tierlane.operate.cells import NO_URL, redis_at, urls_of_cells
 from tierlane.output import Column, counted, print_rows, printable
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
-TIMEOUT_S = 2.0  # Longer than for requests: a person waits.
 WORKER_COLUMNS = (
     Column("worker", "WORKER"),
     Column("pool", "POOL"),
@@ -55,60 +54,82 @@ QUEUE_COLUMNS = (
 
 @asynccontextmanager
 async def redis_of(settings: "Settings") -> AsyncIterator[Redis]:
-    """A client. Raises VerbError if no URL is set or Redis does not respond."""
+    """A client of the default cell. Raises VerbError if no URL is set or Redis does not respond."""
     if not settings.redis_url:
-        raise VerbError("TIERLANE_REDIS_URL is not set, so the running system cannot be read.")
-    try:
-        client = command_client(await server_url(settings.redis_url), TIMEOUT_S)
-    except StartError as error:
-        raise VerbError(str(error)) from error
-    try:
+        raise VerbError(NO_URL)
+    async with redis_at(settings.redis_url) as client:
         yield client
-    except RedisUnavailable as error:
-        raise VerbError(str(error)) from error
-    finally:
-        await client.aclose()
 
 
-async def observe(settings: "Settings", pools: Sequence[str], tier_names: Sequence[str]) -> dict[str, Observation]:
-    """Read each pool once. Raises VerbError."""
-    async with redis_of(settings) as client:
-        presences = {pool: Presence(client, Keys(pool, tag_at(client)), gone_ms=settings.gone_ms) for pool in pools}
-        return {pool: await presence.observe(tier_names) for pool, presence in presences.items()}
+class Places(NamedTuple):
+    """The pools in cells that a verb reads."""
+
+    pools: Sequence[str]
+    urls: Mapping[str, str]  # Of cells, by name.
 
 
-async def _pool_names(connection: Connection, settings: "Settings", only: str | None) -> list[str]:
-    """The pool `only`, or the own pool and those of enabled models. Raises UsageError and VerbError."""
-    if only is not None:
-        if not is_pool_name(only):
-            raise UsageError(f"--pool: must be made of letters, digits, - and _, got {only!r}")
-        return [only]
+async def observe(settings: "Settings", places: Places, tier_names: Sequence[str]) -> dict[str, Observation]:
+    """Read each pool in each cell once, by place. A cell that does not respond is left out, with a warning.
+
+    Raises VerbError if no cell responds.
+    """
+    found: dict[str, Observation] = {}
+    faults: list[str] = []
+    for cell, url in places.urls.items():
+        try:
+            async with redis_at(url) as client:
+                for pool in places.pools:
+                    presence = Presence(client, Keys(pool, tag_at(client)), gone_ms=settings.gone_ms)
+                    found[place_name(pool, cell)] = await presence.observe(tier_names)
+        except VerbError as error:
+            faults.append(str(error) if len(places.urls) == 1 else f"Cell {cell} cannot be read: {error}")
+    if len(faults) == len(places.urls):
+        raise VerbError(" ".join(faults))
+    for fault in faults:
+        typer.echo(f"Warning: {fault}", err=True)
+    return found
+
+
+async def places_of(
+    connection: Connection, settings: "Settings", pool: str | None = None, cell: str | None = None
+) -> Places:
+    """The pool `pool`, or the own pool and those of enabled models; in the cell `cell`, or in all.
+
+    Raises UsageError and VerbError.
+    """
+    urls = await urls_of_cells(connection, settings, cell)
+    if pool is not None:
+        if not is_pool_name(pool):
+            raise UsageError(f"--pool: must be made of letters, digits, - and _, got {pool!r}")
+        return Places([pool], urls)
     try:
         named = pools_of((await read_models(connection)).values())
     except BadCatalogRow as error:
         raise VerbError(f"The models cannot be read: {error}") from error
-    return sorted(named | {settings.pool})
+    return Places(sorted(named | {settings.pool}), urls)
 
 
 async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, Observation] | None:
-    """Read all pools once; None if Redis does not respond. Raises VerbError for PostgreSQL."""
+    """Read all places once; None if no Redis responds. Raises VerbError for PostgreSQL."""
+    if not call.settings.redis_url:
+        return None
     async with database(call.settings, APPLICATION) as connection:
-        names = await _pool_names(connection, call.settings, None)
+        places = await places_of(connection, call.settings)
     try:
-        return await observe(call.settings, names, tier_names)
+        return await observe(call.settings, places, tier_names)
     except VerbError:
         return None
 
 
-def show_workers(pool: str | None) -> Work:
-    """Print the workers of a pool or of all pools."""
+def show_workers(pool: str | None, cell: str | None) -> Work:
+    """Print the workers of a pool or of all pools, in a cell or in all."""
 
     async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
-            names = await _pool_names(connection, call.settings, pool)
+            places = await places_of(connection, call.settings, pool, cell)
             reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
-        pools = await observe(call.settings, names, [])
-        print_rows(call.output, WORKER_COLUMNS, worker_rows(pools, reasons, with_absent=pool is None), "workers")
+        rows = worker_rows(await observe(call.settings, places, []), reasons, with_absent=pool is None and cell is None)
+        print_rows(call.output, WORKER_COLUMNS, rows, "workers")
         return 0
 
     return work
@@ -195,14 +216,14 @@ def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, b
     return "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False
 
 
-def show_queues(pool: str | None) -> Work:
-    """Print the queues of a pool or of all pools, in order of priority."""
+def show_queues(pool: str | None, cell: str | None) -> Work:
+    """Print the queues of a pool or of all pools, in a cell or in all, in order of priority."""
 
     async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
-            names = await _pool_names(connection, call.settings, pool)
+            places = await places_of(connection, call.settings, pool, cell)
             tier_rows = await list_tiers(connection)
-        pools = await observe(call.settings, names, [tier["name"] for tier in tier_rows])
+        pools = await observe(call.settings, places, [tier["name"] for tier in tier_rows])
         rows = [
             {
                 "tier": tier["name"],

@@ -8,8 +8,9 @@ is removed if Redis did not queue the request.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,7 +39,8 @@ from scheduler.states import State
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import actor_of
 from tierlane.connect import VerbError, database
-from tierlane.operate.dead_letters import APPLICATION, no_such
+from tierlane.operate.cells import urls_of_cells
+from tierlane.operate.dead_letters import APPLICATION, forget_dead, no_such
 from tierlane.output import counted
 
 if TYPE_CHECKING:
@@ -58,11 +60,7 @@ class RequeueGateway(DeadLetterReruns):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Be registered until the end of the block. Raises VerbError if no worker is healthy."""
-        try:
-            await self.check_workers()
-        except NotRerun as error:
-            raise VerbError(str(error)) from error
+        """Be registered until the end of the block."""
         await self._beat()
         beating = asyncio.create_task(self._keep_beating())
         try:
@@ -86,37 +84,59 @@ class RequeueGateway(DeadLetterReruns):
 BY_ID = "by id"
 
 
-def requeue(request_ids: Sequence[str], *, again: bool) -> Work:
-    """Requeue dead letters; the exit code is 0 if all completed. The work raises VerbError."""
+def requeue(request_ids: Sequence[str], cell: str | None, *, again: bool) -> Work:
+    """Requeue dead letters in a cell, or in the first one with a healthy worker; the exit code is 0 if all completed.
+
+    The work raises UsageError and VerbError.
+    """
 
     async def work(call: VerbCall) -> int:
         if not call.settings.redis_url:
             raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
-        return await _requeue(call.settings, list(dict.fromkeys(request_ids)), actor_of(call), again=again)
+        ids = list(dict.fromkeys(request_ids))
+        return await _requeue(call.settings, ids, actor_of(call), cell, again=again)
 
     return work
 
 
-async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: bool) -> int:
-    client = command_client(await server_url(settings.redis_url))
+async def _requeue(settings: "Settings", ids: Sequence[str], by: str, cell: str | None, *, again: bool) -> int:
     try:
         async with database(settings, APPLICATION) as connection:
-            gateway = RequeueGateway(
-                client, Keys(settings.pool, tag_at(client)), settings.total_request_ms, settings.gone_ms
-            )
-            completed = 0
-            async with gateway.open():
+            urls, chosen = [await urls_of_cells(connection, settings, only) for only in (None, cell)]
+            forget, completed = partial(forget_dead, settings, urls), 0
+            async with _gateway(settings, chosen) as gateway:
                 for at in range(0, len(ids), MAX_RERUNS):
                     batch = [
                         await _candidate(connection, settings, request_id, again=again)
                         for request_id in ids[at : at + MAX_RERUNS]
                     ]
-                    completed += await _run_batch(connection, gateway, [c for c in batch if c is not None], by)
+                    known = [each for each in batch if each is not None]
+                    completed += await _run_batch(connection, gateway, known, by, forget)
     except RedisUnavailable as error:
         raise VerbError(f"Nothing more was requeued: {error}.") from error
-    finally:
-        await client.aclose()
     return 0 if completed == len(ids) else 1
+
+
+@asynccontextmanager
+async def _gateway(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterator[RequeueGateway]:
+    """The gateway in the first of these cells that has a healthy worker. Raises VerbError if none has one."""
+    fault = ""
+    for url in urls.values():
+        client = command_client(await server_url(url))
+        try:
+            keys = Keys(settings.pool, tag_at(client))
+            gateway = RequeueGateway(client, keys, settings.total_request_ms, settings.gone_ms)
+            try:
+                await gateway.check_workers()
+            except (NotRerun, RedisUnavailable) as error:
+                fault = fault or str(error)
+                continue
+            async with gateway.open():
+                yield gateway
+                return
+        finally:
+            await client.aclose()
+    raise VerbError(fault)
 
 
 async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
@@ -130,8 +150,14 @@ async def _candidate(connection: Connection, settings: "Settings", request_id: s
     return None
 
 
-async def _run_batch(connection: Connection, gateway: RequeueGateway, batch: Sequence[Candidate], by: str) -> int:
-    """Queue the batch and wait; returns how many completed."""
+async def _run_batch(
+    connection: Connection,
+    gateway: RequeueGateway,
+    batch: Sequence[Candidate],
+    by: str,
+    forget: Callable[[Sequence[str]], Awaitable[None]],
+) -> int:
+    """Queue the batch and wait; returns how many completed. `forget`: removes ids from the lists that health counts."""
     marked = await _mark(connection, batch, by)
     if not marked:
         return 0
@@ -142,10 +168,7 @@ async def _run_batch(connection: Connection, gateway: RequeueGateway, batch: Seq
         raise VerbError(f"It is not known whether these run: {ids} ({error}).") from error
     await _take_back(connection, [c for c in marked if c.submission.id not in entered], by)
     running = [c for c in marked if c.submission.id in entered]
-    try:
-        await gateway.forget_dead([c.letter.request_id for c in running])
-    except RedisUnavailable as error:  # They run, and their results are awaited.
-        typer.echo(f"Warning: {str(error).rstrip('.')}, so health may still count them.", err=True)
+    await forget([c.letter.request_id for c in running])
     completed = 0
     began = time.monotonic()
     async for request_id, reply in gateway.replies([c.submission.id for c in running]):

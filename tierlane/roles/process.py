@@ -23,6 +23,7 @@ import uvloop
 from scheduler.errors import RedisUnavailable, StartError, TierlaneError
 from scheduler.failpoints import arm
 from scheduler.redis_client.connections import check_server, command_client, server_url
+from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 from scheduler.tracing import Spans
 from tierlane.roles.log_repeats import Render, RepeatFilter
 
@@ -58,8 +59,13 @@ def stop_on_signals() -> asyncio.Event:
 log = structlog.get_logger("process")
 
 
-async def with_cluster(settings: "Settings") -> "Settings":
-    """The settings with the scheme of a cluster in `redis_url` if the server runs in cluster mode. Raises StartError."""
+async def with_cluster(settings: "Settings", *, any_cell: bool = False) -> "Settings":
+    """The settings with the scheme of a cluster in `redis_url` if the server runs in cluster mode.
+
+    Raises StartError, also if the URL names another cell than the default one, unless `any_cell`.
+    """
+    if not any_cell and (cell := cell_of(settings.redis_url)) != DEFAULT_CELL:
+        raise StartError(f"TIERLANE_REDIS_URL must be that of the default cell: omit #{cell}. All cells are served.")
     return settings.model_copy(update={"redis_url": await server_url(settings.redis_url)})
 
 

@@ -47,7 +47,7 @@ def run(settings: "Settings") -> int:
 
 
 async def _serve(config: WorkerConfig, settings: "Settings") -> int:
-    config = replace(config, redis_url=(await with_cluster(settings)).redis_url)
+    config = replace(config, redis_url=(await with_cluster(settings, any_cell=True)).redis_url)
     await check_redis(config.redis_url)
     with spans_of(settings, "worker", config.worker_id) as spans:
         gc.collect()

@@ -36,7 +36,7 @@ def redis_url(value: str) -> str:
         from scheduler.redis_client import cluster, sentinel  # Load the Redis client, which takes long.
 
         try:
-            (sentinel if "+sentinel://" in value else cluster).parse(value)
+            (sentinel if "+sentinel://" in value else cluster).parse(value.partition("#")[0])
         except StartError as error:
             raise ValueError(str(error)) from None
     return value

@@ -253,6 +253,12 @@ class StackSettings:
         minimum=0,
         maximum=16,
     )
+    cells: int = number(
+        1,
+        "Cells: the default one, and others named c2, c3, ..., each with a Redis server of its own, or a slot of the cluster.",
+        minimum=1,
+        maximum=16,
+    )
     ephemeral: bool = boolean("Keep no data: the servers use a temporary directory, without fsync.", switch=True)
     replace: bool = boolean(
         "Stop processes of a killed `tierlane up` without asking.",

@@ -5,7 +5,7 @@ stack is started, but never serves. A time over TIERLANE_TOTAL_REQUEST_MS has th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerView
@@ -64,12 +64,16 @@ def code_of(worker: WorkerView) -> str:
     return "model_too_slow" if worker.model_ms > worker.timeout_ms else "deadline_exceeded"
 
 
-async def measured_workers(redis_url: str, pools: Sequence[str]) -> dict[str, list[WorkerView]]:
-    """The workers of each pool as they last reported; empty lists while Redis does not respond."""
-    client = command_client(await server_url(redis_url))
-    try:
-        return {pool: (await Presence(client, Keys(pool, tag_at(client))).observe([])).workers for pool in pools}
-    except RedisUnavailable:
-        return {pool: [] for pool in pools}
-    finally:
-        await client.aclose()
+async def measured_workers(redis_urls: Iterable[str], pools: Sequence[str]) -> dict[str, list[WorkerView]]:
+    """The workers of each pool as they last reported, in all cells; those at a Redis that does not respond are missing."""
+    found: dict[str, list[WorkerView]] = {pool: [] for pool in pools}
+    for url in redis_urls:
+        client = command_client(await server_url(url))
+        try:
+            for pool in pools:
+                found[pool] += (await Presence(client, Keys(pool, tag_at(client))).observe([])).workers
+        except RedisUnavailable:
+            continue
+        finally:
+            await client.aclose()
+    return found

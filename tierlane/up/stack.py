@@ -22,6 +22,9 @@ from typing import Any, NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
 from gateway.operations.health.model import process_name
+from ledger.catalog.snapshot import CellRow
+from scheduler.cells.places import cell_urls
+from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.child_process import ChildProcess
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -29,6 +32,7 @@ from tierlane.embedded.cluster import EmbeddedCluster
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
+from tierlane.up.cells import cell_names, cell_server, write_cells
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
@@ -56,9 +60,10 @@ class StackFile:
         self._written: list[ProcessEntry] = []
         data_dir.remove(STACK_FILE)
 
-    def serve(self, redis_url: str, database_url: str, keys: Mapping[str, str]) -> None:
-        """Mark the stack as ready: `update` writes from now on."""
-        self._fixed |= {"redis_url": redis_url, "database_url": database_url, "keys": dict(keys)}
+    def serve(self, cell_urls: Mapping[str, str], database_url: str, keys: Mapping[str, str]) -> None:
+        """Mark the stack as ready: `update` writes from now on. `cell_urls`: by name, the default cell first."""
+        self._fixed |= {"redis_url": cell_urls[DEFAULT_CELL], "cells": dict(cell_urls)}
+        self._fixed |= {"database_url": database_url, "keys": dict(keys)}
         self._ready = True
 
     def update(self, processes: Iterable[ProcessEntry]) -> None:
@@ -80,9 +85,9 @@ DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one 
 
 
 async def wait_until_ready(
-    http_url: str, service_token: str, redis_url: str, pools: Collection[str], gateways: Collection[str]
+    http_url: str, service_token: str, redis_urls: Collection[str], pools: Collection[str], gateways: Collection[str]
 ) -> None:
-    """Return when each of the gateways serves these pools; the caller sets the deadline.
+    """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
 
     They share a port, so a new connection reaches any of them; a poll makes as many connections as there are gateways.
     """
@@ -90,7 +95,7 @@ async def wait_until_ready(
     while True:
         for _ in gateways:
             seen = await asyncio.to_thread(_look, http_url, service_token, pools)
-            if seen is None or await _missing(redis_url, seen.unserved):
+            if seen is None or await _missing(redis_urls, seen.unserved):
                 break
             waiting_for.discard(seen.gateway)
             if not waiting_for or not DISTRIBUTES:
@@ -98,11 +103,11 @@ async def wait_until_ready(
         await asyncio.sleep(POLL_S)
 
 
-async def _missing(redis_url: str, pools: Sequence[str]) -> bool:
+async def _missing(redis_urls: Collection[str], pools: Sequence[str]) -> bool:
     """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
     if not pools:
         return False
-    workers = await measured_workers(redis_url, pools)
+    workers = await measured_workers(redis_urls, pools)
     return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
 
 
@@ -123,8 +128,11 @@ def _look(http_url: str, service_token: str, pools: Collection[str]) -> _Look | 
             if _get(connection, "/readyz")[0] != OK:
                 return None
             state: Any = json.loads(_get(connection, "/internal/dashboard/events", service_token)[1])
-        seen = {each["name"]: each for each in state["pools"]} or dict.fromkeys(pools, state)
-        unserved = [pool for pool in pools if int(seen[pool]["healthy_gpus"]) < 1]
+        healthy = {each["name"]: int(each["healthy_gpus"]) for each in state["pools"]}
+        healthy = healthy or dict.fromkeys(pools, int(state["healthy_gpus"]))
+        unserved = [
+            pool for pool in pools if sum(n for place, n in healthy.items() if place.partition("@")[0] == pool) < 1
+        ]
         down = state["status"] == "down" and not unserved  # It is down, too, without a healthy worker.
         return None if down else _Look(process_name(state["gateway"]), unserved)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
@@ -187,6 +195,8 @@ class Stack:
         self._supervisor = Supervisor(guard, lines, self._update)
         self._models = ModelProcesses()
         self._temporary: Path | None = None
+        self._home = data_dir.path
+        self._cells: dict[str, str | None] = {}  # The servers of the other cells.
 
     async def run(self) -> None:
         """Start everything and keep it running. Raises StackError and EmbeddedServerError if it cannot start."""
@@ -195,6 +205,7 @@ class Stack:
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
         await self._migrate(RoleEnvironment(settings))
+        await write_cells(settings.database_url, self._cells, self._home)
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
@@ -202,7 +213,7 @@ class Stack:
         autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready(settings))
-        self._file.serve(settings.redis_url, settings.database_url, keys)
+        self._file.serve(self._cell_urls(settings), settings.database_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
@@ -226,9 +237,14 @@ class Stack:
     async def _start_servers(self) -> Settings:
         """Start the servers without a configured URL; return the settings with both URLs."""
         urls = {}
-        home = self._server_home()
+        if self._settings.redis_url and self._settings.cells > 1:
+            raise StackError(
+                "--cells starts servers, but TIERLANE_REDIS_URL is set: omit one of them. `tierlane cell open` adds cells."
+            )
+        home = self._home = self._server_home()
         if not self._settings.redis_url:
             urls["redis_url"] = await self._start_redis(home)
+            await self._start_cells(home)
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
             self._guard.hold_servers_of(postgres.home)
@@ -251,6 +267,22 @@ class Stack:
             await self._start_server(node)
         await cluster.form()
         return cluster.url
+
+    async def _start_cells(self, home: Path) -> None:
+        """Start the servers of the other cells; with a cluster, they are slots of it."""
+        for name in cell_names(self._settings.cells):
+            if self._settings.cluster:
+                self._cells[name] = None
+                continue
+            server = cell_server(home, name, ephemeral=self._settings.ephemeral)
+            self._guard.hold_servers_of(server.home)
+            await self._start_server(server)
+            self._cells[name] = server.url
+
+    def _cell_urls(self, settings: Settings) -> dict[str, str]:
+        """The URL of each cell of this stack."""
+        rows = [CellRow(name, url, "open", 1.0) for name, url in self._cells.items()]
+        return cell_urls(settings.redis_url, rows)
 
     def _server_home(self) -> Path:
         if not self._settings.ephemeral:
@@ -279,17 +311,27 @@ class Stack:
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
         await autoscaler.start(min(max(settings.workers, least), most))
         for pool in parse_pools(settings.pools, settings.pool):
-            for name in pool.names():
+            for number, name in enumerate(pool.names(), 1):
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
+                differs |= self._worker_cell(settings, number)
                 await self._supervisor.add(self._member(roles, "worker", name, differs))
         for number in range(1, settings.gateway_count + 1):
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
         return autoscaler
 
+    def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
+        """The settings with which the worker of this number of a pool starts in one of the cells, in turn."""
+        urls = list(self._cell_urls(settings).values())
+        return {"redis_url": urls[(number - 1) % len(urls)]} if len(urls) > 1 else {}
+
     def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
+        def make(name: str) -> RoleMember:
+            number = int(name.rpartition("-")[2])
+            return self._member(roles, "worker", name, self._worker_cell(roles.settings, number))
+
         return WorkerAutoscaler(
             self._supervisor,
-            lambda name: self._member(roles, "worker", name),
+            make,
             self._lines,
             pool=self._settings.pool,
             url=self._http_url,
@@ -306,14 +348,16 @@ class Stack:
         gateways = [member.name for member in self._supervisor.members if member.role == "gateway"]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await wait_until_ready(self._http_url, token, settings.redis_url, _pools(settings), gateways)
+                urls = self._cell_urls(settings).values()
+                await wait_until_ready(self._http_url, token, urls, _pools(settings), gateways)
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
     async def _warn(self, settings: Settings) -> None:
         """Warn about models that cannot meet the cap of a batch or the deadline of a request, once they are measured."""
         while True:
-            pools = (await measured_workers(settings.redis_url, _pools(settings))).values()
+            urls = self._cell_urls(settings).values()
+            pools = (await measured_workers(urls, _pools(settings))).values()
             workers = [each for pool in pools for each in pool]
             if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
                 break

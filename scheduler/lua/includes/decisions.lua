@@ -100,6 +100,16 @@ local function evaluate_together(g, keys, first, count)
   return fresh_count > 0 and {evaluate(g, (first - 1) * SIZE, fresh_count, sums)} or nil
 end
 
+-- is_elsewhere(g): whether the limits of the customer left this cell or, where there are several cells, have not arrived in it with
+-- those of the key. g.home: Residence in scheduler/protocol/admission.py.
+local function is_elsewhere(g)
+  if g.home == 3 then return false end
+  local state, version, at = string.match(g.customer.home or '', '^(%a+) (%d+) (%d+)')
+  if g.home == 0 or state ~= 'here' then return state == 'left' or g.home > 0 end
+  g.has_moved = g.home == 1 and now - at < replay_ms -- then other cells may know its Idempotency-Keys
+  return g.key and call('HGET', g.key.key, 'home') ~= version
+end
+
 -- decide(g, o, key, together) -> outcome, retry_ms, what was charged, the id whose stored reply is replayed or the names of the
 -- quotas that reject, the rejection that a tier in shadow would have returned.
 local function decide(g, o, key, together)
@@ -110,6 +120,8 @@ local function decide(g, o, key, together)
   end
   local rare, outcome, retry_ms, limit = submissions[o + RARE], nil, nil, nil
   if rare and rare[3] then return 'accepted', 0, 'nothing' end -- it was evaluated and charged when it was first submitted
+  if g.elsewhere == nil then g.elsewhere = is_elsewhere(g) or false end
+  if g.elsewhere or g.has_moved and rare and rare[1] ~= '' then return 'elsewhere', 0 end
   local coalesced = rare and not together and needs_no_run(g, rare)
   if g.customer.asked then g.customer.asked = g.customer.asked + 1 end
   if together then outcome, retry_ms, limit = together[1], together[2], together[3]

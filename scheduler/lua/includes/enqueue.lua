@@ -97,6 +97,7 @@ local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
     'body', body)
   if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o, g.meter)) end
   call('PEXPIRE', key, decimal[total_ms + keep_ms])
+  if has_key and g.home > 0 then g.customer.keep_ms = replay_ms end -- as long as another cell has to be asked for the key
   if has_key then claim_key(g.customer_id, rare[1], rare[2], id, total_ms + keep_ms, rare[3]) end
   if not state or state == 'queued' then
     add_to_queue(g, id)

@@ -40,7 +40,7 @@ local function group(n)
   local tier_bucket = bucket(P .. 'rl:tier:' .. t.name, rate, burst)
   g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {},
     customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
-    key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
+    home = g[8] or 0, key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g
   return g
 end

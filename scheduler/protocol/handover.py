@@ -1,0 +1,101 @@
+"""`limits_leave` and `limits_arrive`: the limits of a customer move with it from one cell to another.
+
+Each cell marks the customers that left it and those that arrived, with the version of the catalog that decided it. `admit`
+checks the mark, so that no gateway can admit a customer in two cells, however old its catalog is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from ratelimit.limits import Bucket, EffectiveLimits, packed_limits
+from scheduler.protocol.admission import KINDS
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
+
+MAX_CUSTOMERS = 64
+"""Per call, so that it does not block Redis."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_number = msgspec.msgpack.Decoder(int).decode
+_flags = msgspec.msgpack.Decoder(list[bool]).decode
+_KNOWN = 7  # The position in a reply.
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a customer, beside its own limits: those of keys, by their ids, and its Idempotency-Keys."""
+
+    keys: Sequence[str] = ()
+    idempotency: Sequence[str] = ()
+
+
+class Left(NamedTuple):
+    """What is left of a customer's limits in the cell that it leaves.
+
+    `newer`: the version of a newer catalog, by which the customer does not leave it for the cell of the caller; 0: none.
+    `known`: those of its Idempotency-Keys that have a request or a stored reply in this cell.
+    """
+
+    newer: int
+    state: msgspec.Raw
+    known: frozenset[str] = frozenset()
+
+
+class ArrivingLimits(NamedTuple):
+    """A customer that arrives: its limits, the limits of its keys that have their own, and what other cells had left of them.
+
+    `keys` in the order in which the other cells were asked. `is_empty`: a cell that may have had them does not respond, so
+    that buckets start empty.
+    """
+
+    customer_id: str
+    limits: EffectiveLimits
+    keys: Mapping[str, Bucket]
+    states: Mapping[str, Left]  # By cell.
+    is_empty: bool = False
+
+
+class LimitsHandover:
+    """The scripts of one cell. Both methods may be repeated, and raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._leave = Script("limits_leave", client, keys)
+        self._arrive = Script("limits_arrive", client, keys)
+
+    async def leave(self, version: int, customers: Mapping[str, Wanted]) -> dict[str, Left]:
+        """Mark customers as having left this cell. Returns what is left of their limits.
+
+        `version`: of the catalog by which their home is another cell.
+        """
+        packed = await self._leave(version, _encode([(customer_id, *each) for customer_id, each in customers.items()]))
+        return {
+            customer_id: _left(wanted, each)
+            for (customer_id, wanted), each in zip(customers.items(), packed, strict=True)
+        }
+
+    async def arrive(self, version: int, arrivals: Sequence[ArrivingLimits]) -> list[int]:
+        """Store what is left of the limits. Returns for each customer 0, since this cell is its home now.
+
+        Otherwise it is the version of the newer catalog by which it has another home.
+        """
+        rows = [
+            (
+                each.customer_id,
+                packed_limits(each.limits)[0],
+                [(key_id, bucket.rate, bucket.size) for key_id, bucket in each.keys.items()],
+                each.is_empty,
+                [(cell, left.state) for cell, left in each.states.items()],
+            )
+            for each in arrivals
+        ]
+        return [int(newer) for newer in await self._arrive(version, _encode(rows), KINDS)]
+
+
+def _left(wanted: Wanted, packed: bytes) -> Left:
+    reply = _decode(packed)
+    known = _flags(reply[_KNOWN]) if wanted.idempotency and len(reply) > _KNOWN else ()
+    found = frozenset(value for value, is_known in zip(wanted.idempotency, known, strict=False) if is_known)
+    return Left(_number(reply[0]), msgspec.Raw(packed), found)
