@@ -382,8 +382,8 @@ class Run:
             over,
             self.watch.most,
             self.usable,
-            sum(begin <= at < end for at in rate) / (RATE * quiet_s),
-            sum(begin <= at < end for at in concurrency) * open_s / (CONCURRENCY * quiet_s),
+            sum(begin <= at < end for at in rate) / (RATE * max(quiet_s, 1e-3)),
+            sum(begin <= at < end for at in concurrency) * open_s / (CONCURRENCY * max(quiet_s, 1e-3)),
             sum(windows[n] for n in whole) / (QUOTA * len(whole)) if whole else 1.0,
         )
 
