@@ -181,7 +181,7 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
 async def test_a_spread_customer_uses_its_cells_in_turn() -> None:
     """One call for each request."""
     pools = pools_of(catalog(WEST))
-    spread: Any = SimpleNamespace(customer_id="c1", cell=None, spread=2)
+    spread: Any = SimpleNamespace(customer_id="c1", key_id="k1", cell=None, spread=2)
     async with running(pools):
         await eventually(lambda: len(places(pools)) == 6, "the cells are served")
         found = [pools.serving(spread, "tiny") for _ in range(4)]
