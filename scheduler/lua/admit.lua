@@ -4,13 +4,14 @@
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = unknown),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow,
 --   places in the tier queue}, 5 packed groups
---   {tier, customer, key, model, key rate, key burst, limits as in customer, Residence unless 0}, 6 packed submissions, one flat list of {id, number
+--   {tier, customer, key, model, key rate, key burst, limits as in customer}, 6 packed submissions, one flat list of {id, number
 --   of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in submissions},
 --   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was
 --   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be
 --   in the call twice, 12 ms that a reply is stored for its Idempotency-Key, 13 number and 14 bytes of such replies of one
 --   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed
---   endpoints of the groups, for the audit, 18 '', or packed: whether each group waits in the background queue of its tier.
+--   endpoints of the groups, for the audit, 18 '', or packed: whether each group waits in the background queue of its tier,
+--   19 '', or packed: the Residence of the customer of each group.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
 -- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions

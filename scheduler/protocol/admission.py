@@ -185,7 +185,7 @@ class Admissions:
         if not submissions:
             return []
         repeats = len({s.id for s in submissions}) < len(submissions)
-        groups, endpoints, background, numbers, fields, bodies = _packed(submissions)
+        groups, endpoints, background, homes, numbers, fields, bodies = _packed(submissions)
         if background:
             tiers = [*tiers, *map(_background_limit, tiers)]
         try:
@@ -205,6 +205,7 @@ class Admissions:
                 KINDS,
                 endpoints,
                 background,
+                homes,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
@@ -253,8 +254,9 @@ def _verdicts(
     ]
 
 
-def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Sequence[int], bytes, bytes]:
-    """Groups, their endpoints, those in the background, the group of each submission, submissions and bodies as admit.lua reads them.
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, bytes, Sequence[int], bytes, bytes]:
+    """Groups, their endpoints, those in the background, their homes, the group of each submission, submissions and bodies as
+    admit.lua reads them.
 
     A group has what its submissions have in common.
     """
@@ -262,6 +264,7 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Seq
     groups: list[tuple[Any, ...]] = []
     endpoints: list[str] = []
     background: list[bool] = []
+    homes: list[int] = []
     fields: list[Any] = []
     bodies: list[bytes] = []
     for s in submissions:
@@ -271,6 +274,7 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Seq
             groups.append(_group(s))
             endpoints.append(s.endpoint)
             background.append(s.background)
+            homes.append(s.home)
             number = numbers[key] = len(groups)
         rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
         body = s.body
@@ -281,6 +285,7 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, Seq
         _encode(groups),
         _encode(endpoints),
         _encode(background) if any(background) else b"",
+        _encode(homes) if any(homes) else b"",
         numbers_of,
         _encode(fields),
         b"".join(bodies),
@@ -295,9 +300,7 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 
 def _group(s: Submission) -> tuple[Any, ...]:
-    limits = packed_limits(s.limits, s.meter)
-    group = s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, limits
-    return (*group, s.home) if s.home else group
+    return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)
 
 
 MAX_PAIRS = 256

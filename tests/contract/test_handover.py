@@ -108,6 +108,18 @@ async def test_a_customer_continues_with_what_it_had_left(east: Cell, west: Cell
     assert await west.admit(6) == ["accepted"] * 5 + ["customer_limit"]
 
 
+async def test_the_audit_has_requests_of_each_home(east: Cell, west: Cell) -> None:
+    """Regression: a group with a home could not be read by the auditor."""
+    assert await west.settle(1, east)
+    homes = (Residence.HERE, Residence.SPREAD)
+    for home in homes:
+        assert await west.admit(1, home) == ["accepted"]
+
+    accepted, _ = await west.pool.audit()
+
+    assert [record.gateway_id for record in accepted] == ["g1"] * len(homes)
+
+
 async def test_the_old_home_accepts_nothing_after_the_move(east: Cell, west: Cell) -> None:
     """However old the catalog of a gateway is. A request that was accepted before the move is known, and not lost."""
     known = east.pool.submission(**SLOW)

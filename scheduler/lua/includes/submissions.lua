@@ -29,7 +29,9 @@ for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
 
 -- in_background[n]: whether the n-th group waits in the background queue of its tier. Its requests take nothing from the bucket of
 -- the tier: `rl:tier:<tier>.background` has the same rate. The buckets of customer and key are the same.
+-- homes[n]: Residence of its customer.
 local in_background = ARGV[18] ~= '' and cmsgpack.unpack(ARGV[18]) or {}
+local homes = ARGV[19] ~= '' and cmsgpack.unpack(ARGV[19]) or {}
 
 local function group(n)
   local g = groups[n]
@@ -40,7 +42,7 @@ local function group(n)
   local tier_bucket = bucket(P .. 'rl:tier:' .. t.name, rate, burst)
   g = {tier = t, customer_id = customer_id, key_id = key_id, key_weight = limits[6] or 0, who = {},
     customer = customer(customer_id, limits), meter = limits[5] or metered.NO_METER, tier_bucket = tier_bucket,
-    home = g[8] or 0, key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
+    home = homes[n] or 0, key = key_rate > 0 and bucket(T .. 'rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g
   return g
 end
