@@ -351,17 +351,9 @@ class FlowCell:
         needed = {t.tier.name: workers_needed(t.recent, t.waiting, request_ms) for t in self.tiers}
         idle = max(0.0, self.workers - self._running)
         deciding = idle + (self.workers - idle) * min(1.0, deciding_s * 1000 / self.full_ms())
+        serves, workers = self.is_open or self.depth > 0, self.workers + len(self.coming)
         ready = ready_workers(self._shares, {t.tier.name: t.recent for t in self.tiers}, self.full_ms())
-        workers = self.workers + len(self.coming)
-        return CellLoad(
-            self.name,
-            workers,
-            needed,
-            deciding,
-            self.is_open or self.depth > 0,
-            ready,
-            needed_above(self._shares, needed),
-        )
+        return CellLoad(self.name, workers, needed, deciding, serves, ready, needed_above(self._shares, needed))
 
 
 class FlowSimulation:
