@@ -144,9 +144,15 @@ class GatewayHeartbeat:
 
     @property
     def workers(self) -> Sequence[WorkerView]:
-        """The workers of the last observation, and those of the pool in other cells: direct mode can call them, too."""
-        seen = [*([] if self.observation is None else [self.observation]), *self._others()]
-        return combined(seen).workers if seen else ()
+        """The workers that direct mode calls: those that served this cell; if there was none, those of the pool in other cells.
+
+        The customers of other cells keep their workers.
+        """
+        seen = self.observation
+        if seen is not None and seen.healthy_gpus:
+            return seen.workers
+        others = self._others()
+        return combined(others).workers if others else seen.workers if seen is not None else ()
 
     def redis_ms(self) -> int:
         """An upper bound of Redis TIME now, in ms, from the last observation; 0 before the first."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
@@ -146,3 +147,20 @@ async def test_a_pool_without_workers_passes_chats_on_as_before() -> None:
         found.append(setup.sender.passes_on)
 
     assert found == [None, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "called"),
+    [(["w1"], ["w3"], ["w1"]), ([], ["w3"], ["w3"]), ([], None, []), (["w1"], None, ["w1"])],
+)
+async def test_direct_mode_calls_the_workers_of_its_cell_first(
+    here: list[str], elsewhere: list[str] | None, called: list[str]
+) -> None:
+    """Those of other cells only if this one had none, so that the customers of the others keep theirs."""
+    other = Setup([msgspec.structs.replace(WORKER, id=name) for name in elsewhere or ()])
+    seen = [] if elsewhere is None else [await other.observe(["enterprise", "free"])]
+    setup = Setup([msgspec.structs.replace(WORKER, id=name) for name in here], others=lambda: seen)
+    assert list(setup.sender.workers) == list(seen[0].workers if seen else ())
+    await setup.beat(1.0)
+
+    assert [worker.id for worker in setup.sender.workers] == called
