@@ -55,7 +55,7 @@ class Homes:
         self._adopted: AdoptedCells | None = None
         self._rows: object = ()
         self._known: dict[tuple[str, str | None, int], tuple[str, ...]] = {}
-        self._next = 0
+        self._turns: dict[str, int] = {}  # By key, because each cell has an even part of a key's own limit.
 
     @property
     def rows(self) -> Sequence[CellView]:
@@ -93,8 +93,10 @@ class Homes:
             return cells[0]
         if not cells:
             raise RequestError(ErrorCode.NO_CAPACITY, NO_CELL)
-        self._next += 1
-        return cells[self._next % len(cells)]
+        if len(self._turns) >= MOST_KNOWN:
+            self._turns.clear()
+        turn = self._turns[identity.key_id] = self._turns.get(identity.key_id, -1) + 1
+        return cells[turn % len(cells)]
 
     def best(self, identity: IdentityView) -> str:
         """The cell that is shown as the customer's; the default one if no cell is open."""

@@ -193,7 +193,8 @@ class EffectiveLimits(NamedTuple):
     `buckets`: those of the customer, in the order of BUCKETS; `key`: the key's own bucket of requests, or None.
     `max_concurrency` is 0 without a limit. `quotas`: name and amount, such as ("1day", 10000), as in ratelimit/quotas.py.
     `weight`: the customer's part of its tier's GPU time, in proportion to the weights of others that wait; `key_weight`:
-    the key's part of its customer's, 0: that of all keys without a weight together.
+    the key's part of its customer's, 0: that of all keys without a weight together. `spread`: the number of cells that it
+    uses; each has a part of these limits, which the allotter sets (scheduler/cells/), and an even part of the key's.
     """
 
     buckets: tuple[Bucket, ...]
@@ -203,6 +204,14 @@ class EffectiveLimits(NamedTuple):
     weight: float = 1.0
     metered: bool = False  # Whether a quota counts GPU time, tokens or money.
     key_weight: float = 0.0
+    spread: int = 1
+
+    @property
+    def key_in_cell(self) -> tuple[float, float]:
+        """Rate and size of the key's own bucket in one cell; 0 without one. The cells get its requests in turn."""
+        if self.key is None:
+            return 0.0, 0.0
+        return self.key.rate / self.spread, max(1.0, self.key.size / self.spread)
 
     @property
     def key_requests(self) -> Bucket:
@@ -255,6 +264,20 @@ class LimitedIdentity(Protocol):
     def weight(self) -> float: ...
     @property
     def key_weight(self) -> float: ...
+    @property
+    def spread(self) -> int: ...
+
+
+LEAST_SIZE = 20
+"""Requests in the bucket of a customer of several cells, for each cell, that remain when its limits are reduced: a cell may have a
+twentieth of its even part, and must be able to admit a request.
+"""
+
+
+def usable_spread(limits: Values, spread: int) -> int:
+    """How many cells a customer can use: each of them must be able to admit a request with its part of the limits."""
+    least = min(value_of(limits, column) or 0.0 for column in (REQUEST_BUCKET.size, MAX_CONCURRENCY) if column)
+    return max(1, min(spread, int(least) // 3))
 
 
 def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
@@ -266,21 +289,30 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
     if identity.key_rate > 0:
         rate = max(_LEAST_KEY_RATE, identity.key_rate * factor)  # 0 means no limit.
         key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
-    buckets = tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, identity.limits, factor)) is not None])
+    buckets = base_buckets(identity.limits, factor, identity.spread)
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
     quotas = tuple(identity.quotas)
     metered = any(is_metered(name) for name, _ in quotas)
-    return EffectiveLimits(buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight)
+    return EffectiveLimits(
+        buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight, identity.spread
+    )
 
 
-def _bucket(kind: BucketKind, limits: Values, factor: float) -> Bucket | None:
+def base_buckets(limits: Values, factor: float = 1.0, spread: int = 1) -> tuple[Bucket, ...]:
+    """The buckets of a customer at `factor` (0..1) of these limits."""
+    return tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, limits, factor, spread)) is not None])
+
+
+def _bucket(kind: BucketKind, limits: Values, factor: float, spread: int) -> Bucket | None:
     rate = value_of(limits, kind.rate)
     if not rate:
         return None
     if kind.size is None:
         size = max(1.0, rate * factor)
         return Bucket(kind, size, size)
-    return Bucket(kind, rate * factor, max(1.0, (value_of(limits, kind.size) or 0.0) * factor))
+    size = value_of(limits, kind.size) or 0.0
+    least = 1.0 if spread == 1 else min(size, LEAST_SIZE * spread)
+    return Bucket(kind, rate * factor, max(least, size * factor))
 
 
 def number(value: float) -> str:
@@ -301,12 +333,18 @@ def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -
 
 
 def packed_limits(limits: EffectiveLimits, meter: Meter | None = None) -> _Packed:
-    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter and key's weight."""
-    buckets = [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets]
-    packed = buckets, limits.max_concurrency, limits.quotas, limits.weight
+    """The limits of a customer as Lua reads them: {{kind, rate, size}...}, concurrency, quotas, weight, perhaps meter, key's weight, spread."""
+    packed = packed_buckets(limits.buckets), limits.max_concurrency, limits.quotas, limits.weight
+    if limits.spread > 1:
+        return (*packed, meter or False, limits.key_weight, limits.spread)
     if limits.key_weight > 0:
         return (*packed, meter or False, limits.key_weight)
     return packed if meter is None else (*packed, meter)
+
+
+def packed_buckets(buckets: Sequence[Bucket]) -> list[_Packed]:
+    """Buckets as Lua reads them: {kind, rate, size} each."""
+    return [(_NUMBER[b.kind.name], b.rate, b.size) for b in buckets]
 
 
 _NUMBER = {kind.name: number for number, kind in enumerate(BUCKETS, 1)}

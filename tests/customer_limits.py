@@ -25,6 +25,7 @@ _NAMES = {
     "key_burst",
     "weight",
     "key_weight",
+    "spread",
 }
 
 
@@ -39,13 +40,16 @@ def in_force(
     key_burst: float = 0.0,
     weight: float = 1.0,
     key_weight: float = 0.0,
+    spread: int = 1,
 ) -> EffectiveLimits:
     """Limits in force; 0 means that there is no such limit."""
     buckets = [Bucket(REQUEST_BUCKET, rate, burst)]
     if tokens_per_minute:
         buckets.append(Bucket(TOKEN_BUCKET, tokens_per_minute, tokens_per_minute))
     key = Bucket(REQUEST_BUCKET, key_rate, key_burst) if key_rate else None
-    return EffectiveLimits(tuple(buckets), key, max_concurrency, tuple(quotas), weight, key_weight=key_weight)
+    return EffectiveLimits(
+        tuple(buckets), key, max_concurrency, tuple(quotas), weight, key_weight=key_weight, spread=spread
+    )
 
 
 def with_limits(fields: Mapping[str, Any]) -> dict[str, Any]:

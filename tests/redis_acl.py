@@ -19,7 +19,7 @@ SCRIPTS = {
     ),
     "scheduler": (
         *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),
-        *("observe", "quota_restore", "audit_take", "audit_drop"),
+        *("observe", "quota_restore", "audit_take", "audit_drop", "allot"),
     ),
     "worker": ("claim", "bodies", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
 }

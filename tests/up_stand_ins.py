@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS models (
     name text PRIMARY KEY, pool text, max_batch_size int, max_wait_ms int, gpu_timeout_ms int, rps_per_gpu float8,
     target_utilization float8, enabled bool
 );
+CREATE TABLE IF NOT EXISTS cells (name text PRIMARY KEY, redis_url text, state text NOT NULL DEFAULT 'open');
 CREATE OR REPLACE FUNCTION issue_api_key(customer text, name text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE key_id text := substr(md5(random()::text), 1, 12);
 BEGIN

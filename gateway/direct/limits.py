@@ -114,15 +114,20 @@ def quota(period: str, amount: float) -> LocalLimit:
     return LocalLimit(max(1, int(amount)), parse(f"1/{period_of(period)}").get_expiry() * 1_000_000)
 
 
+def cells_sharing(submission: Submission) -> int:
+    """The divisor of the limits of a customer of several cells: without Redis a cell has half of its even part."""
+    return 2 * submission.limits.spread if submission.limits.spread > 1 else 1
+
+
 def charges_of(submission: Submission, tier: TierLimit, gateways: int) -> Charges:
     """What it costs at one of so many gateways, which has its part of each limit."""
-    limits = submission.limits
-    key = _charge(Admission.KEY_LIMIT, submission.api_key_id, limits.key, 1, gateways) if limits.key else None
+    limits, parts = submission.limits, gateways * cells_sharing(submission)
+    key = _charge(Admission.KEY_LIMIT, submission.api_key_id, limits.key, 1, parts) if limits.key else None
     buckets = tuple(
-        _charge(Admission(b.kind.outcome), submission.customer_id, b, b.kind.units(submission), gateways)
+        _charge(Admission(b.kind.outcome), submission.customer_id, b, b.kind.units(submission), parts)
         for b in limits.buckets
     )
-    quotas = tuple(_quota(submission, name, amount / gateways) for name, amount in limits.quotas)
+    quotas = tuple(_quota(submission, name, amount / parts) for name, amount in limits.quotas)
     whole = _charge(Admission.TIER_LIMIT, tier.name, Bucket(REQUEST_BUCKET, tier.rate, tier.burst), 1, gateways)
     return Charges(key, buckets, quotas, (*([key] if key else []), *buckets, *quotas, whole))
 
@@ -221,7 +226,7 @@ class DirectAdmission:
         """What the first limit says that refuses."""
         rejected = self._limits.rejected(charges.every, now)
         concurrency = submission.limits.max_concurrency
-        most = max(1, concurrency // self._gateways)
+        most = max(1, concurrency // (self._gateways * cells_sharing(submission)))
         if concurrency and in_use >= most and (not rejected or rejected.rejection in _AFTER_CONCURRENCY):
             return _Decision(Admission.CONCURRENCY, RETRY_MS, in_use)
         if rejected is None:

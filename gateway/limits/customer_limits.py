@@ -305,7 +305,8 @@ def _filled(submission: Submission, verdict: Verdict) -> float:
     """How full, 0..1, the emptiest of the customer's buckets was."""
     (requests, *others), levels = submission.limits.buckets, verdict.left.buckets
     size = min(requests.size, submission.limits.key.size) if submission.limits.key else requests.size
-    filled = fill(levels[0].left if levels else 0.0, size)
+    cells = submission.limits.spread  # A verdict has the levels of one cell.
+    filled = fill(levels[0].left * cells if levels else 0.0, size)
     for bucket, level in zip(others, levels[1:], strict=False):
-        filled = min(filled, (level.left + bucket.kind.units(submission)) / bucket.size)
+        filled = min(filled, (level.left * cells + bucket.kind.units(submission)) / bucket.size)
     return filled

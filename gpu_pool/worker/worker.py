@@ -89,6 +89,7 @@ __all__ = ["BLOCK_S", "Worker", "WorkerConfig", "run_worker"]
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
+LEAVE_S = 0.5  # In which a worker that stops deregisters from cells that it left.
 SLOW_OVER = ("starting", "ready", "down")  # The states of the model in which a slow one is reported as slow.
 
 log = structlog.get_logger()
@@ -365,13 +366,17 @@ class Worker:
             await asyncio.wait([ended], timeout=min(END_POP_S, left_s))
 
     async def _shut_down(self) -> None:
-        await self._link.pipeline.close()
+        links = self._links
+        await asyncio.gather(*(link.pipeline.close() for link in links))
         self._gpu.stop()
         await self._endpoint.close()
         await self._direct.close()
-        await end_all([leaving for _, leaving in self._left.values()])
+        leaving = [task for _, task in self._left.values()]
+        if leaving:
+            await asyncio.wait(leaving, timeout=LEAVE_S)
+            await end_all(leaving)
         # A lost worker must be visible in health.
-        await asyncio.gather(*(link.close(deregister=not self._broken) for link in self._links))
+        await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
         await self._supervisor.close()
 
     def _state_changed(self, *, at_once: bool = True) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 import structlog
+from msgspec.structs import replace
 
 from ledger.audit.queries import with_statement_timeout
 from ledger.catalog.quotas import window_number, window_start
@@ -65,6 +66,12 @@ async def quota_spent(
     return spent
 
 
+def _of_one_cell(snapshot: Snapshot) -> Snapshot:
+    """Without customers of several cells: the audit has the sum of all cells, with which the allotter compares."""
+    customers = {name: each for name, each in snapshot.customers.items() if each.spread == 1}
+    return snapshot if len(customers) == len(snapshot.customers) else replace(snapshot, customers=customers)
+
+
 def _query(mark: str) -> str:
     """What was spent, by the mark of the unit."""
     if mark == "gpu":
@@ -109,7 +116,8 @@ class QuotaKeeper:
         left = " ".join(row.name for row in snapshot.cells if row.state != "open")
         if not await self._restore.wanted(left):
             return
-        raised = await self._restore.apply(await self._spent(snapshot) if snapshot.quotas else [], left)
+        spent = await self._spent(_of_one_cell(snapshot)) if snapshot.quotas else []
+        raised = await self._restore.apply(spent, left)
         if raised:
             log.info("quotas_restored", raised=raised)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
 from ledger.catalog.snapshot import CellRow, Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
-from ratelimit.limits import LIMIT_COLUMNS
+from ratelimit.limits import LIMIT_COLUMNS, usable_spread
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # The error of adding decimal fractions in binary.
@@ -64,21 +64,24 @@ def customers_from(
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
+        limits = (
+            tier.limits
+            if own == _NONE_OWN
+            else tuple([whole if part is None else part for part, whole in zip(own, tier.limits, strict=True)])
+        )
         customer = Customer(
             id_,
             name,
             tier.name,  # Not the text of the row: one string object for all.
             suspended,
-            tier.limits
-            if own == _NONE_OWN
-            else tuple([whole if part is None else part for part, whole in zip(own, tier.limits, strict=True)]),
+            limits,
             tier.max_queue_ms if queue_ms is None else queue_ms,
             held(id_, tier.name),
             tier.priority,
             hosts,
             weight,
             cell,
-            spread,
+            spread if spread == 1 else usable_spread(limits, spread),
         )
         if customer.max_queue_ms <= 0:
             _positive("customers", name, wait=customer.max_queue_ms)

@@ -52,7 +52,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     callback_hosts: str | None = None  # Own list of hosts, with commas; None: the deployment's.
     weight: float = 1.0  # Its part of the tier's GPU time, in proportion to the weights of others that wait.
     cell: str | None = None  # None: chosen by its id.
-    spread: int = 1  # The number of cells that it uses.
+    spread: int = 1  # The number of cells that it can use (`usable_spread`).
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):

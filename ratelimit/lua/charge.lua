@@ -13,6 +13,7 @@ end
 -- room for the whole estimate; `c.refused_by` names those without.
 local function check_customer(c, o, count, sums, meter)
   local ends_at, names, tokens = nil, nil, sums and sums.tokens or submissions[o + TOKENS]
+  if c.closed then return bucket_kinds[1][1], share.RETRY_MS end
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     local wanted = b.cost == 0 and count or math.min(cost(b, i, o, count, sums), b.burst)
@@ -23,7 +24,7 @@ local function check_customer(c, o, count, sums, meter)
   for i = 1, #c.quotas do
     local q = c.quotas[i]
     if q.spent + metered.cost(c, q, count, tokens, meter) > q.amount then
-      ends_at, names = math.max(ends_at or 0, q.ends_at), names and names .. ' ' .. q.period or q.period
+      ends_at, names = math.max(ends_at or 0, q.others and now + share.RETRY_MS or q.ends_at), names and names .. ' ' .. q.period or q.period
     end
   end
   if not ends_at then return end
@@ -124,6 +125,11 @@ local function save_changed_rates(c, key, tier_bucket, o, count, sums)
       return
     end
   end
+end
+
+-- save_demand(): how many requests arrived here from customers of several cells, for the parts of their limits.
+local function save_demand()
+  for _, c in pairs(customers) do if (c.asked or 0) > 0 then call('HINCRBYFLOAT', c.key, 'asked', c.asked) end end
 end
 
 local function save_customers()

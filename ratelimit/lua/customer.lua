@@ -1,4 +1,4 @@
--- customer: the limits of one customer and what is left of them (needs prelude, bucket and quota): token buckets, concurrency,
+-- customer: the limits of one customer and what is left of them (needs prelude, bucket, quota and share): token buckets, concurrency,
 -- quotas. One hash per customer, read and written once per call for all of its requests. Concurrency is counted by leases,
 -- which expire, because a counter would stay wrong after a crash. Expired leases are removed only if the limit is reached.
 -- bucket_kinds: BUCKETS of ratelimit/limits.py, {outcome, level field, rate field, period in s, index of the cost, settled} each.
@@ -9,40 +9,57 @@ local function count_leases(c)
   return c.in_use
 end
 
+-- set_parts(c, parts): the concurrency of a customer of several cells. It is `closed` if it may use nothing here.
+local function set_parts(c, parts)
+  if c.max_concurrency > 0 then
+    c.max_concurrency = math.floor(share.of(c.max_concurrency, parts[2]))
+    c.closed = c.max_concurrency == 0
+  end
+  c.closed = c.closed or parts[1] == 0
+  if c.closed then c.rate_changed = false end
+end
+
 -- customer(id, limits): limits = {{{kind, rate, size}...}, concurrency (0 = no limit), {{name, amount}...}, weight, meter if a
--- quota is metered: Meter of ratelimit/quotas.py}; `kind` is an index. `gpu_us`: the mean GPU time of its requests in this pool.
--- `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no other cell knew the customer.
+-- quota is metered: Meter of ratelimit/quotas.py, weight of the key, number of cells if several}; `kind` is an index. `gpu_us`: the
+-- mean GPU time of its requests in this pool. `home`: "<here|left> <version> <ms>" where there are several cells; ms is 0 if no
+-- other cell knew the customer.
 local function customer(id, limits)
   local c = customers[id]
   if c then return c end
   c = {key = T .. 'rl:customer:' .. id, leases = T .. 'rl:leases:' .. id, buckets = {}, max_concurrency = limits[2], quotas = {},
     windows = '', in_use = 0, new_leases = {}, last_deadline = now, weight = limits[4] or 1}
-  local fields, n = {'at'}, 1
+  local fields, n = {'at', 'share'}, 2
   for _, b in ipairs(limits[1]) do
     fields[n + 1], fields[n + 2], n = bucket_kinds[b[1]][2], bucket_kinds[b[1]][3], n + 2
   end
-  for i, q in ipairs(limits[3]) do fields[n + i] = 'q:' .. q[1] end
-  if limits[5] then fields[n + #limits[3] + 1] = 'cost:' .. P end
+  local grants = n + #limits[3]
+  for i, q in ipairs(limits[3]) do fields[n + i], fields[grants + i] = 'q:' .. q[1], 'g:' .. q[1] end
+  if limits[5] then fields[grants + #limits[3] + 1] = 'cost:' .. P end
   fields[#fields + 1] = 'home'
   local row = call('HMGET', c.key, unpack(fields))
-  local updated_at = tonumber(row[1])
+  local updated_at, parts = tonumber(row[1]), share.read(row[2])
+  if parts then c.asked = 0 elseif limits[7] then parts = share.NONE end
   for i, b in ipairs(limits[1]) do
-    local kind, rate, size, old_rate = bucket_kinds[b[1]], b[2], b[3], tonumber(row[2 * i + 1])
+    local kind, rate, size, old_rate = bucket_kinds[b[1]], b[2], b[3], tonumber(row[2 * i + 2])
+    if parts then rate, size = share.of(rate, parts[1]), share.of(size, parts[1]) end
     local per_s = rate / kind[4]
     c.buckets[i] = {kind = kind, rate = per_s, burst = size, period_rate = rate, cost = kind[5],
-      tokens = refilled(tonumber(row[2 * i]), updated_at, old_rate and old_rate / kind[4], per_s, size)}
+      tokens = refilled(tonumber(row[2 * i + 1]), updated_at, old_rate and old_rate / kind[4], per_s, size)}
     c.rate_changed = c.rate_changed or rate_changed(old_rate, rate)
   end
   for i, q in ipairs(limits[3]) do
     local number, ends_at = window(q[1])
     local stored_number, spent = string.match(row[n + i] or '', '^(%d+) (%d+)$')
     local unit = string.match(q[1], ':(%a+)$')
-    c.quotas[i] = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit,
+    local quota = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit,
       spent = tonumber(stored_number) == number and tonumber(spent) or 0}
+    if parts then quota.amount, quota.others = share.granted(row[grants + i], number, q[2], parts[3], quota.spent) end
+    c.quotas[i] = quota
     if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
   c.home = row[#fields]
-  c.gpu_us = limits[5] and metered.mean(row[n + #limits[3] + 1] or nil)
+  c.gpu_us = limits[5] and metered.mean(row[grants + #limits[3] + 1] or nil)
+  if parts then set_parts(c, parts) end
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0
   if c.max_concurrency > 0 and c.in_use >= c.max_concurrency then count_leases(c) end
   customers[id] = c

@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 
 from ratelimit.capacity import GpuRate
 from ratelimit.shares import TierShare
-from scheduler.cells.placement import CellLoad, destination, move_chances, workers_needed
+from scheduler.cells.placement import CellLoad, destination, move_chances, needed_above, ready_workers, workers_needed
 from scheduler.cells.places import CellServer, cell_urls, with_credentials, without_credentials
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
@@ -124,15 +124,14 @@ def _load(plan: PoolPlan, name: str, cell: CellState, request_ms: float) -> Cell
     background = sum(queue.depth for tier, queue in seen.background.items() if tier not in plan.paused)
     # Ready batches are of any tier. As part of the lowest one they take no workers from others, but attract the first ones.
     background += seen.ready_batches * plan.batch
-    needed = {
-        tier.name: workers_needed(_recent_rps(seen, tier.name), waiting.get(tier.name, 0), request_ms)
-        for tier in plan.tiers
-        if tier.name not in plan.paused
-    }
+    demand = {tier.name: _recent_rps(seen, tier.name) for tier in plan.tiers if tier.name not in plan.paused}
+    needed = {tier: workers_needed(rps, waiting.get(tier, 0), request_ms) for tier, rps in demand.items()}
     needed[BACKGROUND] = workers_needed(0.0, background, request_ms)
     has_work = any(waiting.values()) or background > 0 or seen.leased_batches > 0
     accepts = cell.state == "open" or (cell.state == "draining" and has_work)
-    return CellLoad(name, len(workers), needed, sum(map(_decides, workers)), accepts)
+    above = needed_above(plan.tiers, needed)
+    ready = ready_workers(plan.tiers, demand, request_ms * plan.batch)
+    return CellLoad(name, len(workers), needed, sum(map(_decides, workers)), accepts, ready, above)
 
 
 def _recent_rps(seen: Observation, tier: str) -> float:

@@ -9,6 +9,10 @@ together are shared among the tiers as a single queue would share them (`ratelim
 priority), and the part of a tier is divided among the cells in proportion to their needs. The others are spread so that all
 cells are equally busy. That gives each cell a number of workers.
 
+In a single queue, requests of a tier above the lowest one run on the next of all workers; in a cell with as few workers as they
+keep busy, they would wait for one of these. So such a cell also gets workers that are ready (`ready_workers`), from those
+that serve the lowest tier in other cells.
+
 Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`), and only if that cell lacks more
 than a tenth of its workers (`SLACK`), because each move costs a reconnection. A worker decides at the end of a batch, or while idle when new
 digests arrive, by a random draw: the chances are such that, over all workers that decide before the next digests, as many move as
@@ -34,6 +38,9 @@ BUSY = 0.8
 
 SLACK = 0.1
 """A cell that lacks at most this part of its workers attracts none."""
+
+READY = 5.0
+"""Workers that a cell has at least for many requests above the lowest tier: one becomes free within a fifth of a run."""
 
 LEAST = 0.001
 """A cell that needs less has no requests: means of past arrivals never become 0."""
@@ -75,11 +82,29 @@ def workers_needed(demand_rps: float, waiting: float, request_ms: float) -> floa
     return (demand_rps + waiting / HORIZON_S) * request_ms / 1000
 
 
+def ready_workers(tiers: Sequence[TierShare], demand_rps: Mapping[str, float], run_ms: float) -> float:
+    """Workers with which requests of tiers above the lowest one rarely wait: square-root staffing, for runs of one request."""
+    lowest = _lowest(tiers)
+    at_once = sum(rps for name, rps in demand_rps.items() if name != lowest) * run_ms / 1000
+    return min(READY, at_once + 2 * math.sqrt(at_once))
+
+
+def needed_above(tiers: Sequence[TierShare], needed: Mapping[str, float]) -> float:
+    """The need of all tiers above the lowest one; that of background counts as lower."""
+    lowest = _lowest(tiers)
+    return sum(needed.get(tier.name, 0.0) for tier in tiers if tier.name != lowest)
+
+
+def _lowest(tiers: Sequence[TierShare]) -> str:
+    return max(tiers, key=lambda tier: tier.priority).name
+
+
 class CellLoad(NamedTuple):
     """The digest of a cell. `workers`: those that serve it or move to it; `needed`: by tier (`workers_needed`).
 
     `deciding`: how many of its workers are expected to decide before the next digests: idle ones, and those whose batch ends.
-    `accepts`: False for a draining, closed or lost cell, which workers leave.
+    `accepts`: False for a draining, closed or lost cell, which workers leave. `ready`: see `ready_workers`; `above`: the
+    need of all tiers above the lowest one.
     """
 
     name: str
@@ -87,6 +112,8 @@ class CellLoad(NamedTuple):
     needed: Mapping[str, float]
     deciding: float
     accepts: bool = True
+    ready: float = 0.0
+    above: float = 0.0
 
     @property
     def needs(self) -> float:
@@ -109,8 +136,10 @@ def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 
 def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, dict[str, float]]:
     """For the workers of each cell: the cells to which one that decides now moves, each with its probability; else it stays."""
-    fair = _with_least(loads, fair_workers(loads, tiers))
-    lacking = {load.name: lacks for load in loads if (lacks := _lacks(load, fair[load.name])) > 0}
+    by_need = fair_workers(loads, tiers)
+    fair = _with_least(loads, _with_ready(loads, by_need))
+    lacks = {load.name: _lacks(load, fair[load.name], fair[load.name] > by_need[load.name]) for load in loads}
+    lacking = {name: workers for name, workers in lacks.items() if workers > 0}
     surplus = {load.name: _surplus(load, fair[load.name]) for load in loads if load.name not in lacking}
     missing, spare = sum(lacking.values()), sum(surplus.values())
     if missing <= 0 or spare <= 0:
@@ -124,6 +153,21 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
     return chances
 
 
+def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
+    """Each cell that accepts workers should have those that are ready, as far as others serve only lower tiers."""
+    lacking = {load.name: max(0.0, load.ready - fair[load.name]) for load in loads if load.accepts}
+    giving = {
+        load.name: max(0.0, fair[load.name] - max(load.ready, load.above)) for load in loads if load.needs > load.above
+    }
+    moved = min(sum(lacking.values()), sum(giving.values()))
+    if moved <= 0:
+        return dict(fair)
+    more, less = moved / sum(lacking.values()), moved / sum(giving.values())
+    return {
+        name: workers + more * lacking.get(name, 0.0) - less * giving.get(name, 0.0) for name, workers in fair.items()
+    }
+
+
 def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
     """Each cell that has requests should have a worker, one without workers FIRST; with fewer workers than cells, an even part."""
     needing = [load for load in loads if load.accepts and load.needs > LEAST]
@@ -135,13 +179,13 @@ def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[st
     return {name: raised.get(name, workers * part) for name, workers in fair.items()}
 
 
-def _lacks(load: CellLoad, fair: float) -> float:
-    """The workers that a cell attracts."""
+def _lacks(load: CellLoad, fair: float, wants_ready: bool) -> float:  # noqa: FBT001 - one of two kinds of need
+    """The workers that a cell attracts; `wants_ready`: even if it is not busy."""
     if not load.accepts or load.needs <= LEAST:
         return 0.0
     lacks = max(0.0, fair - load.workers)
-    is_busy = load.needs > BUSY * load.workers and lacks > SLACK * load.workers
-    return lacks if is_busy or not load.workers else 0.0
+    is_busy = wants_ready or load.needs > BUSY * load.workers
+    return lacks if not load.workers or (is_busy and lacks > SLACK * load.workers) else 0.0
 
 
 def _surplus(load: CellLoad, fair: float) -> float:

@@ -14,7 +14,7 @@
 --   19 '', or packed: the Residence of the customer of each group.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
--- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
+-- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
 if protocol_error() then return protocol_error() end
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local verdicts, body_start, together, together_end = {}, 1, nil, 0
@@ -41,4 +41,5 @@ if enqueue() then
   for _, count in pairs(depth) do waiting = waiting + count end
   if ARGV[18] ~= '' or backlogs.urgent then wake() else wake_for_depth(waiting) end
 end
+save_demand()
 return '\146' .. pack_groups() .. pack_array(verdicts)

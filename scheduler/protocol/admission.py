@@ -300,9 +300,7 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 
 def _group(s: Submission) -> tuple[Any, ...]:
-    own = s.limits.key
-    rate, burst = (own.rate, own.size) if own else (0.0, 0.0)
-    return s.tier, s.customer_id, s.api_key_id, s.model, rate, burst, packed_limits(s.limits, s.meter)
+    return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)
 
 
 MAX_PAIRS = 256

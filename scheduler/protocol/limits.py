@@ -1,4 +1,4 @@
-"""Recent rejections, remaining limits, and quotas restored after a loss of Redis.
+"""Recent rejections, remaining limits, parts of limits in cells, and quotas restored after a loss of Redis.
 
 The audit has accepted requests only, and a rejection must not write to Redis in `admit`. So each gateway sends its
 rejections with its heartbeat: one list per gateway, bounded in number and in time. A gateway has a new id after every
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_limits
+from ratelimit.limits import Bucket, EffectiveLimits, RemainingLimits, packed_buckets, packed_limits
 from scheduler.protocol.admission import KINDS
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
@@ -137,9 +137,114 @@ class LimitState:
 
     async def read(self, customer_id: str, limits: EffectiveLimits, key_id: str = "") -> RemainingLimits:
         """What is left of `limits`; `key_id` is needed if the key has a limit of its own. Raises RedisUnavailable."""
-        rate, burst = (limits.key.rate, limits.key.size) if limits.key else (0.0, 0.0)
-        packed = await self._script(customer_id, _encode(packed_limits(limits)), key_id, rate, burst, KINDS)
+        packed = await self._script(customer_id, _encode(packed_limits(limits)), key_id, *limits.key_in_cell, KINDS)
         return _left.decode(packed)
+
+
+class Parts(NamedTuple):
+    """The parts of a customer's limits that one cell may use, in ten-thousandths; of quotas: that of a new window."""
+
+    rates: int = 0
+    concurrency: int = 0
+    quotas: int = 0
+
+
+REMOVED = Parts(-1)
+"""The customer uses only this cell from here on."""
+
+
+class Grant(NamedTuple):
+    """`amount` of a quota in one of its windows, of which this cell may spend `grant`. `others`: other cells may spend more."""
+
+    name: str
+    amount: int
+    window: int = -1
+    grant: int = 0
+    others: bool = True
+
+
+class PartsOrder(NamedTuple):
+    """The parts of one customer in one cell; None: they are only read. `buckets`: its base limits."""
+
+    customer_id: str
+    buckets: Sequence[Bucket]
+    parts: Parts | None
+    grants: Sequence[Grant] = ()
+
+
+class GrantState(NamedTuple):
+    """A quota in the present window of one cell. With `grant` = `spent` it may spend no more."""
+
+    window: int
+    spent: int
+    grant: int
+
+
+class PartsState(NamedTuple):
+    """The parts of one customer in a cell after a call, which hold for `left_ms`, and then half of them. `asked`: requests so far."""
+
+    parts: Parts | None
+    left_ms: int
+    open: int
+    asked: int
+    grants: Sequence[GrantState]
+
+
+class Allotted(NamedTuple):
+    """The reply of a cell. Not `accepted`: nothing was written, and another allotter has it for `held_ms`, with `epoch`."""
+
+    accepted: bool
+    now_ms: int
+    epoch: int
+    held_ms: int
+    customers: Sequence[str]
+    states: Sequence[PartsState]
+
+
+class _PackedState(msgspec.Struct, array_like=True):
+    parts: tuple[int, int, int] | bool
+    left_ms: int
+    open: int
+    asked: int
+    grants: list[tuple[int, int, int]]
+
+
+_PackedAllotted = tuple[bool, int, int, int, list[str], list[_PackedState]]
+_allotted = msgspec.msgpack.Decoder(_PackedAllotted, strict=False)
+
+
+class Allotments:
+    """The script `allot` of one cell."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._script = Script("allot", client, keys)
+
+    async def allot(
+        self, allotter: str, epoch: int, number: int, ends_ms: int = 0, orders: Sequence[PartsOrder] = ()
+    ) -> Allotted:
+        """Claim the cell, and process the orders. With epoch 0 it is not claimed. `number` increases with every call.
+
+        `ends_ms`: TIME of the cell until which the parts hold. Raises RedisUnavailable if the outcome is unknown, RedisFull.
+        """
+        packed = await self._script(allotter, epoch, number, ends_ms, _encode(list(map(_packed_order, orders))), KINDS)
+        accepted, now_ms, known, held_ms, customers, states = _allotted.decode(packed)
+        found = [
+            PartsState(
+                Parts(*s.parts) if isinstance(s.parts, tuple) else None,
+                s.left_ms,
+                s.open,
+                s.asked,
+                [GrantState(*grant) for grant in s.grants],
+            )
+            for s in states
+        ]
+        return Allotted(accepted, now_ms, known, held_ms, customers, found)
+
+
+def _packed_order(order: PartsOrder) -> tuple[Any, ...]:
+    parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
+    grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
+    return order.customer_id, packed_buckets(order.buckets), parts, grants
 
 
 CHUNK = 1000

@@ -152,7 +152,9 @@ KEYS = (
     RedisKey(
         "rl:customer:<customer>",
         "hash",
-        "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed; `home`: whether they are in this cell, by which version of the catalog, since when",
+        "remaining limits of a customer; `cost:<prefix>`: mean GPU time of its requests in a pool in µs, and when it changed; "
+        "`home`: whether they are in this cell, by which version of the catalog, since when; `share`, `g:<quota>`: parts of "
+        "its limits in this cell, if it uses several",
         "admit",
         "1 h to 7 days; quotas until their window ends",
     ),
@@ -177,6 +179,8 @@ KEYS = (
         "admit",
         "1 h to 7 days",
     ),
+    RedisKey("rl:shared", "set", "customers with parts of their limits in this cell", "allot", "7 days"),
+    RedisKey("allotter", "hash", "the allotter that sets these parts, and its last call", "allot", "7 days"),
     RedisKey("history", "list", "points of the dashboard's charts, newest 1,800", "gateway", "60 min from the newest"),
     RedisKey("history_turn", "string", "gateway that writes `history`", "gateway", "5 s"),
     RedisKey("pools", "set", "pools to serve", "scheduler"),

@@ -100,6 +100,18 @@ async def places(stack: Stack, answers: Sequence[Answer]) -> list[set[str]]:
     return found
 
 
+async def shared_in(stack: Stack, customer: NewCustomer) -> set[str]:
+    """The cells that have a part of the limits of a customer."""
+    found: set[str] = set()
+    for cell, url in cell_urls(stack.redis_url, await cells(stack)).items():
+        client = command_client(url, 5.0)
+        share = await client.hget(f"{tag_at(client)}rl:customer:{customer.id}", "share")
+        if share is not None and int(share.split()[1]) > 0:
+            found.add(cell)
+        await client.aclose()
+    return found
+
+
 def admin(stack: Stack) -> Admin:
     """The command line on this stack."""
     addresses = stack.read()
@@ -120,6 +132,26 @@ async def test_every_gateway_serves_the_customers_of_each_cell(stack: Stack) -> 
         assert await places(stack, own) == [{cell}] * len(own)
         rows = await stack.audited([answer.request_id or "" for answer in own])
         assert len({row["gateway_id"] for row in rows.values()}) == GATEWAYS
+
+
+async def test_a_customer_of_both_cells_uses_both_within_its_limits(stack: Stack) -> None:
+    """It gets its parts from the allotter of a scheduler, and is never above its rate and burst."""
+    limits = {"requests_per_second": 20.0, "burst": 30.0, "max_concurrency": 1000, "spread": 2}
+    customer = await add_customer(stack, "both", "enterprise", **limits)
+    await known(customer, stack.url, 20)
+
+    async def served() -> bool:
+        await load(stack, [customer], 20, 0.5)
+        return await shared_in(stack, customer) == {"default", "c2"}
+
+    await eventually(served, "both cells have a part")
+    began = time.monotonic()
+    answers = (await load(stack, [customer], 80, 3.0))[customer.name]
+    accepted = [answer for answer in answers if answer.status == 200]
+
+    assert {answer.status for answer in answers} == {200, 429}
+    assert {cell for found in await places(stack, accepted) for cell in found} == {"default", "c2"}
+    assert len(accepted) <= 20.0 * (time.monotonic() - began) + 30.0
 
 
 async def test_streams_jobs_and_batches_in_the_second_cell(stack: Stack) -> None:
@@ -199,12 +231,12 @@ async def test_a_cell_is_opened_drained_and_closed_under_load(stack: Stack) -> N
     await stack.healthy(4)
     of_cells, verbs = await customers_of(stack, "moving"), admin(stack)
     customers = [*of_cells["default"], *of_cells["c2"]]
-    third = CellRow("c3", None, "open", 1.0)
+    rows = (*await cells(stack), CellRow("c3", None, "open", 1.0))
+    while not any(cells_of(each.id, rows) == ("c3",) for each in customers):
+        customers.append(await add_customer(stack, f"moving-too-{len(customers)}", "enterprise", **NO_LIMITS))
     before = await homes(stack, customers)
-    rows = (*await cells(stack), third)
     after = {each.name: cells_of(each.id, rows)[0] for each in customers}
     moved = {name for name, cell in after.items() if cell == "c3"}
-    assert moved
     assert {name: cell for name, cell in after.items() if name not in moved} == {
         name: cell for name, cell in before.items() if name not in moved
     }

@@ -159,10 +159,12 @@ async def cells(tmp_path: Path) -> AsyncIterator[TestCells]:
         await server.stop()
 
 
-async def started(start_here: StartHere, cells: TestCells, count: int, backend: str = "simulated:20") -> list[Worker]:
+async def started(
+    start_here: StartHere, cells: TestCells, count: int, backend: str = "simulated:20", **changes: Any
+) -> list[Worker]:
     """Workers in the default cell, after their first heartbeats."""
-    url = cells.default.url
-    workers = [await start_here(backend, redis_url=url, worker_id=f"w{n}", max_batch_size=4) for n in range(count)]
+    fields = {"redis_url": cells.default.url, "max_batch_size": 4} | changes
+    workers = [await start_here(backend, worker_id=f"w{n}", **fields) for n in range(count)]
 
     async def registered() -> bool:
         return len(await cells.default.workers()) == count
@@ -178,6 +180,15 @@ async def serve(cell: TestCell, other: TestCell, count: int) -> None:
         return (len(await cell.workers()), len(await other.workers())) == (count, 0)
 
     await eventually(moved, f"all workers serve {cell.name}", 20.0)
+
+
+async def gone(cells: TestCells) -> None:
+    """Wait until no worker is registered in any cell."""
+
+    async def nowhere() -> bool:
+        return not await cells.default.workers() and not await cells.west.workers()
+
+    await eventually(nowhere, "no worker is registered any more")
 
 
 async def test_workers_follow_the_load(cells: TestCells, start_here: StartHere) -> None:
@@ -294,6 +305,28 @@ async def test_a_running_batch_ends_in_the_cell_that_its_worker_has_left(
     await serve(cells.west, cells.default, 1)
 
 
+async def test_sigterm_while_a_batch_runs_in_the_cell_that_was_left(
+    cells: TestCells, start_here: StartHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch outlasts the drain: it is handed back there, uncounted, and the worker is registered in neither cell."""
+    monkeypatch.setattr(prefetch, "AHEAD_MS", 1000.0)
+    (worker,) = await started(start_here, cells, 1, "simulated:2000", drain_ms=100)
+    await cells.default.send(1)
+    await cells.default.answered()  # The time of a run is measured.
+    (waiting,) = await cells.default.send(1)
+    await eventually(lambda: worker._execution.running, "a batch runs")
+    await cells.order("west")
+    await eventually(lambda: worker._link.cell == "west", "the worker moves")
+
+    worker.drain()
+
+    async def handed_back() -> bool:
+        return await cells.default.pool.attempts(waiting) == 0
+
+    await eventually(handed_back, "the attempt does not count")
+    await gone(cells)
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_sigterm_during_a_move(
     cells: TestCells, start_here: StartHere, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -311,11 +344,8 @@ async def test_sigterm_during_a_move(
     monkeypatch.setattr(CellLink, "register", draining)
     await cells.order("west")
 
-    async def gone() -> bool:
-        return not await cells.default.workers() and not await cells.west.workers()
-
     await eventually(worker._draining.is_set, "it drains")
-    await eventually(gone, "it is not registered any more")
+    await gone(cells)
 
 
 @pytest.mark.parametrize("role", ["scheduler", "gateway"])

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -16,9 +17,12 @@ from ledger.audit.quota_restore import QuotaKeeper, quota_spent
 from ledger.catalog.loader import load
 from ledger.catalog.snapshot import CellRow, Snapshot
 from pool import Pool
+from scheduler.cells.allotter import Allotter
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
 from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane.roles.allotter import QuotaAudit, SharedCustomers
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 
@@ -175,3 +179,31 @@ async def test_the_restore_is_repeated_until_postgresql_is_available(pool: Pool,
 
     assert len(restore.restored) == 1
     assert await outcomes(pool, customer, 3) == ["accepted", "accepted", "quota"]
+
+
+async def test_the_audit_of_a_customer_of_several_cells_is_not_restored_in_each(
+    pool: Pool, database_url: str, db: Connection
+) -> None:
+    """It has the sum of all cells. The allotter counts what is missing in them, when it begins."""
+    customer = await spent_eight(db)
+    await db.execute("UPDATE customers SET spread = 2, burst = 100, max_concurrency = 100")
+    snapshot = await load(db)
+    restore = RecordedRestore(pool.client)
+    await QuotaKeeper(database_url, restore, catalog_of(snapshot)).look()
+    assert restore.restored == [[]]
+
+    catalog: Any = SimpleNamespace(snapshot=snapshot)
+    customers, url = SharedCustomers(catalog), str(pool.client.connection_pool.connection_kwargs["path"])
+    allotter = Allotter("one", lambda: {"default": f"unix://{url}"}, customers.all, customers.find)
+    running = asyncio.create_task(allotter.run())
+    audit = asyncio.create_task(QuotaAudit(database_url, catalog, allotter).run())
+    try:
+        key = f"rl:customer:{customer}"
+
+        async def granted() -> bool:
+            value = await pool.client.hget(key, "g:1year")
+            return value is not None and value.split()[1] == b"2"
+
+        await eventually(granted, "two of ten requests are left")
+    finally:
+        await end_all([running, audit])

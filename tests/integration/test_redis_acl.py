@@ -14,13 +14,24 @@ from eventually import eventually
 from integration.gateway_fixtures import running_stack
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker
 from pool import TIERS, Pool, done
+from ratelimit.limits import REQUEST_BUCKET, Bucket
 from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.protocol.index_repair import IndexRepair
-from scheduler.protocol.limits import LimitState, QuotaRestore, QuotaSpent, recent_rejections
+from scheduler.protocol.limits import (
+    REMOVED,
+    Allotments,
+    Grant,
+    LimitState,
+    Parts,
+    PartsOrder,
+    QuotaRestore,
+    QuotaSpent,
+    recent_rejections,
+)
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import blocking_client, blocking_read, check_server, command_client
 from scheduler.redis_client.keys import Keys, tag_of
@@ -190,6 +201,10 @@ async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:
     restore = QuotaRestore(scheduler.client, scheduler.keys)
     await restore.wanted()
     await restore.apply([QuotaSpent("customer", "1day", await scheduler.now_ms(), 3)])
+    order = PartsOrder("customer", [Bucket(REQUEST_BUCKET, 1.0, 9.0)], Parts(5000, 5000, 5000), [Grant("1day", 10)])
+    allotments, ends_ms = Allotments(scheduler.client, scheduler.keys), await scheduler.now_ms() + 3000
+    assert (await allotments.allot("one", 1, 1, ends_ms, [order])).accepted
+    await allotments.allot("one", 1, 2, ends_ms, [order._replace(parts=REMOVED)])
 
 
 async def test_a_worker_and_a_waiting_scheduler(

@@ -17,11 +17,13 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from eventually import eventually
+from ledger.postgres import asyncpg_dsn
 from tierlane.connect import STACK_FILE
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.leftovers import end_leftovers
@@ -62,7 +64,8 @@ async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: S
     processes = up.all_processes()
 
     assert stat.S_IMODE((tmp_path / "data" / "stack.json").stat().st_mode) == 0o600
-    assert set(stack) == {"http_url", "redis_url", "database_url", "service_token", "keys", "processes"}
+    assert set(stack) == {"http_url", "redis_url", "cells", "database_url", "service_token", "keys", "processes"}
+    assert stack["cells"] == {"default": stack["redis_url"]}
     assert stack["http_url"] == f"http://127.0.0.1:{port}"
     assert stack["database_url"].startswith("postgresql+asyncpg://")
     assert set(stack["keys"]) == {"enterprise", "paid", "free"}
@@ -144,6 +147,49 @@ async def test_a_second_start_on_one_data_directory(start: Start) -> None:
 
     assert (after["keys"], after["service_token"]) == (before["keys"], before["service_token"])
     assert (count(before), count(after)) == ((min(2, os.cpu_count() or 1), 2), (1, 0))
+
+
+async def test_cells_have_servers_of_their_own(tmp_path: Path, start: Start) -> None:
+    """A drained one stays drained. Workers start in the cells in turn. A cell is closed before its server is left out."""
+    up = start("cells=3", "workers=4", "gateways=1", "schedulers=1")
+    stack = await up.ready()
+    urls = stack["cells"]
+    workers = [psutil.Process(up.pids()[f"worker-{number}"]).environ() for number in (1, 2, 3, 4)]
+    assert [worker["TIERLANE_REDIS_URL"] for worker in workers] == [*urls.values(), urls["default"]]
+    assert [urls[cell].partition("#")[2] for cell in urls] == ["", "c2", "c3"]
+    assert (tmp_path / "data" / "cells" / "c2" / "redis").is_dir()
+    assert {"redis", "redis-c2", "redis-c3"} <= up.pids().keys()
+    await change_cells(stack, "UPDATE cells SET state = 'draining' WHERE name = 'c2'")
+    await up.interrupt()
+
+    fewer = start("workers=1")
+    assert await fewer.ended(within_s=30.0) == 1
+    assert "Cells c2 and c3 of this data directory must be drained and closed first: start with --cells 3" in fewer.text
+    again = start("cells=3", "workers=1", "gateways=1", "schedulers=1")
+    stack = await again.ready()
+    assert await change_cells(stack, "SELECT name, state FROM cells ORDER BY name") == [
+        ("c2", "draining"), ("c3", "open"),
+    ]  # fmt: skip
+    await change_cells(stack, "UPDATE cells SET state = 'closed'")
+    await again.interrupt()
+    fewer = start("workers=1", "gateways=1", "schedulers=1")
+    await fewer.ready()
+    await fewer.interrupt()
+
+
+async def change_cells(stack: dict[str, Any], query: str) -> list[tuple[Any, ...]]:
+    connection = await asyncpg.connect(asyncpg_dsn(stack["database_url"]))
+    try:
+        return [tuple(row) for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
+
+
+async def test_cells_are_not_started_beside_a_configured_redis(redis_url: str, start: Start) -> None:
+    """They would have servers that other machines cannot reach."""
+    up = start("cells=2", env={"TIERLANE_REDIS_URL": redis_url})
+    assert await up.ended(within_s=30.0) == 1
+    assert "--cells starts servers, but TIERLANE_REDIS_URL is set: omit one of them." in up.text
 
 
 async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, start: Start) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ledger.catalog.snapshot import CellRow
 from ratelimit.shares import TierShare
 from scheduler.cells.placement import (
+    READY,
     Cell,
     CellLoad,
     destination,
@@ -14,6 +15,7 @@ from scheduler.cells.placement import (
     home,
     homes,
     move_chances,
+    ready_workers,
     workers_needed,
 )
 from scheduler.cells.places import cell_urls, cells_of, former_homes
@@ -27,8 +29,12 @@ def cells(*names: str, closed: str = "") -> list[Cell]:
     return [Cell(name, is_open=name != closed) for name in names]
 
 
-def load(name: str, workers: int, *, enterprise: float = 0.0, free: float = 0.0, deciding: float = 1e9) -> CellLoad:
-    return CellLoad(name, workers, {"enterprise": enterprise, "free": free}, min(deciding, workers))
+def load(
+    name: str, workers: int, *, enterprise: float = 0.0, free: float = 0.0, deciding: float = 1e9, ready: float = 0.0
+) -> CellLoad:
+    return CellLoad(
+        name, workers, {"enterprise": enterprise, "free": free}, min(deciding, workers), ready=ready, above=enterprise
+    )
 
 
 def test_homes_of_known_customers() -> None:
@@ -80,6 +86,13 @@ def test_needed_workers() -> None:
     assert workers_needed(100, 50, 20) == 4
 
 
+def test_ready_workers() -> None:
+    """For tiers above the lowest one: few requests want one worker, many want five."""
+    found = [ready_workers(TIERS, {"enterprise": rps, "free": 100.0}, 200.0) for rps in (0, 0.1, 5, 1000)]
+
+    assert found == pytest.approx([0.0, 0.303, 3.0, READY], abs=0.001)
+
+
 @pytest.mark.parametrize(
     ("loads", "fair"),
     [
@@ -113,6 +126,12 @@ def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
         ([load("a", 10, free=10), load("b", 10, free=12)], {}),
         # fewer decide than should move: each of them more probably
         ([load("a", 10, deciding=4, free=10), load("b", 10, free=15)], {"a": {"b": 0.5}}),
+        # workers of the lowest tier become ready ones of a higher tier, although its cell is not busy
+        ([load("a", 14, free=30), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
+        # those of the same tier do not
+        ([load("a", 14, enterprise=13, ready=5), load("b", 2, enterprise=1.5, ready=5)], {}),
+        # the cell that gives keeps its own ready workers
+        ([load("a", 6, enterprise=1, free=9, ready=5), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 1 / 6}}),
         # two cells that lack workers divide those that move
         ([load("a", 6), load("b", 3, free=6), load("c", 3, free=6)], {"a": {"b": 0.5, "c": 0.5}}),
         # a cell without workers attracts three instead of one

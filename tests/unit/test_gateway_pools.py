@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from eventually import eventually
 from gateway.cells import Homes
+from gateway.operations.actions import most_healthy
 from gateway.pools import Pools
 from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -180,10 +181,23 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
 async def test_a_spread_customer_uses_its_cells_in_turn() -> None:
     """One call for each request."""
     pools = pools_of(catalog(WEST))
-    spread: Any = SimpleNamespace(customer_id="c1", cell=None, spread=2)
+    spread: Any = SimpleNamespace(customer_id="c1", key_id="k1", cell=None, spread=2)
     async with running(pools):
         await eventually(lambda: len(places(pools)) == 6, "the cells are served")
         found = [pools.serving(spread, "tiny") for _ in range(4)]
 
     assert found[0] is not found[1]
     assert found[:2] == found[2:]
+
+
+def test_dead_letters_run_again_in_the_cell_with_the_most_healthy_workers() -> None:
+    """In the default one if none has more; a cell whose Redis does not respond has none."""
+
+    def seen(place: Any, healthy: int, problem: str | None = None) -> Any:
+        place.heartbeat = SimpleNamespace(observation=SimpleNamespace(healthy_gpus=healthy), redis_problem=problem)
+        return place
+
+    default, west, lost = (parts("default", url) for url in (URL, f"{URL}#west", f"{URL}#lost"))
+
+    assert most_healthy([seen(default, 1), seen(west, 1)]) == {"default": default}
+    assert most_healthy([seen(default, 1), seen(west, 2), seen(lost, 3, "away")]) == {"default": west}

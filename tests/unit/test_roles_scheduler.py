@@ -1,12 +1,16 @@
-"""The batch policy of a pool from the rows of the catalog."""
+"""The batch policy of a pool, and the customers of several cells, from the rows of the catalog."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from ledger.catalog.snapshot import Model, Snapshot, Tier
+from ledger.catalog.snapshot import CellRow, Customer, Model, Snapshot, Tier
 from ratelimit.shares import TierShare
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import PoolPlan
+from tierlane.roles.allotter import SharedCustomers
 from tierlane.roles.scheduler import (
     DEFAULT_TIERS,
     LEAVING_S,
@@ -93,3 +97,37 @@ def test_a_renamed_tier_is_still_served() -> None:
     assert leaving.kept(before).tiers == (*before.tiers, TierPolicy("or", 1, 0.0))
     now = 1.0 + LEAVING_S
     assert leaving.kept(before) == before
+
+
+def test_the_customers_of_several_cells() -> None:
+    """With their base limits. The object is the same while none of them changes, whatever else the catalog has."""
+    cells = (CellRow("east", None, "open", 1.0), CellRow("west", None, "draining", 1.0))
+    limits = (100.0, 200.0, 50, None)
+    large = Customer("large", "large", "gold", False, limits, 2000, (("1day", 10),), spread=3)
+    small = Customer("small", "small", "gold", False, limits, 2000, cell="east")
+    snapshot = Snapshot(3, (), {"large": large, "small": small}, {}, {}, (), cells=cells)
+    catalog: Any = SimpleNamespace(snapshot=None)
+    customers = SharedCustomers(catalog)
+    assert (customers.all(), customers.find("large")) == ({}, None)
+
+    catalog.snapshot = snapshot
+    (found,) = customers.all().values()
+    assert (found.id, set(found.cells), found.shared) == ("large", {"default", "east"}, True)
+    assert ([(b.rate, b.size) for b in found.buckets], found.concurrency, found.quotas) == (
+        [(100.0, 200.0)],
+        50,
+        (("1day", 10),),
+    )
+    other = customers.find("small")
+    assert other is not None
+    assert (other.cells, other.shared) == (("east",), False)
+
+    before = customers.all()
+    catalog.snapshot = msgspec.structs.replace(snapshot, version=4, customers={"large": large})
+    assert customers.all() is before
+    catalog.snapshot = msgspec.structs.replace(snapshot, version=5, cells=cells[:1])
+    assert customers.all() is before  # A draining cell is closed: nothing changes for it.
+    catalog.snapshot = msgspec.structs.replace(
+        snapshot, version=6, cells=(*cells[:1], CellRow("west", None, "open", 1.0))
+    )
+    assert customers.all() is not before

@@ -57,14 +57,14 @@ def test_cells_agree() -> None:
     """Load that jumps into one of three cells: where the workers are at the end, and what is completed."""
     customers = {
         "shop": None,
-        "crowd": {"rate": [[0, 10], [5, 50]], "cells": ["cell-3"]},
+        "crowd": {"rate": [[0, 10], [5, 120]], "cells": ["cell-3"]},
         "acme": {"count": 16, "rate": 10},
     }
-    requests, flows = both(gpus=15, cells={"count": 3}, customers=customers)
+    requests, flows = both(gpus=30, cells={"count": 3}, customers=customers)
 
     workers = [document["timeline"]["cells"]["cell-3"]["workers"][-1] for document in (requests, flows)]
     assert workers[1] == pytest.approx(workers[0], abs=2)
-    assert min(workers) > 7
+    assert min(workers) > 14
     for one, other in zip(requests["classes"], flows["classes"], strict=True):
         assert other["completed"] == pytest.approx(one["completed"], rel=0.1)
 

@@ -45,6 +45,7 @@ from scheduler.protocol.presence import Cordons, CordonSync, Presence
 from scheduler.redis_client.connections import blocking_client, command_client, server_url, tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of, is_pool_name, place_name, pools_to_serve
 from scheduler.tasks import Loop, TaskRegistry, end_all
+from tierlane.roles.allotter import run_allotter
 from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ class StandIn:
                 besides = [group.create_task(left.run())] if is_own and settings.serve_pools == "all" else []
                 if is_own and cell == DEFAULT_CELL:
                     besides.append(group.create_task(publish_moves(self._settings, self._catalog)))
+                    besides.append(group.create_task(run_allotter(self._settings, self._catalog)))
                 await run_pool(settings, stop, self._catalog, client, standing_in=True)
                 await end_all(besides)
         finally:
@@ -341,7 +343,10 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
     """Serve every cell of the catalog until `stop`, or until it is closed."""
     running: dict[str, asyncio.Event] = {}
     async with asyncio.TaskGroup() as group:
-        moves = group.create_task(publish_moves(settings, catalog), name="moves of workers")
+        of_all_cells = [
+            group.create_task(publish_moves(settings, catalog), name="moves of workers"),
+            group.create_task(run_allotter(settings, catalog), name="allotter"),
+        ]
         while not stop.is_set():
             urls = cell_urls(settings.redis_url, catalog.snapshot.cells if catalog.snapshot is not None else ())
             for cell in sorted(urls.keys() - running.keys()):
@@ -353,7 +358,7 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
             await _asked_to_stop(stop, STOP_LOOK_S)
         for closed in running.values():
             closed.set()
-        await end_all([moves])
+        await end_all(of_all_cells)
 
 
 async def publish_moves(settings: "Settings", catalog: Catalog) -> None:

@@ -17,6 +17,7 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
+from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S
 from scheduler.batching.policy import (
     NEVER,
@@ -29,7 +30,7 @@ from scheduler.batching.policy import (
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
-from scheduler.cells.placement import CellLoad, destination, workers_needed
+from scheduler.cells.placement import CellLoad, destination, needed_above, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
@@ -412,14 +413,17 @@ class SimulatedCell:
         """The digest: what each tier needs, by its demand and its queue."""
         service, batch = self.dispatcher.service, self._scenario.model.max_batch_size
         run_ms = service.base_ms + batch * service.item_ms or self._scenario.costs.run_ms(batch, 10.0 * batch)
+        demand = {name: self._recent_demand(name) for name in self.queues}
         needed = {
-            name: workers_needed(self._recent_demand(name), queue.depth, run_ms / batch)
-            for name, queue in self.queues.items()
+            name: workers_needed(demand[name], queue.depth, run_ms / batch) for name, queue in self.queues.items()
         }
+        shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in self._snapshot.tiers]
         idle = sum(worker.is_idle for worker in self.workers)
         deciding = idle + (len(self.workers) - idle) * min(1.0, deciding_s * 1000 / run_ms)
         serves = self.accepts or self.leased > 0 or self.depth > 0  # What waits in a draining cell ends there.
-        return CellLoad(self.name, len(self.workers) + self.coming, needed, deciding, serves)
+        workers = len(self.workers) + self.coming
+        ready, above = ready_workers(shares, demand, run_ms), needed_above(shares, needed)
+        return CellLoad(self.name, workers, needed, deciding, serves, ready, above)
 
     def _recent_demand(self, tier: str) -> float:
         """Requests/s that base limits accept, by the arrivals of the last half second: limits average over two seconds."""

@@ -20,7 +20,7 @@ from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUES
 from ratelimit.shares import TierShare, ceilings, factor, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
-from scheduler.cells.placement import Cell, CellLoad, home, move_chances, workers_needed
+from scheduler.cells.placement import Cell, CellLoad, home, move_chances, needed_above, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
@@ -351,7 +351,17 @@ class FlowCell:
         needed = {t.tier.name: workers_needed(t.recent, t.waiting, request_ms) for t in self.tiers}
         idle = max(0.0, self.workers - self._running)
         deciding = idle + (self.workers - idle) * min(1.0, deciding_s * 1000 / self.full_ms())
-        return CellLoad(self.name, self.workers + len(self.coming), needed, deciding, self.is_open or self.depth > 0)
+        ready = ready_workers(self._shares, {t.tier.name: t.recent for t in self.tiers}, self.full_ms())
+        workers = self.workers + len(self.coming)
+        return CellLoad(
+            self.name,
+            workers,
+            needed,
+            deciding,
+            self.is_open or self.depth > 0,
+            ready,
+            needed_above(self._shares, needed),
+        )
 
 
 class FlowSimulation:

@@ -123,6 +123,7 @@ local function decide(g, o, key, together)
   if g.elsewhere == nil then g.elsewhere = is_elsewhere(g) or false end
   if g.elsewhere or g.has_moved and rare and rare[1] ~= '' then return 'elsewhere', 0 end
   local coalesced = rare and not together and needs_no_run(g, rare)
+  if g.customer.asked then g.customer.asked = g.customer.asked + 1 end
   if together then outcome, retry_ms, limit = together[1], together[2], together[3]
   else outcome, retry_ms, limit = evaluate(g, o, 1, nil, coalesced) end
   if outcome ~= 'accepted' then return outcome, retry_ms, nil, outcome == 'quota' and g.customer.refused_by or nil end
