@@ -2,8 +2,9 @@
 
 `admit` rejects them as `elsewhere`. The limits of all waiting customers are then taken from the other cells and stored in this
 one, in two calls of Redis for up to 64 customers; then the requests are admitted. If the home of a customer is another cell
-meanwhile, its requests are submitted there, and a request whose Idempotency-Key another cell knows is submitted in that one. A gateway whose catalog is older than the one that decided waits for the newer
-one. A cell that does not respond is not waited for: customers that it may have had start with empty buckets.
+meanwhile, its requests are submitted there, and a request whose Idempotency-Key another cell knows is submitted in that
+one. A gateway whose catalog is older than the one that decided submits requests in the home of which it learns so; those with
+an Idempotency-Key, or of a key with its own limit, wait for the newer catalog. A cell that does not respond is not waited for: customers that it may have had start with empty buckets.
 """
 
 import asyncio
@@ -159,6 +160,9 @@ class Handover:
             states = {name: answer[customer_id] for name, answer in left.items()}
             if newer := max((each.newer for each in states.values()), default=0):
                 self._newer[customer_id] = newer
+                home = next((name for name, each in states.items() if each.is_home), None)
+                if home is not None and wanted[customer_id] == Wanted():  # The rest needs the newer catalog.
+                    self._release(customer_id, Verdict(Admission.ELSEWHERE, stored_id=home))
                 continue
             limits = self._held[customer_id][0].pending.submission.limits if customer_id in self._held else None
             if limits is not None:

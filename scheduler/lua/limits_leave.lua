@@ -3,7 +3,7 @@
 -- What is left stays, until it expires: another gateway that asks gets the same.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which their home is another cell, 3 packed {{customer id,
 --   {key id...}, {value of an Idempotency-Key...}}...}.
--- Returns for each customer, packed: {version of the newer catalog by which they are here or have left}, or {0, whether they left
+-- Returns for each customer, packed: {version of the newer catalog by which they are here or have left, whether here}, or {0, whether they left
 --   just now, ms that the hash lives, us since it was written (false: nothing is known), its fields, {id, ms, id, ms...} of its
 --   open requests, {{us, fields} or false...} of the keys, whether each Idempotency-Key has a request or its reply here}. All times are durations by this server's clock.
 -- include: prelude, row
@@ -43,7 +43,7 @@ local function leave(id, key_ids, values)
   local row, keys, known = hash(key), {}, {}
   local state, decided, at = string.match(row.home or '', '^(%a+) (%d+) (%d+)$')
   decided = tonumber(decided)
-  if decided and (decided > version or decided == version and state == 'here') then return {decided} end
+  if decided and (decided > version or decided == version and state == 'here') then return {decided, state == 'here'} end
   local left_at = state == 'left' and tonumber(at) or now
   call('HSET', key, 'home', string.format('left %.0f %.0f', version, left_at))
   extend_ttl(key, MARK_MS)

@@ -21,6 +21,7 @@ MAX_CUSTOMERS = 64
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _number = msgspec.msgpack.Decoder(int).decode
+_flag = msgspec.msgpack.Decoder(bool).decode
 _flags = msgspec.msgpack.Decoder(list[bool]).decode
 _KNOWN = 7  # The position in a reply.
 
@@ -36,12 +37,14 @@ class Left(NamedTuple):
     """What is left of a customer's limits in the cell that it leaves.
 
     `newer`: the version of a newer catalog, by which the customer does not leave it for the cell of the caller; 0: none.
+    `is_home`: by that catalog, this cell is its home.
     `known`: those of its Idempotency-Keys that have a request or a stored reply in this cell.
     """
 
     newer: int
     state: msgspec.Raw
     known: frozenset[str] = frozenset()
+    is_home: bool = False
 
 
 class ArrivingLimits(NamedTuple):
@@ -98,4 +101,5 @@ def _left(wanted: Wanted, packed: bytes) -> Left:
     reply = _decode(packed)
     known = _flags(reply[_KNOWN]) if wanted.idempotency and len(reply) > _KNOWN else ()
     found = frozenset(value for value, is_known in zip(wanted.idempotency, known, strict=False) if is_known)
-    return Left(_number(reply[0]), msgspec.Raw(packed), found)
+    newer = _number(reply[0])
+    return Left(newer, msgspec.Raw(packed), found, newer > 0 and _flag(reply[1]))

@@ -161,7 +161,8 @@ async def test_an_older_catalog_cannot_take_a_customer_back(east: Cell, west: Ce
     assert await west.settle(5, east)
     assert await west.admit(2) == ["accepted"] * 2
 
-    assert (await west.leave(4)).newer == 5
+    refused = await west.leave(4)
+    assert (refused.newer, refused.is_home) == (5, True)
     assert not await east.settle(4, west)
     assert not await east.arrive(4, {})
     assert await east.admit() == ["elsewhere"]

@@ -220,26 +220,26 @@ async def post(stack: Stack, path: str, body: dict[str, Any], **headers: str) ->
         return response.status, await response.text()
 
 
-async def test_every_kind_of_request_waits_for_the_newer_catalog(cells: Cells) -> None:
-    """A gateway that does not know yet that a customer has moved admits nothing in the old home, and fails nothing."""
+async def test_a_gateway_with_an_older_catalog_follows_a_customer_to_its_home(cells: Cells) -> None:
+    """Nothing is admitted in the old home, and nothing fails. A request with an Idempotency-Key waits for the newer catalog."""
     cells.move(0, 3, "west")
     assert (await post(cells.gateways[0], "/v1/inference", {"input": "first"}))[0] == 200
     late = cells.gateways[1]
 
     sent = [
         asyncio.create_task(post(late, "/v1/inference", {"input": "fast"})),
-        asyncio.create_task(post(late, "/v1/inference", {"input": "slow"}, **{"Idempotency-Key": "k"})),
         asyncio.create_task(post(late, "/v1/embeddings", {"model": "tiny", "input": ["one", "two"]})),
         asyncio.create_task(post(late, "/v1/completions", {"model": "tiny", "prompt": "stream", "stream": True})),
     ]
-    await eventually(lambda: cells.held(1) == len(sent), "all requests wait")
-    cells.move(1, 3, "west")
     found = await asyncio.gather(*sent)
+    keyed = asyncio.create_task(post(late, "/v1/inference", {"input": "slow"}, **{"Idempotency-Key": "k"}))
+    await eventually(lambda: cells.held(1) == 1, "it waits")
+    cells.move(1, 3, "west")
 
-    assert [status for status, _ in found] == [200] * 4
+    assert [status for status, _ in [*found, await keyed]] == [200] * 4
     assert '"output":"tsaf"' in found[0][1].replace(" ", "")
-    assert "maerts" in found[3][1]
-    assert found[3][1].endswith("data: [DONE]\n\n")
+    assert "maerts" in found[2][1]
+    assert found[2][1].endswith("data: [DONE]\n\n")
     assert await cells.west.zcard("{cell:west}:rl:leases:customer-free") == 0
     assert len(late.gateway.pending_requests) == cells.held(1) == 0
 
@@ -304,10 +304,10 @@ async def test_a_catalog_that_lost_changes_is_followed(cells: Cells) -> None:
     assert (await post(cells.gateways[0], "/v1/inference", {"input": "late"}))[0] == 200
 
 
-async def test_jobs_and_lines_of_batches_wait_too(
+async def test_jobs_and_lines_of_batches_follow_too(
     client: Redis, start_batches: StartBatches, west_server: EmbeddedRedis
 ) -> None:
-    """A job that arrives before the newer catalog gets its 202 in the new cell; a batch submits its lines there."""
+    """A job that arrives before the newer catalog is accepted in the new cell; a batch submits its lines there."""
     url = f"{west_server.url}#west"
     async with start_batches() as bench, west_worker(url) as west:
         stack, free = bench.stack, customer_id("free")
@@ -317,10 +317,7 @@ async def test_jobs_and_lines_of_batches_wait_too(
         states = {"default": (await east.leave(3, {free: Wanted()}))[free]}
         assert await there.arrive(3, [ArrivingLimits(free, in_force(), {}, states)]) == [0]
 
-        waiting = asyncio.create_task(stack.infer({"input": "job"}, Prefer="respond-async"))
-        await eventually(lambda: sum(len(parts.handover) for parts in stack.gateway.pools.all) == 1, "the job waits")
-        moved(stack, 3, "west", west_server.url)
-        status, accepted, _ = await waiting
+        status, accepted, _ = await stack.infer({"input": "job"}, Prefer="respond-async")
         assert status == 202
         assert await west.exists("{cell:west}:request:" + accepted["task_id"])
 

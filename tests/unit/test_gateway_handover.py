@@ -26,6 +26,7 @@ class FakeScripts:
     def __init__(self) -> None:
         self.newer = 0
         self.is_away = False
+        self.is_home = False
         self.asked: list[Mapping[str, Wanted]] = []
         self.known: frozenset[str] = frozenset()
         self.arrived: list[ArrivingLimits] = []
@@ -35,7 +36,10 @@ class FakeScripts:
         self.asked.append(dict(customers))
         if self.is_away:
             raise RedisUnavailable("away")
-        return {each: Left(self.newer if self.newer > version else 0, NOTHING, self.known) for each in customers}
+        return {
+            each: Left(self.newer if self.newer > version else 0, NOTHING, self.known, self.is_home)
+            for each in customers
+        }
 
     async def arrive(self, version: int, arrivals: Sequence[ArrivingLimits]) -> list[int]:
         self.calls += 1
@@ -138,6 +142,18 @@ async def test_a_request_is_submitted_in_the_cell_that_is_its_home_now(world: Wo
 
     assert pending.outcome == Verdict(Admission.ELSEWHERE)
     assert (world.west.asked, world.own.calls) == ([], 0)
+
+
+async def test_the_home_by_a_newer_catalog_is_followed(world: World) -> None:
+    """Without waiting for that catalog, if nothing else has to arrive there."""
+    world.west.newer, world.west.is_home = 7, True
+    plain = world.hold()
+    await world.handover.turn()
+    keyed = world.hold(key="key")
+    await world.handover.turn()
+
+    assert plain.outcome == Verdict(Admission.ELSEWHERE, stored_id="west")
+    assert (keyed.outcome, world.submitted) == (None, [])
 
 
 async def test_an_older_catalog_waits_for_the_newer_one(world: World) -> None:
