@@ -1,10 +1,11 @@
 """Requests of customers whose limits are not in their cell yet: they wait here until the limits have arrived.
 
-`admit` rejects them as `elsewhere`. The limits of all waiting customers are then taken from the other cells and stored in this
-one, in two calls of Redis for up to 64 customers; then the requests are admitted. If the home of a customer is another cell
-meanwhile, its requests are submitted there, and a request whose Idempotency-Key another cell knows is submitted in that
-one. A gateway whose catalog is older than the one that decided submits requests in the home of which it learns so; those with
-an Idempotency-Key, or of a key with its own limit, wait for the newer catalog. A cell that does not respond is not waited for: customers that it may have had start with empty buckets.
+`admit` rejects them as `elsewhere`. The limits of all waiting customers are then taken from the other cells and
+stored in this one, in two calls of Redis for up to 64 customers; then the requests are admitted. If the home of a
+customer is another cell meanwhile, its requests are submitted there, and a request whose Idempotency-Key another cell
+knows is submitted in that one. A gateway whose catalog is older than the one that decided submits requests in the
+home of which it learns so; those with an Idempotency-Key, or of a key with its own limit, wait for the newer catalog.
+A cell that does not respond is not waited for: customers that it may have had start with empty buckets.
 """
 
 import asyncio
