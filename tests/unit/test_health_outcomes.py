@@ -91,8 +91,9 @@ def test_a_level_is_not_held_while_redis_is_not_available() -> None:
     catalog: Any = SimpleNamespace(
         snapshot=SimpleNamespace(tiers=[SimpleNamespace(name="free", slo_ms=None, slo_success=None)])
     )
-    heartbeat = SimpleNamespace(observation=observed(counts(0, 9)), redis_problem=None, age_s=lambda: 0.0)
-    parts: Any = SimpleNamespace(config=SimpleNamespace(pool="default"), heartbeat=heartbeat)
+    seen = observed(counts(0, 9))
+    heartbeat = SimpleNamespace(observation=seen, whole=seen, redis_problem=None, age_s=lambda: 0.0)
+    parts: Any = SimpleNamespace(config=SimpleNamespace(place="default"), heartbeat=heartbeat)
     collector = HealthCollector(catalog, unused, unused, unused)
 
     assert collector._updated_memory(parts).held.levels["free"] == "down"

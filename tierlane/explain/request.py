@@ -40,6 +40,7 @@ _LIMITS: dict[str, _Words] = {
     Admission.TOO_LATE: lambda _: "its deadline: it passed before admission",
     Admission.IN_PROGRESS: lambda _: "its Idempotency-Key: the first request with it was still running",
     Admission.REUSED: lambda _: "its Idempotency-Key: it was used before with another body",
+    Admission.ELSEWHERE: lambda _: "the change of the customer's cell: its limits did not arrive in time",
 }
 
 _UNASKED: dict[str, str] = {
@@ -63,6 +64,7 @@ _ADVICE: dict[str, str] = {
     Admission.TOO_LATE: "Send a new request; if it happens often, Redis or its network stalls.",
     Admission.IN_PROGRESS: "Wait for the first request; its response is then returned again.",
     Admission.REUSED: "Use a new Idempotency-Key for each new body.",
+    Admission.ELSEWHERE: "Retry; if it continues, a cell or PostgreSQL does not respond: see /internal/health.",
     ErrorCode.NO_CAPACITY: "Retry when a GPU is healthy again; /internal/health shows why none is.",
     ErrorCode.MODEL_TOO_SLOW: "Raise TIERLANE_GPU_TIMEOUT_MS and TIERLANE_TOTAL_REQUEST_MS, or give the model a faster device.",
     ErrorCode.DRAINING: "Retry: another gateway accepts it.",
