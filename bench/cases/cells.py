@@ -81,16 +81,20 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         figure("The same: not answered with 200", listed(jumps["causes"])),
         figure("Enterprise alone in its cell: p99", f"{quiet['alone_ms']:.1f} ms"),
         at_most(
-            "The same while free floods another cell", over(quiet["beside_ms"], quiet["alone_ms"]), MOST_QUIET, " x", 2
+            "Enterprise while free floods another cell: p99 over alone",
+            over(quiet["beside_ms"], quiet["alone_ms"]),
+            MOST_QUIET,
+            " x",
+            2,
         ),
-        none_of("The same: refused or failed", quiet["failed"]),
-        at_most("CPU of a request in four cells over one", cost, MOST_COST, " x", 3),
+        none_of("Enterprise while free floods another cell: refused or failed", quiet["failed"]),
+        at_most(f"CPU of a request at {RATE:g} requests/s in four cells over one", cost, MOST_COST, " x", 3),
         at_most(
             "One cell killed: p99 in the others over before", over(lost["after_ms"], lost["before_ms"]), 1.1, " x", 2
         ),
-        none_of("The same: refused or failed in the others", lost["failed"]),
-        figure("The same: in the lost cell, not answered with 200", listed(lost["own_causes"])),
-        at_most("The same: until its customers are served again by its queue", lost["back_s"], MOST_BACK_S, " s", 2),
+        none_of("One cell killed: refused or failed in the others", lost["failed"]),
+        figure("One cell killed: not answered with 200 in it", listed(lost["own_causes"])),
+        at_most("One cell killed: until the last of its requests that failed", lost["back_s"], MOST_BACK_S, " s", 2),
     ]
 
 
