@@ -43,6 +43,8 @@ PLAN = PoolPlan("default", [TierShare(name, n, 0.1) for n, name in enumerate(TIE
 STEP_S = 0.05
 PATIENCE_S = 10.0
 MOST_FETCHED = 200
+BUSY_MODEL = "simulated:80"
+"""With batches of 4, the rates of the tests keep all workers busy: a cell that is not busy attracts no more of them."""
 
 
 class TestCell:
@@ -193,13 +195,13 @@ async def gone(cells: TestCells) -> None:
 
 async def test_workers_follow_the_load(cells: TestCells, start_here: StartHere) -> None:
     """To the other cell and back, with the same model processes. Each request runs once."""
-    workers = await started(start_here, cells, 3)
+    workers = await started(start_here, cells, 3, BUSY_MODEL)
     models = [worker._supervisor.pid for worker in workers]
     cells.publish()
 
-    cells.west.rate = 150.0
+    cells.west.rate = 125.0
     await serve(cells.west, cells.default, 3)
-    cells.west.rate, cells.default.rate = 0.0, 150.0
+    cells.west.rate, cells.default.rate = 0.0, 125.0
     await serve(cells.default, cells.west, 3)
     cells.default.rate = 0.0
 
@@ -223,9 +225,9 @@ async def test_a_draining_cell_keeps_workers_until_it_is_empty(cells: TestCells,
 
 async def test_workers_leave_a_lost_cell_and_return_to_it(cells: TestCells, start_here: StartHere) -> None:
     """Without a scheduler's help they serve another one, and follow the load when the server is back."""
-    await started(start_here, cells, 2)
+    await started(start_here, cells, 2, BUSY_MODEL)
     cells.publish()
-    cells.west.rate = 100.0
+    cells.west.rate = 80.0
     await serve(cells.west, cells.default, 2)
     cells.west.rate = 0.0
     await cells.west.answered()
@@ -235,7 +237,7 @@ async def test_workers_leave_a_lost_cell_and_return_to_it(cells: TestCells, star
     replies = await cells.default.answered()
     await cells.servers[1].start()
     cells.west.sent = []
-    cells.west.rate = 100.0
+    cells.west.rate = 80.0
 
     await serve(cells.west, cells.default, 2)
     cells.west.rate = 0.0
