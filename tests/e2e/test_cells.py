@@ -274,7 +274,9 @@ async def requests_in(stack: Stack, cell: str) -> set[str | None]:
     return {*found}
 
 
-@pytest.mark.parametrize(("lost", "name"), [("c2", "redis-c2"), ("default", "redis")])
+@pytest.mark.parametrize(
+    ("lost", "name"), [("c2", "redis-c2"), pytest.param("default", "redis", marks=pytest.mark.chaos)]
+)
 async def test_the_server_of_one_cell_is_killed_under_load(stack: Stack, lost: str, name: str) -> None:
     """The customers of the other do not notice; its own are served by workers directly, and again through the new server."""
     await stack.healthy(4)
