@@ -17,8 +17,6 @@ MOST_KNOWN = 200_000
 SEEN_S = 2.0
 """An older observation of a cell does not count: its workers may have moved."""
 
-NO_CELL = "No cell is open. Open one with `tierlane cell open`."
-
 
 class _Place(NamedTuple):
     """What the catalog says of a customer's cells."""
@@ -92,7 +90,7 @@ class Homes:
         if len(cells) == 1:
             return cells[0]
         if not cells:
-            raise RequestError(ErrorCode.NO_CAPACITY, NO_CELL)
+            raise RequestError(ErrorCode.NO_CAPACITY)
         if len(self._turns) >= MOST_KNOWN:
             self._turns.clear()
         turn = self._turns[identity.key_id] = self._turns.get(identity.key_id, -1) + 1

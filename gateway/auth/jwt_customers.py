@@ -90,19 +90,7 @@ class JwtCustomers:
         if cached is not None and snapshot.customers.get(cached.row.id) is cached.row:  # Unchanged rows stay the same.
             return cached.identity
         row = self._row(snapshot, claims.customer)
-        identity = Identity(
-            claims.key_id,
-            row.id,
-            row.name,
-            row.tier,
-            row.limits,
-            row.max_queue_ms,
-            row.quotas,
-            priority=row.priority,
-            weight=row.weight,
-            cell=row.cell,
-            spread=row.spread,
-        )
+        identity = row.identity(claims.key_id)
         if cached is None and len(self._cached) >= MAX_IDENTITIES:
             del self._cached[next(iter(self._cached))]
         self._cached[claims] = CachedIdentity(row, identity)

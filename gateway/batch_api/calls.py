@@ -25,7 +25,6 @@ from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
-from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
@@ -161,20 +160,7 @@ def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> Identity
     row = None if snapshot is None else snapshot.customers.get(customer_id)
     if snapshot is None or row is None or row.suspended:
         return None
-    priority = next((tier.priority for tier in snapshot.tiers if tier.name == row.tier), 0)
-    return Identity(
-        key_id,
-        row.id,
-        row.name,
-        row.tier,
-        row.limits,
-        row.max_queue_ms,
-        tuple(row.quotas),
-        priority=priority,
-        weight=row.weight,
-        cell=row.cell,
-        spread=row.spread,
-    )
+    return row.identity(key_id)
 
 
 def _completed(status: RequestStatus) -> bool:

@@ -20,7 +20,6 @@ from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
-from ledger.catalog.snapshot import Identity
 from ratelimit.limits import (
     BUCKETS,
     MAX_CONCURRENCY,
@@ -134,17 +133,7 @@ class Lookups:
 
     async def _explained(self, row: CustomerRow, snapshot: SnapshotView) -> CustomerExplained:
         not_read: list[str] = []
-        identity = Identity(
-            "",
-            row.id,
-            row.name,
-            row.tier,
-            row.limits,
-            row.max_queue_ms,
-            tuple(row.quotas),
-            cell=row.cell,
-            spread=row.spread,
-        )
+        identity = row.identity()
         home = self._parts.pools.home(identity)
         factor = home.limits.factor(row.tier)
         now = effective(identity, factor)

@@ -54,6 +54,22 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     cell: str | None = None  # None: chosen by its id.
     spread: int = 1  # The number of cells that it can use (`usable_spread`).
 
+    def identity(self, key_id: str = "") -> "Identity":
+        """A caller of this customer, without a limit of its key."""
+        return Identity(
+            key_id,
+            self.id,
+            self.name,
+            self.tier,
+            self.limits,
+            self.max_queue_ms,
+            self.quotas,
+            priority=self.priority,
+            weight=self.weight,
+            cell=self.cell,
+            spread=self.spread,
+        )
+
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
     """Who a request comes from, as its key says; built once per key and shared by all its requests."""

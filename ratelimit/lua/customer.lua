@@ -32,9 +32,8 @@ local function customer(id, limits)
   for _, b in ipairs(limits[1]) do
     fields[n + 1], fields[n + 2], n = bucket_kinds[b[1]][2], bucket_kinds[b[1]][3], n + 2
   end
-  local grants = n + #limits[3]
-  for i, q in ipairs(limits[3]) do fields[n + i], fields[grants + i] = 'q:' .. q[1], 'g:' .. q[1] end
-  if limits[5] then fields[grants + #limits[3] + 1] = 'cost:' .. P end
+  for i, q in ipairs(limits[3]) do fields[n + i] = 'q:' .. q[1] end
+  if limits[5] then fields[n + #limits[3] + 1] = 'cost:' .. P end
   fields[#fields + 1] = 'home'
   local row = call('HMGET', c.key, unpack(fields))
   local updated_at, parts = tonumber(row[1]), share.read(row[2])
@@ -53,12 +52,14 @@ local function customer(id, limits)
     local unit = string.match(q[1], ':(%a+)$')
     local quota = {period = q[1], amount = q[2], number = number, ends_at = ends_at, unit = unit,
       spent = tonumber(stored_number) == number and tonumber(spent) or 0}
-    if parts then quota.amount, quota.others = share.granted(row[grants + i], number, q[2], parts[3], quota.spent) end
+    if parts then
+      quota.amount, quota.others = share.granted(call('HGET', c.key, 'g:' .. q[1]), number, q[2], parts[3], quota.spent)
+    end
     c.quotas[i] = quota
     if unit then c.metered = true else c.windows = c.windows .. ' ' .. q[1] .. ' ' .. number end
   end
   c.home = row[#fields]
-  c.gpu_us = limits[5] and metered.mean(row[grants + #limits[3] + 1] or nil)
+  c.gpu_us = limits[5] and metered.mean(row[n + #limits[3] + 1] or nil)
   if parts then set_parts(c, parts) end
   c.in_use = c.max_concurrency > 0 and call('ZCARD', c.leases) or 0
   if c.max_concurrency > 0 and c.in_use >= c.max_concurrency then count_leases(c) end

@@ -1,7 +1,7 @@
 """The parts of its limits that a customer of several cells has in each of them. Pure.
 
-Each cell has a part of the rates and of the concurrency, as a lease (Doorman: a client that does not renew its lease falls
-back to a safe capacity). After its end half of the part holds. Parts follow the demand: a cell gets what it was asked for in
+Each cell leases a part of the rates and of the concurrency (source: Google's Doorman, in which a client whose lease ends has a
+safe capacity). After the end of a lease half of the part holds. Parts follow the demand: a cell gets what it was asked for in
 proportion, and at least LEAST of an even part, so that a customer whose demand moves is served at once and at most that
 much of its limits is unused.
 

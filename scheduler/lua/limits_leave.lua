@@ -3,9 +3,10 @@
 -- What is left stays, until it expires: another gateway that asks gets the same.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which their home is another cell, 3 packed {{customer id,
 --   {key id...}, {value of an Idempotency-Key...}}...}.
--- Returns for each customer, packed: {version of the newer catalog by which they are here or have left, whether here}, or {0, whether they left
---   just now, ms that the hash lives, us since it was written (false: nothing is known), its fields, {id, ms, id, ms...} of its
---   open requests, {{us, fields} or false...} of the keys, whether each Idempotency-Key has a request or its reply here}. All times are durations by this server's clock.
+-- Returns for each customer, packed: {version of the newer catalog by which the limits are here or have left, whether they are
+--   here}, or {0, whether they left just now, ms that the hash lives, us since it was written (false: nothing is known), its
+--   fields, {id, ms, id, ms...} of its open requests, {{us, fields} or false...} of the keys, whether each Idempotency-Key has a
+--   request or its reply here}. All times are durations by this server's clock.
 -- include: prelude, row
 local FRESH_MS, MARK_MS, MOST_OPEN = 10000, 900000, 2000 -- a gateway uses an old catalog for at most 15 minutes
 local version, replies = tonumber(ARGV[2]), {}

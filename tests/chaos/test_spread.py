@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from scheduler.cells.shares import WHOLE
-from spread_load import FAULTS, run_fault, world
+from spread_faults import FAULTS
+from spread_load import run_fault, world
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 

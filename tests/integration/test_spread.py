@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scheduler.cells.shares import WHOLE
-from spread_load import all_partitioned, run_fault, suspended, world
+from spread_faults import all_partitioned, suspended
+from spread_load import run_fault, world
 
 
 async def test_a_customer_of_four_cells_stays_within_its_limits() -> None:

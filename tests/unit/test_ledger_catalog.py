@@ -89,6 +89,7 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
     assert made.customers["c1"].callback_hosts == "hooks.example.com"
     assert (made.customers["c1"].weight, made.keys["k1"].identity.weight) == (2.5, 2.5)
     assert (identity.cell, identity.spread) == ("west", 2)
+    assert made.customers["c1"].identity("k1") == identity
 
 
 @pytest.mark.parametrize(

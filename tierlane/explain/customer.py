@@ -32,8 +32,7 @@ class CustomerRecord(msgspec.Struct, frozen=True):
 
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
-        row = self.customer
-        return Identity("", row.id, row.name, row.tier, row.limits, row.max_queue_ms, row.quotas)
+        return self.customer.identity()
 
 
 class LimitLine(msgspec.Struct, frozen=True):
