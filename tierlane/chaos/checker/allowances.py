@@ -24,6 +24,7 @@ RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and resent its re
 AUDIT_S = 2.0  # By then an auditor has written ended requests, while PostgreSQL is available.
 CATCH_UP_S = 10.0  # The same after PostgreSQL is back.
 GATEWAY_LOOK_S = 0.25  # The interval at which a gateway reads the clock of Redis.
+QUEUE_S = 2.0  # The longest wait in the queue of each tier: max_queue_ms.
 LEAST_FOR_A_RUN_S = 3.4  # After this time less may be left than a slow run takes, so the request is ended.
 CALL_S = 0.25  # The timeout of a call of Redis.
 ANSWER_S = 4.1
@@ -196,6 +197,10 @@ class Allowances:
         """
         step_s = self.clock.forward(sent - GATEWAY_LOOK_S, ended)
         return step_s > 0 and ended - sent + step_s >= LEAST_FOR_A_RUN_S
+
+    def queue_time_extended(self, sent: float, ended: float) -> bool:
+        """Whether a request would have had queue_timeout, but for a step backwards, which moved the end of its queue time."""
+        return 0 < ended - sent - QUEUE_S < self.clock.backward(sent, ended)
 
     def _readable(self, gateway: str, sent: float) -> float:
         for window in self._stopped:

@@ -178,8 +178,8 @@ def needless_failures(case: Case) -> InvariantFinding:
             rejected.append(Violation(problem, one.invoked.nonce))
         for row in case.rows_of(one):
             failed = row.code in WORK_LOST
-            if row.code == DEADLINE and case.allowances.clock_ran_ahead(one.sent, one.ended):
-                explained["the clock of Redis went forwards"] += 1
+            if excuse := _step_of_the_clock(case, one, row):
+                explained[excuse] += 1
                 continue
             affected += failed or (row.attempts or 0) > 1
             if failed:
@@ -188,6 +188,16 @@ def needless_failures(case: Case) -> InvariantFinding:
     few = failures <= MOST_AFFECTED_LOST * affected
     violations = rejected if few else rejected + violations
     return InvariantFinding(violations, explained, shown=f"{affected} affected, {failures} failed")
+
+
+def _step_of_the_clock(case: Case, one: Try, row: AuditRow) -> str:
+    """The step of Redis' clock that explains a passed deadline; else ""."""
+    if row.code != DEADLINE:
+        return ""
+    if case.allowances.clock_ran_ahead(one.sent, one.ended):
+        return "the clock of Redis went forwards"
+    waited = not row.attempts and case.allowances.queue_time_extended(one.sent, one.ended)
+    return "the clock of Redis went backwards" if waited else ""
 
 
 def _rejected_as_late(case: Case, one: Try) -> str:
