@@ -28,7 +28,7 @@ TIERS = ("enterprise", "paid", "free")
 class Sender:
     """A customer, the requests/s that it sends, and its limits. `keyed`: each request has an Idempotency-Key of its own.
 
-    `refused`: the only code with which its requests may be refused.
+    `refused`: the code with which its requests are refused; those of a customer of several cells also while a cell is new to it.
     """
 
     customer: NewCustomer
@@ -52,6 +52,17 @@ class Sender:
     async def _ask(self, stack: Stack, session: aiohttp.ClientSession, url: str, number: int) -> None:
         headers = {"Idempotency-Key": f"{self.customer.name}-{number}"} if self.keyed else {}
         self.answers.append(await ask(session, stack, self.tier, self.customer.key, url, **headers))
+
+    @property
+    def expected(self) -> set[tuple[int, str | None]]:
+        """The statuses and codes that it may get."""
+        new_cell = [(429, "rate_limit_exceeded")] if "spread" in self.limits else []
+        return {(200, None), *new_cell, *([(429, self.refused)] if self.refused else [])}
+
+    @property
+    def longest_s(self) -> float:
+        """The time until its latest response."""
+        return max((answer.seconds for answer in self.answers), default=0.0)
 
     @property
     def statuses(self) -> Counter[tuple[int, str | None]]:
@@ -112,7 +123,8 @@ async def audited(stack: Stack, senders: Sequence[Sender], more: int = 0) -> dic
     async def complete() -> dict[str, Audited]:
         found = await sql(stack, query, [each.customer.id for each in senders])
         rows = {row["id"]: _audited(row) for row in found if row["status"] in ("completed", "failed")}
-        assert len(found) <= len(completed) + more
+        others = [tuple(row.values()) for row in found if row["id"] not in completed]
+        assert len(others) <= more, others
         return rows if completed <= rows.keys() and len(rows) == len(completed) + more else {}
 
     return await eventually(complete, f"{len(completed) + more} closed rows", 30.0)
