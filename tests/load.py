@@ -27,14 +27,21 @@ class Answer(NamedTuple):
 
 
 async def ask(
-    session: aiohttp.ClientSession, stack: Stack, tier: str, key: str, url: str, model: str | None = None
+    session: aiohttp.ClientSession,
+    stack: Stack,
+    tier: str,
+    key: str,
+    url: str,
+    model: str | None = None,
+    **headers: str,
 ) -> Answer:
     """Send one request."""
     secret = secrets.token_hex(8)
     request = {"input": secret} if model is None else {"input": secret, "model": model}
+    headers |= {"Authorization": f"Bearer {key}"}
     began = time.monotonic()
     try:
-        async with session.post(f"{url}/v1/inference", json=request, headers={"Authorization": f"Bearer {key}"}) as r:
+        async with session.post(f"{url}/v1/inference", json=request, headers=headers) as r:
             body = await r.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError):
         return Answer(tier, None, 0, None, False, time.monotonic() - began)

@@ -37,8 +37,8 @@ local function set_buckets(key, limits, old, new)
   call('HSET', key, unpack(fields))
 end
 
--- set_quota(key, q, stored, mode) -> {window, spent, grant}; `mode` is 'read', 'set' or 'remove'. A quota that is not shared any
--- more counts what this cell was not granted as spent.
+-- set_quota(key, q, stored, mode) -> {window, spent, grant}; `mode` is 'read', 'set' or 'remove'. The only cell that keeps a part of
+-- a quota counts what it was not granted as spent when the quota is not shared any more.
 local function set_quota(key, q, stored, mode)
   local window_number, window_ends_at = window(q[1])
   local row = call('HMGET', key, 'q:' .. q[1], 'g:' .. q[1])
@@ -49,13 +49,15 @@ local function set_quota(key, q, stored, mode)
     if q[3] == window_number then grant, others = math.max(spent, q[4]), q[5] == 1 end
     call('HSET', key, 'g:' .. q[1], string.format('%.0f %.0f %d', window_number, grant, others and 1 or 0))
   elseif mode == 'remove' then
-    call('HSET', key, 'q:' .. q[1], string.format('%.0f %.0f', window_number, spent + math.max(0, q[2] - grant)))
+    if stored[3] > 0 then spent = spent + math.max(0, q[2] - grant) end
+    call('HSET', key, 'q:' .. q[1], string.format('%.0f %.0f', window_number, spent))
     call('HDEL', key, 'g:' .. q[1])
   end
   if mode ~= 'read' then extend_ttl(key, window_ends_at - now + 1000) end
   return {window_number, spent, grant}
 end
 
+-- process(entry): the orders for one customer. The field `shared` says that the quotas of this hash have only what this cell spent.
 local function process(entry)
   local id, parts = entry[1], entry[3]
   local key, quotas = T .. 'rl:customer:' .. id, {}
@@ -68,10 +70,11 @@ local function process(entry)
   end
   for i, q in ipairs(entry[4]) do quotas[i] = set_quota(key, q, stored, mode == 'remove' and not old and 'read' or mode) end
   if mode == 'set' then
-    call('HSET', key, 'share', string.format('%.0f %d %d %d', ends_at, parts[1], parts[2], parts[3]))
+    call('HSET', key, 'share', string.format('%.0f %d %d %d', ends_at, parts[1], parts[2], parts[3]), 'shared', 1)
     call('SADD', INDEX, id)
     stored, left_ms = parts, ends_at - now
   elseif mode == 'remove' then
+    if stored and stored[3] > 0 then call('HDEL', key, 'shared') end
     call('HDEL', key, 'share', 'asked')
     call('SREM', INDEX, id)
     stored = nil

@@ -61,6 +61,28 @@ local function add_quotas(found, fields)
   end
 end
 
+-- all_quotas(own, states) -> the counts by quota. Those of cells that shared a quota (`shared`) are added to each other. If this cell
+-- still has a part, the others count without it.
+local function all_quotas(own, states)
+  local quotas, sums = {}, {}
+  add_quotas(quotas, own)
+  local hashes = {own.shared and not own.share and own or {}}
+  for i, each in ipairs(states) do hashes[i + 1] = each[2][FIELDS] end
+  for _, fields in ipairs(hashes) do
+    if not fields.shared then add_quotas(quotas, fields)
+    elseif not own.share then
+      for name, value in pairs(fields) do
+        local number, spent = string.match(value, '^(%d+) (%d+)$')
+        local known_number, known = string.match(sums[name] or '', '^(%d+) (%d+)$')
+        if number and number == known_number then sums[name] = string.format('%s %.0f', number, spent + known)
+        elseif number and tonumber(number) > (tonumber(known_number) or -1) then sums[name] = value end
+      end
+    end
+  end
+  add_quotas(quotas, sums)
+  return quotas
+end
+
 -- copy_open(id, states): requests that run in other cells count here until their leases end, as `<cell>/<id>`; those of jobs for at
 -- most a minute, since nobody tells this cell that they have ended.
 local MOST_OPEN_MS = 60000
@@ -83,21 +105,20 @@ end
 
 local function arrive(id, limits, is_empty, states)
   local key = T .. 'rl:customer:' .. id
-  local own, known, quotas, is_fresh, keep_ms, moved_at = hash(key), {}, {}, false, MIN_TTL_MS, 0
+  local own, known, is_fresh, keep_ms, moved_at = hash(key), {}, false, MIN_TTL_MS, 0
   local state, decided = string.match(own.home or '', '^(%a+) (%d+)')
   if state == 'here' then return decided end
   if state == 'left' and tonumber(decided) > version then return nil, tonumber(decided) end
   if own.at then known[1] = {now_us - own.at, own} end
-  add_quotas(quotas, own)
   for _, each in ipairs(states) do
     local s = each[2]
-    add_quotas(quotas, s[FIELDS])
     keep_ms = math.max(keep_ms, s[FIELDS_LIFE])
     if s[AGE] then known[#known + 1], is_fresh, moved_at = {s[AGE], s[FIELDS]}, is_fresh or s[FRESH_STATE], now end
   end
   local by_kind, fields = {}, {'home', string.format('here %.0f %.0f', version, moved_at)}
   for _, b in ipairs(limits) do by_kind[b[1]] = {b[2], b[3]} end
-  for name, value in pairs(quotas) do fields[#fields + 1], fields[#fields + 2] = name, value end
+  for name, value in pairs(all_quotas(own, states)) do fields[#fields + 1], fields[#fields + 2] = name, value end
+  if not own.share then call('HDEL', key, 'shared') end
   store(key, known, bucket_kinds, by_kind, not own.at and not is_fresh, is_empty, fields, keep_ms)
   copy_open(id, states)
   return string.format('%.0f', version)

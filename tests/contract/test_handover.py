@@ -1,7 +1,7 @@
 """Limits that move from one cell to another, on two Redis servers: no fresh burst, and no customer in two cells."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,10 @@ from conftest import PATIENCE_S
 from customer_limits import in_force
 from key_leaks import leaked_keys
 from pool import Pool, done
+from ratelimit.limits import REQUEST_BUCKET, Bucket
 from scheduler.protocol.admission import Residence
 from scheduler.protocol.handover import ArrivingLimits, Left, LimitsHandover, Wanted
+from scheduler.protocol.limits import REMOVED, Allotments, Grant, Parts, PartsOrder
 from scheduler.redis_client import scripts
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -280,6 +282,63 @@ async def test_a_customer_of_several_cells_is_not_checked(east: Cell, west: Cell
     assert await west.settle(1, east)
 
     assert await east.admit(1, Residence.SPREAD) == await west.admit(1, Residence.SPREAD) == ["accepted"]
+
+
+class SharedQuota:
+    """A quota of ten of a customer of several cells: what each cell may spend of it."""
+
+    LIMITS: Mapping[str, Any] = {"rate": 1e6, "burst": 1e6, "quotas": [(DAY, 10)]}
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def grant(self, cell: Cell, part: int, amount: int, *, then_removed: bool = False) -> None:
+        """Set the parts of a cell; with `then_removed` it has parts no more."""
+        bucket = Bucket(REQUEST_BUCKET, 1e6, 1e6)
+        for parts in (None, Parts(part, part, part), *([REMOVED] if then_removed else [])):
+            self._calls += 1
+            ends_ms = await cell.pool.now_ms() + 3000
+            order = PartsOrder("customer", [bucket], parts, [Grant(DAY, 10, await self._window(cell), amount, True)])
+            reply = await Allotments(cell.pool.client, cell.pool.keys).allot("one", 1, self._calls, ends_ms, [order])
+            assert reply.accepted
+
+    async def spend(self, cell: Cell, count: int) -> None:
+        """So many requests are accepted."""
+        assert await cell.admit(count, Residence.SPREAD, spread=2, **self.LIMITS) == ["accepted"] * count
+
+    async def _window(self, cell: Cell) -> int:
+        return await cell.pool.now_ms() // 86_400_000
+
+
+@pytest.mark.parametrize("then_removed", [False, True])
+async def test_what_several_cells_have_spent_of_a_quota_is_added(east: Cell, west: Cell, then_removed: bool) -> None:
+    """When their customer uses one other cell again, before or after the allotter has removed the parts."""
+    north, quota = Cell("north", west.pool.client, Keys.at("redis://west#north")), SharedQuota()
+    for cell, spent in ((east, 4), (west, 3)):
+        await quota.grant(cell, 5000, 5)
+        await quota.spend(cell, spent)
+        await quota.grant(cell, 0, spent, then_removed=then_removed)
+
+    assert await north.settle(1, east, west, **quota.LIMITS)
+
+    assert await north.admit(4, **quota.LIMITS) == ["accepted"] * 3 + ["quota"]
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_what_a_cell_was_not_granted_of_a_quota_is_not_spent(east: Cell, west: Cell, is_early: bool) -> None:
+    """When the customer uses one of its cells again, that has the rest, whether its first request comes early or late."""
+    quota = SharedQuota()
+    for cell, spent in ((east, 3), (west, 4)):
+        await quota.grant(cell, 5000, 5)
+        await quota.spend(cell, spent)
+    assert not is_early or await east.settle(1, west, **quota.LIMITS)
+    await quota.grant(west, 0, 4, then_removed=True)
+    await quota.grant(east, 10_000, 6, then_removed=True)
+
+    assert is_early or await east.settle(1, west, **quota.LIMITS)
+    assert await east.admit(4, **quota.LIMITS) == ["accepted"] * 3 + ["quota"]
+    assert await west.settle(2, east, **quota.LIMITS)
+    assert await west.admit(1, **quota.LIMITS) == ["quota"]
 
 
 async def test_the_old_home_is_asked_for_idempotency_keys(east: Cell, west: Cell) -> None:
