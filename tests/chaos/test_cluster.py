@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from e2e.test_redis_outages import check, under_load
-from integration.cluster_fixtures import ClusterFaults
 from stack import Stack, start_stack
+from tierlane.chaos.faults.cluster import ClusterFaults
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

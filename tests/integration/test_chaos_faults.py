@@ -19,7 +19,7 @@ from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import StackTargets, inject_fault
 from tierlane.chaos.history import FaultEvent, FaultPhase
-from tierlane.chaos.stack import chaos_redis
+from tierlane.chaos.servers import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 
