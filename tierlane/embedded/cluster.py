@@ -177,8 +177,7 @@ class EmbeddedCluster:
             self._file.chmod(0o600)
             self._is_new = False
         await self._until(self._is_complete, "every replica is synchronized")
-        for number, server in enumerate(self.nodes):
-            server.id = (await self.command(number, "CLUSTER", "MYID")).decode()
+        await self._until(self._learn_ids, "every server says its id")
 
     async def stop(self) -> None:
         """Stop all servers."""
@@ -201,8 +200,14 @@ class EmbeddedCluster:
     async def _replaced(self, lost: str) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAILOVER_WITHIN_S):
-                while any(awaits_failover(view, lost) for view in await self._views()):  # noqa: ASYNC110 - as above
+                while await self._awaits_failover(lost):  # noqa: ASYNC110 - the servers only answer questions
                     await asyncio.sleep(POLL_S)
+
+    async def _awaits_failover(self, lost: str) -> bool:
+        views = await self._views()
+        if not views:  # They are too busy, unless there are none.
+            return any(server.alive for server in self.nodes)
+        return any(awaits_failover(view, lost) for view in views)
 
     async def _views(self) -> list[list[NodeView]]:
         """What each server that responds sees."""
@@ -230,6 +235,11 @@ class EmbeddedCluster:
         count = str(len(self.nodes)).encode()
         infos = [await self.command(number, "CLUSTER", "INFO") for number in range(len(self.nodes))]
         return all(_field(info, b"cluster_known_nodes") == count for info in infos)
+
+    async def _learn_ids(self) -> bool:
+        for number, server in enumerate(self.nodes):
+            server.id = (await self.command(number, "CLUSTER", "MYID")).decode()
+        return True
 
     async def _is_complete(self) -> bool:
         for number in range(len(self.nodes)):
