@@ -103,7 +103,7 @@ async def test_a_slot_that_moves_key_by_key(cluster: Cluster, cluster_client: Re
     """Between its first and its last key every script fails before it writes; then the first script succeeds."""
     keys = Keys.at(cluster.url)
     pool = Pool(cluster_client, keys)
-    await pool.queue(20)
+    await pool.queue(20, queue_ms=60_000, total_ms=60_000)  # The move may take seconds.
     faults = cluster.faults
     source, target = await faults.owner(), await faults.other_primary()
     await faults.begin_move(source, target)
