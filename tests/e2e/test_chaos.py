@@ -46,7 +46,7 @@ class RunningChaos:
         assert self.process.poll() is None, self.text
 
 
-CLUSTER = ("--cluster", "3", "--cells", "2", "--faults", "kill-redis,stop-redis,failover,migrate-slot")
+CLUSTER = ("--cluster", "3", "--faults", "kill-redis,stop-redis,failover,migrate-slot")
 
 
 @pytest.mark.timeout(200)

@@ -245,7 +245,9 @@ class _ChaosOptionReader(OptionReader):
     def primaries(self, option: str, *, outside: bool) -> int:
         count = self.integer(option)
         if 0 < count < LEAST_PRIMARIES:
-            raise self.fault(option, f"must be 0, or at least {LEAST_PRIMARIES}: fewer primaries cannot elect a new one.")
+            raise self.fault(
+                option, f"must be 0, or at least {LEAST_PRIMARIES}: fewer primaries cannot elect a new one."
+            )
         if count and outside:
             raise self.fault(option, "cannot be used with --against.")
         return count
