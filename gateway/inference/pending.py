@@ -67,6 +67,7 @@ class PendingRequest:
     __slots__ = (
         "accepted",
         "cancelled",
+        "created",
         "deadline",
         "direct",
         "gone",
@@ -84,9 +85,17 @@ class PendingRequest:
         "verdict",
     )
 
-    def __init__(self, submission: Submission, started: float, sink: ResponseSink | None = None) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        started: float,
+        sink: ResponseSink | None = None,
+        created: float | None = None,
+    ) -> None:
+        """`created`: when its id was created, on the clock of `started`; by default at `started`."""
         self.submission = submission
         self.started = started
+        self.created = started if created is None else created
         self.deadline = started + submission.total_ms / 1000
         self.sink = sink  # None after its call or the request's removal, since it could form a reference cycle.
         self.outcome: Outcome | None = None

@@ -204,7 +204,8 @@ class InferencePipeline:
         if is_retry(call.headers):
             parts.demand_meter.retried(identity.tier)
             parts.counters.retried(identity.tier)
-        pending = PendingRequest(submission, call.started, sink)
+        created = call.created if request_id == call.request_id else parts.clock()
+        pending = PendingRequest(submission, call.started, sink, created)
         return pending if parts.traces is None else parts.traces.followed(pending, call.headers, first)
 
     def admit(self, pending: PendingRequest, large: list[bytes | memoryview] | None = None) -> None:
@@ -347,6 +348,7 @@ class InferenceCall:
     __slots__ = (
         "api_format",
         "body",
+        "created",
         "headers",
         "identity",
         "key",
@@ -370,6 +372,7 @@ class InferenceCall:
         self.pipeline = pipeline
         self.api_format = api_format
         self.request_id = request_id
+        self.created = pipeline.clock()  # Of the id.
         self.headers = headers
         self.key: str | None = None  # The Idempotency-Key.
         self.pending: PendingRequest | None = None  # Of a list the first one.

@@ -100,8 +100,8 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
     `now` is monotonic seconds, `mode` that of `EndedRecord`. A rejection (a Verdict) has no records.
     """
     latency_ms = (now - pending.started) * 1000
-    # The time in the id plus the time elapsed on this host, since Redis TIME may not be available.
-    ended_at_ms = created_ms(pending.id) + int(latency_ms)
+    # The time in the id plus the time elapsed on this host since then: Redis TIME may not be available.
+    ended_at_ms = created_ms(pending.id) + int((now - pending.created) * 1000)
     if isinstance(outcome, Reply):
         return accepted_record(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
     delivered = isinstance(outcome, ErrorCode)

@@ -48,7 +48,7 @@ class TracedRequest(PendingRequest):
     def __init__(self, pending: PendingRequest, trace: RequestTrace, clock: Callable[[], float]) -> None:
         self.trace: RequestTrace = trace
         self._clock = clock
-        super().__init__(pending.submission, pending.started, pending.sink)
+        super().__init__(pending.submission, pending.started, pending.sink, pending.created)
 
     @property
     def accepted(self) -> bool:

@@ -46,11 +46,21 @@ class RunningChaos:
         assert self.process.poll() is None, self.text
 
 
+CLUSTER = ("--cluster", "3", "--faults", "kill-redis,stop-redis,failover,migrate-slot")
+
+
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (2, 3))])
-def test_twelve_seconds_of_chaos_lose_nothing(tmp_path: Path, seed: int) -> None:
-    """Every fault is enabled; all invariants hold, also for batches and shares; at least one fault was injected."""
-    run = RunningChaos(tmp_path, "--seed", str(seed), "--duration", "12")
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (1, ()),
+        *(pytest.param(seed, (), marks=pytest.mark.chaos) for seed in (2, 3)),
+        pytest.param(1, CLUSTER, marks=pytest.mark.chaos),
+    ],
+)
+def test_twelve_seconds_of_chaos_lose_nothing(tmp_path: Path, seed: int, options: tuple[str, ...]) -> None:
+    """All invariants hold, also for batches and shares; at least one fault was injected. On a cluster: faults of its servers."""
+    run = RunningChaos(tmp_path, "--seed", str(seed), "--duration", "12", *options)
 
     assert run.exit_code() == 0, run.text
     result = json.loads(run.json.read_text())

@@ -14,14 +14,18 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from eventually import eventually
+from integration.cluster_fixtures import Cluster, cluster, cluster_client
+from scheduler.redis_client.keys import Keys
 from tierlane.chaos.faults.actions import ACTIONS
 from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import StackTargets, inject_fault
 from tierlane.chaos.history import FaultEvent, FaultPhase
-from tierlane.chaos.stack import chaos_redis
+from tierlane.chaos.servers import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+
+__all__ = ["cluster", "cluster_client"]
 
 LOCKED = ("SET lock_timeout = '100ms'", "SELECT count(*) FROM requests")
 
@@ -33,6 +37,7 @@ class Servers(StackTargets):
         self._sleeper = sleeper
         self.redis: EmbeddedRedis | None = None
         self.postgres: EmbeddedPostgres | None = None
+        self.cluster: Cluster | None = None
 
     @property
     def counts(self) -> Mapping[FaultTarget, int]:
@@ -40,6 +45,8 @@ class Servers(StackTargets):
 
     @property
     def redis_url(self) -> str:
+        if self.cluster:
+            return self.cluster.url
         assert self.redis
         return self.redis.url
 
@@ -226,3 +233,51 @@ async def test_postgres_disk_full(targets: Servers, postgres: EmbeddedPostgres) 
     found = {row["id"] for row in await connection.fetch("SELECT id FROM requests")}
     await connection.close()
     assert {"before", "after"} <= found
+
+
+async def test_a_failover_in_order(targets: Servers, cluster: Cluster, cluster_client: Redis) -> None:
+    """The replica takes over with all data."""
+    targets.cluster = cluster
+    key = f"{Keys.at(cluster.url).prefix}canary"
+    await cluster_client.set(key, "1")
+    before = await cluster.faults.owner()
+    begun = await Fault(targets, "failover", FaultTarget.REDIS, 0.0).begun()
+
+    async def moved() -> bool:
+        return await cluster.faults.owner() != before
+
+    await eventually(moved, "the replica has the slot")
+    owner = await cluster.faults.owner()
+    assert begun.details == f"to redis-{owner + 1}"
+    assert await cluster.command(owner, "GET", key) == b"1"
+
+
+@pytest.mark.parametrize("loses_source", [False, True])
+async def test_a_slot_is_moved(targets: Servers, cluster: Cluster, cluster_client: Redis, loses_source: bool) -> None:
+    """Key by key, to its end at the heal, also if the source fails over during the move; no key is lost."""
+    targets.cluster = cluster
+    prefix = Keys.at(cluster.url).prefix
+    names = {f"{prefix}{number}".encode() for number in range(300)}
+    for name in names:
+        await cluster_client.set(name, "1")
+    await cluster_client.execute_command("WAIT", 1, 1000)
+    source = await cluster.faults.owner()
+    fault = Fault(targets, "migrate-slot", FaultTarget.REDIS)
+    await fault.begun()
+    target = await cluster.faults.other_primary()
+
+    async def some_moved() -> bool:
+        return len(await _names(cluster, target)) > 0
+
+    await eventually(some_moved, "keys have been moved")
+    if loses_source:
+        cluster.nodes[source].kill()
+        await cluster.nodes[source].start()
+    await fault.heal()
+
+    assert await cluster.faults.owner() == target
+    assert set(await _names(cluster, target)) == names
+
+
+async def _names(cluster: Cluster, number: int) -> list[bytes]:
+    return await cluster.command(number, "CLUSTER", "GETKEYSINSLOT", cluster.faults.slot, 1000)

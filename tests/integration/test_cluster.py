@@ -83,11 +83,27 @@ async def test_calls_use_the_replica_that_takes_over(cluster: Cluster, cluster_c
     await listening.aclose()
 
 
+async def test_a_killed_server_restarts_after_its_replica_took_over(cluster: Cluster, cluster_client: Redis) -> None:
+    """It is started at once, as by a supervisor: no key is lost, and it becomes a replica."""
+    await cluster_client.set(f"{Keys.at(cluster.url).prefix}canary", "1")
+    await cluster_client.execute_command("WAIT", 1, 1000)
+
+    lost = await cluster.signal_owner(signal.SIGKILL)
+    await eventually(lambda: not cluster.nodes[lost].alive, "the server has ended")
+    await cluster.nodes[lost].start()
+
+    owner = await cluster.faults.owner()
+    assert owner != lost
+    assert await cluster.command(owner, "GET", f"{Keys.at(cluster.url).prefix}canary") == b"1"
+    await cluster.form()
+    assert (await cluster.command(lost, "INFO", "replication"))["role"] == "slave"
+
+
 async def test_a_slot_that_moves_key_by_key(cluster: Cluster, cluster_client: Redis) -> None:
     """Between its first and its last key every script fails before it writes; then the first script succeeds."""
     keys = Keys.at(cluster.url)
     pool = Pool(cluster_client, keys)
-    await pool.queue(20)
+    await pool.queue(20, queue_ms=60_000, total_ms=60_000)  # The move may take seconds.
     faults = cluster.faults
     source, target = await faults.owner(), await faults.other_primary()
     await faults.begin_move(source, target)

@@ -14,6 +14,7 @@ from tierlane.chaos.faults.catalogue import (
     QUIET_S,
     Family,
     FaultTarget,
+    Needs,
     Planned,
     schedule,
 )
@@ -31,12 +32,13 @@ TARGETS = {
     FaultTarget.REDIS_PROXY: 9,
     FaultTarget.POSTGRES_PROXY: 5,
 }
-SCHEDULES = {seed: schedule(seed, 60, KINDS, TARGETS) for seed in range(1, 21)}
+ON_SERVERS = tuple(kind for kind in KINDS if kind.is_possible(clustered=False))
+SCHEDULES = {seed: schedule(seed, 60, ON_SERVERS, TARGETS) for seed in range(1, 21)}
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     """Another seed gives another one."""
-    assert schedule(7, 60, KINDS, TARGETS) == SCHEDULES[7] != SCHEDULES[8]
+    assert schedule(7, 60, ON_SERVERS, TARGETS) == SCHEDULES[7] != SCHEDULES[8]
 
 
 def test_every_fault_can_be_injected() -> None:
@@ -50,7 +52,7 @@ def test_twenty_seeds_have_every_kind_and_target() -> None:
     planned = [fault for faults in SCHEDULES.values() for fault in faults]
     kinds = Counter(fault.kind.name for fault in planned)
 
-    assert set(kinds) == set(BY_NAME)
+    assert set(kinds) == {kind.name for kind in ON_SERVERS}
     assert min(kinds.values()) >= 2
     assert {fault.place for fault in planned} == set(TARGETS)
     assert sum(a.at_s + a.length_s > b.at_s for faults in SCHEDULES.values() for a, b in pairwise(faults)) >= 20
@@ -83,6 +85,19 @@ def test_only_chosen_faults_with_a_target_are_planned() -> None:
     assert {fault.kind.name for fault in schedule(1, 60, chosen, TARGETS)} == {"flushall", "cut"}
     assert {fault.kind.name for fault in schedule(1, 60, chosen, {FaultTarget.REDIS: 1})} == {"flushall"}
     assert schedule(1, 60, chosen, {}) == []
+
+
+def test_a_cluster_has_faults_of_its_own() -> None:
+    """It has no proxies of Redis, and no fault of the clock or the files of one server, or of one gateway's Redis."""
+    possible = [kind for kind in KINDS if kind.is_possible(clustered=True)]
+    targets = {place: count for place, count in TARGETS.items() if place is not FaultTarget.REDIS_PROXY}
+    planned = [fault for seed in range(1, 21) for fault in schedule(seed, 60, possible, targets)]
+
+    assert {kind.name for kind in KINDS} - {fault.kind.name for fault in planned} == {
+        *("clock-forward", "clock-backward", "redis-disk-full", "spool-full"),
+    }
+    assert {fault.place for fault in planned if fault.kind.family is Family.PROXY} == {FaultTarget.POSTGRES_PROXY}
+    assert {kind.name for kind in KINDS if kind.needs is Needs.CLUSTER} == {"failover", "migrate-slot"}
 
 
 def test_repeated_restarts_are_kills_of_one_process() -> None:

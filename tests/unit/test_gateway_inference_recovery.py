@@ -8,6 +8,7 @@ from gateway.inference.recovery import (
     RESEND_EVERY_S,
     UNAVAILABLE,
     LossSigns,
+    audit_pair,
     candidates,
     replayed_pair,
     to_resubmit,
@@ -56,6 +57,15 @@ def test_the_audit_record_of_a_replay_has_the_stored_end(ended_after_ms: int | N
 
     assert (accepted.id, ended.id) == (waiting.id, waiting.id)
     assert (ended.ended_at_ms, ended.latency_ms) == (began_ms + 62 if ended_ms is None else ended_ms, latency_ms)
+
+
+def test_a_record_ends_when_its_request_did() -> None:
+    """Regression: what passed between the id and the whole body was missing, so a run seemed to end before it had."""
+    waiting = pending(started=2.0)
+    waiting.created = 0.5
+    _, ended = audit_pair("g1", waiting, reply(waiting), 3.0, "direct")
+
+    assert (ended.ended_at_ms - created_ms(waiting.id), ended.latency_ms) == (2500, 1000.0)
 
 
 async def test_a_lost_request_is_resubmitted_with_the_time_left() -> None:

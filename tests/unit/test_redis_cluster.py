@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError  # noqa: A004 - as everywhere in re
 from scheduler.errors import StartError
 from scheduler.redis_client.cluster import ClusterUrl, as_cluster, parse, primary_of
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, hash_tag
-from tierlane.embedded.cluster import slot_ranges
+from tierlane.embedded.cluster import NodeView, awaits_failover, parse_nodes, slot_ranges
 
 SLOT = key_slot(hash_tag(DEFAULT_CELL).encode())
 
@@ -104,3 +104,38 @@ def test_slots_are_divided(primaries: int) -> None:
 
     assert [slot for first, last in ranges for slot in range(first, last + 1)] == list(range(16384))
     assert len(ranges) == primaries
+
+
+def test_what_a_server_sees() -> None:
+    """Of CLUSTER NODES: address, flags, primary, epoch, and the slots, but not those that move."""
+    text = (
+        "aa 127.0.0.1:7001@17001,host myself,master - 0 0 7 connected 0-5 9 [9->-bb]\n"
+        "bb 127.0.0.1:7002@17002 slave,fail? aa 0 1 7 disconnected\n"
+    )
+
+    assert parse_nodes(text) == [
+        NodeView("aa", 7001, frozenset({"myself", "master"}), "-", 7, ((0, 5), (9, 9))),
+        NodeView("bb", 7002, frozenset({"slave", "fail?"}), "aa", 7, ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "replica", "expected"),
+    [
+        ("master 0-5", "slave aa", True),
+        ("master,fail 0-5", "slave aa", True),
+        ("master,fail 0-5", "slave,fail aa", False),  # Nobody can take over.
+        ("master,fail 0-5", "slave cc", False),
+        ("master,fail", "master -", False),  # The replica has.
+        ("slave,fail", "master -", False),
+    ],
+)
+def test_a_failover_is_awaited(lost: str, replica: str, expected: bool) -> None:
+    """While the lost server has slots that a replica of it can take."""
+    flags, _, slots = lost.partition(" ")
+    other, _, primary = replica.partition(" ")
+    nodes = parse_nodes(
+        f"aa 127.0.0.1:1@2 {flags} - 0 0 1 disconnected {slots}\nbb 127.0.0.1:3@4 {other} {primary} 0 0 1 connected"
+    )
+
+    assert awaits_failover(nodes, "aa") is expected

@@ -23,6 +23,7 @@ MAX_SECONDS = 86_400
 MIN_SECONDS = 8  # Shorter runs have no time between the first and last seconds, which are without faults.
 MAX_RATE = 10_000
 MAX_PROCESSES = 16  # Of one role.
+LEAST_PRIMARIES = 3
 
 OPTIONS: dict[str, Option] = {
     "seed": Option(
@@ -61,7 +62,12 @@ OPTIONS: dict[str, Option] = {
         MAX_PROCESSES,
     ),
     "schedulers": Option("2", "Number of schedulers; 0: gateways do their work.", "N", 0, MAX_PROCESSES),
-    "cells": Option("1", "Number of cells, each with a Redis of its own.", "N", 1, MAX_PROCESSES),
+    "cells": Option(
+        "1", "Number of cells, each with a Redis of its own, or a slot of the cluster.", "N", 1, MAX_PROCESSES
+    ),
+    "cluster": Option(
+        "0", "Primaries of a Redis cluster, at least 3, each with a replica; 0: one server.", "N", 0, MAX_PROCESSES
+    ),
     "faults": Option("all", "Names of faults, separated by commas; `list` shows them.", "NAMES"),
     "tls": Option("seed", "TLS of the roles to Redis: on, off, or seed (one seed in four).", "WHEN"),
     "against": Option(
@@ -114,6 +120,7 @@ MAX_SEEDS = 1000
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,19})(-(?P<last>[0-9]{1,19}))?")
 ON, OFF, BY_SEED = "on", "off", "seed"
 TLS_ONE_IN = 4
+SHAPE = ("gateways", "workers", "schedulers", "cells", "cluster")  # In the order of the fields of StackShape.
 
 
 class ChaosUsageError(Exception):
@@ -128,11 +135,13 @@ class StackShape:
     workers: int
     schedulers: int
     cells: int = 1
+    cluster: int = 0  # Primaries of a cluster; 0: no cluster.
 
     def __str__(self) -> str:
         """The text in the report."""
         cells = f", {self.cells} cells" if self.cells > 1 else ""
-        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers{cells}"
+        cluster = f", a cluster of {self.cluster} primaries" if self.cluster else ""
+        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers{cells}{cluster}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,11 @@ class Options:
     def tls_to_redis(self) -> bool:
         """Whether the roles of this run use TLS to Redis."""
         if self.tls == BY_SEED:
-            return self.against is None and Random(f"{self.seed}/tls").randrange(TLS_ONE_IN) == 0
+            return (
+                self.against is None
+                and not self.shape.cluster
+                and Random(f"{self.seed}/tls").randrange(TLS_ONE_IN) == 0
+            )
         return self.tls == ON
 
     @property
@@ -168,6 +181,7 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
     """Check all options; None means the default. Raises ChaosUsageError."""
     reader = _ChaosOptionReader(TOOL, given, ChaosUsageError)
     against = reader.path("against")
+    cluster = reader.primaries("cluster", outside=against is not None)
     seeds = reader.seeds("seeds")
     if seeds and reader.text("seed"):
         raise reader.fault("seeds", f"cannot be given together with {TOOL.both_names('seed')}.")
@@ -175,14 +189,14 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
         seed=reader.integer("seed") if reader.text("seed") else secrets.randbits(32),
         duration=reader.number("duration"),
         rate=reader.number("rate"),
-        shape=StackShape(*(reader.integer(role) for role in ("gateways", "workers", "schedulers", "cells"))),
-        kinds=reader.kinds("faults", outside=against is not None),
+        shape=StackShape(*(reader.integer(part) for part in SHAPE)),
+        kinds=reader.kinds("faults", outside=against is not None, clustered=cluster > 0),
         against=against,
         json=reader.path("json"),
         keep=reader.path("keep"),
         quiet=quiet,
         seeds=seeds,
-        tls=reader.tls("tls", outside=against is not None),
+        tls=reader.tls("tls", never="--against" if against else "--cluster" if cluster else ""),
     )
 
 
@@ -203,9 +217,12 @@ def seed_range(text: str) -> tuple[int, ...]:
 
 
 def fault_list() -> str:
-    """Every fault with its description; a star where it is available for an external stack."""
-    lines = [f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.description}" for kind in KINDS]
-    return "\n".join([*lines, "* also with --against"])
+    """Every fault with its description and the Redis that it needs; a star where an external stack can have it."""
+    lines = [
+        f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.description}{f' ({kind.needs})' if kind.needs else ''}"
+        for kind in KINDS
+    ]
+    return "\n".join([*lines, "* also with --against", "With --cluster, network faults are only those of PostgreSQL."])
 
 
 class _ChaosOptionReader(OptionReader):
@@ -216,25 +233,40 @@ class _ChaosOptionReader(OptionReader):
         except ValueError as error:
             raise self.fault(option, f"{error}.") from None
 
-    def tls(self, option: str, *, outside: bool) -> str:
+    def tls(self, option: str, *, never: str) -> str:
+        """`never`: the option that excludes TLS, or ""."""
         text = self.text(option)
         if text not in (ON, OFF, BY_SEED):
             raise self.fault(option, f"must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
-        if outside and text == ON:
-            raise self.fault(option, "cannot be used with --against.")
+        if never and text == ON:
+            raise self.fault(option, f"cannot be used with {never}.")
         return text
 
-    def kinds(self, option: str, *, outside: bool) -> tuple[FaultKind, ...]:
+    def primaries(self, option: str, *, outside: bool) -> int:
+        count = self.integer(option)
+        if 0 < count < LEAST_PRIMARIES:
+            raise self.fault(
+                option, f"must be 0, or at least {LEAST_PRIMARIES}: fewer primaries cannot elect a new one."
+            )
+        if count and outside:
+            raise self.fault(option, "cannot be used with --against.")
+        return count
+
+    def kinds(self, option: str, *, outside: bool, clustered: bool) -> tuple[FaultKind, ...]:
         text = self.text(option)
         if text == ALL:
-            return tuple(kind for kind in KINDS if kind.outside or not outside)
+            return tuple(
+                kind for kind in KINDS if (kind.outside or not outside) and kind.is_possible(clustered=clustered)
+            )
         names = [name.strip() for name in text.split(",")]
-        self._check_names(option, names, outside=outside)
+        self._check_names(option, names, outside=outside, clustered=clustered)
         return tuple(BY_NAME[name] for name in dict.fromkeys(names))
 
-    def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
+    def _check_names(self, option: str, names: Sequence[str], *, outside: bool, clustered: bool) -> None:
         for name in names:
             if name not in BY_NAME:
                 raise self.fault(option, f"there is no fault {name!r}; `--faults list` shows all.")
             if outside and not BY_NAME[name].outside:
                 raise self.fault(option, f"{name} cannot be used with --against.")
+            if not BY_NAME[name].is_possible(clustered=clustered):
+                raise self.fault(option, f"{name} cannot be used {'with' if clustered else 'without'} --cluster.")

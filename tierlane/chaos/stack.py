@@ -6,6 +6,7 @@ ready and counts every worker healthy. Servers are started from the event loop o
 the load for a tenth of a second.
 
 With several cells, each has a Redis of its own, and all roles connect to it through one proxy, so that a cell can be cut off.
+With a cluster (`servers`), they connect to its servers without proxies.
 
 Each tier has ten customers of different weights, with limits that the load does not reach; one of tier paid floods. Others
 have batches, and the hostile client has a customer. Shedding, queue times and the capacity of the GPUs are unchanged.
@@ -30,15 +31,17 @@ from ledger.postgres import asyncpg_dsn
 from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.chaos.command import StackShape
 from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
-from tierlane.chaos.faults.catalogue import FaultTarget
+from tierlane.chaos.faults.catalogue import ALL_ROLES, FaultTarget
 from tierlane.chaos.faults.proxy import HOST, FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import HostileAccess, StackTargets
 from tierlane.chaos.history import LoadCustomer, Sources, Target
+from tierlane.chaos.servers import ClusterServers, SingleServers
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import ChildProcess, family
-from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane.embedded import EmbeddedPostgres
 from tierlane.settings.model import Settings
+from tierlane.up.cells import cell_names
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.demo_data import TIERS, demo_model, seed_demo
 from tierlane.up.members import ModelProcesses, RoleEnvironment, RoleMember, role_command
@@ -119,8 +122,11 @@ async def seed_hostile(database_url: str) -> str:
         await connection.close()
 
 
-async def seed_cells(database_url: str, urls: Mapping[str, str]) -> None:
-    """Open the cells at these URLs. The customers of the saturating load share one: shares by weight hold inside a cell."""
+async def seed_cells(database_url: str, urls: Mapping[str, str | None]) -> None:
+    """Open the cells at these URLs, None for a slot of the cluster.
+
+    The customers of the saturating load share one: shares by weight hold inside a cell.
+    """
     if not urls:
         return
     saturating = [f"chaos-{FLOODED_TIER}-{number}" for number in IN_FLIGHT]
@@ -177,8 +183,6 @@ MAX_BATCH_SIZE = 8  # Small, so that workers are busy at the default rate, and a
 READY_TIMEOUT_S = 120.0
 GUARD_POLL_S = 0.25
 SEE_LOG = "run it again with --keep DIR and read roles.log there"
-# A full disk is simulated by a file size limit, which must cause an error instead of a signal.
-LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 
 
 class ChaosStack(StackTargets):
@@ -196,9 +200,12 @@ class ChaosStack(StackTargets):
         self._models = ModelProcesses()
         self.redis_clock = ServerClock(home.path)
         self.redis_clock.prepare()
-        self._redis = chaos_redis(home.path, self.redis_clock)
-        self._cells = {name: chaos_redis(home.path / name, self.redis_clock, name) for name in cell_names(shape.cells)}
-        self._tls_front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
+        self._servers = (
+            ClusterServers(home.path, shape.cluster, shape.cells)
+            if shape.cluster
+            else SingleServers(home.path, self.redis_clock, shape.cells)
+        )
+        self._tls_front = TlsFront(home.path / "certificates", self._servers.sockets[0]) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
         self._proxies: dict[FaultTarget, list[FaultProxy]] = {
             FaultTarget.REDIS_PROXY: [],
@@ -208,14 +215,14 @@ class ChaosStack(StackTargets):
         self._watching: asyncio.Task[None] | None = None
         self._ports = ExitStack()
         self._urls: list[str] = []
-        self._cell_rows: dict[str, str] = {}  # The URLs of their proxies.
+        self._cell_rows: dict[str, str | None] = {}  # The URLs of their proxies.
         self._customers: tuple[LoadCustomer, ...] = ()
         self._batch_customers: tuple[LoadCustomer, ...] = ()
         self._hostile_key = self._model = ""
         self.runs = home.path / "runs"
         self.settings = Settings.model_validate(
             {
-                "redis_url": self._redis.url,
+                "redis_url": self.redis_url,
                 "database_url": self._postgres.url,
                 "service_token": SecretStr(secrets.token_urlsafe(32)),
                 "data_dir": home.path,
@@ -234,11 +241,11 @@ class ChaosStack(StackTargets):
         self.runs.mkdir()
         os.environ[RUNS_VARIABLE] = str(self.runs)
         self._watching = asyncio.create_task(self._watch(), name="guard")
-        self._guard.hold_servers_of(self._redis.home)
-        self._guard.hold_servers_of(self._postgres.home)
-        await self._add(self._redis)
-        await self._add(self._postgres)
-        await self._start_cells()
+        for server in (*self._servers.members, self._postgres):
+            self._guard.hold_servers_of(server.home)
+            await self._add(server)
+        await self._side_loop.run(self._servers.form())
+        await self._open_cells()
         await self._fill_database()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -298,12 +305,16 @@ class ChaosStack(StackTargets):
     @property
     def redis_url(self) -> str:
         """Redis, without a proxy."""
-        return self._redis.url
+        return self._servers.urls[0]
 
     @property
     def redis_urls(self) -> Sequence[str]:
         """Redis of each cell, without a proxy."""
-        return [self._redis.url, *(f"{server.url}#{name}" for name, server in self._cells.items())]
+        return self._servers.urls
+
+    async def redis_server(self, index: int) -> str:
+        """The URL of the server that has this cell now."""
+        return (await self._servers.server(index)).url
 
     @property
     def database_url(self) -> str:
@@ -320,7 +331,7 @@ class ChaosStack(StackTargets):
         if place in self._proxies:
             return self._proxies[place][index].name
         if place is FaultTarget.REDIS:
-            return [self._redis, *self._cells.values()][index].name
+            return self._servers.names[index]
         return str(place) if place is FaultTarget.POSTGRES else f"{place}-{index + 1}"
 
     def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
@@ -337,7 +348,8 @@ class ChaosStack(StackTargets):
         if place is FaultTarget.MODEL:
             worker = self._member(f"{FaultTarget.WORKER}-{index + 1}")
             return self._models.of_worker(worker.name, worker.pid) if worker.alive else []
-        member = self._member(self.name(place, index))
+        is_redis = place is FaultTarget.REDIS
+        member = asyncio.run(self._servers.server(index)) if is_redis else self._member(self.name(place, index))
         if not member.alive:
             return []
         processes = family(member.pid)
@@ -370,13 +382,14 @@ class ChaosStack(StackTargets):
         self._hostile_key = await seed_hostile(settings.database_url)
         await seed_cells(settings.database_url, self._cell_rows)
 
-    async def _start_cells(self) -> None:
-        """Start the servers of the other cells, each behind a proxy that all roles use."""
-        for name, server in self._cells.items():
-            self._guard.hold_servers_of(server.home)
-            await self._add(server)
-            proxy = await self._add_proxy(FaultTarget.REDIS_PROXY, "roles", server.socket, server.name)
-            self._cell_rows[name] = f"redis://{HOST}:{proxy.port}/0"
+    async def _open_cells(self) -> None:
+        """Put a proxy that all roles use before the server of each other cell; slots of a cluster have none."""
+        for number, name in enumerate(cell_names(self._shape.cells), 1):
+            self._cell_rows[name] = None
+            if self._servers.sockets:
+                socket, server = self._servers.sockets[number], self._servers.names[number]
+                proxy = await self._add_proxy(FaultTarget.REDIS_PROXY, ALL_ROLES, socket, server)
+                self._cell_rows[name] = f"redis://{HOST}:{proxy.port}/0"
 
     async def _start_tls_front(self) -> None:
         if self._tls_front is not None:
@@ -396,9 +409,11 @@ class ChaosStack(StackTargets):
 
     async def _start_role(self, place: FaultTarget, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
-        front = self._tls_front
-        redis = await self._add_proxy(FaultTarget.REDIS_PROXY, name, front.socket if front else self._redis.socket)
-        own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
+        if self._servers.sockets:
+            front = self._tls_front
+            socket = front.socket if front else self._servers.sockets[0]
+            redis = await self._add_proxy(FaultTarget.REDIS_PROXY, name, socket)
+            own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
             postgres = await self._add_proxy(FaultTarget.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
@@ -429,15 +444,3 @@ def _postgres_socket(server: EmbeddedPostgres) -> Path:
 
 def _proxy_name(client: str, server: str) -> str:
     return f"{client}>{server}"
-
-
-def cell_names(count: int) -> list[str]:
-    """The cells other than the default one."""
-    return [f"c{number}" for number in range(2, count + 1)]
-
-
-def chaos_redis(home: Path, clock: ServerClock, cell: str = "") -> EmbeddedRedis:
-    """A Redis without persistence, whose clock can be stepped and whose disk can be full."""
-    server = EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)
-    server.name = f"redis-{cell}" if cell else server.name
-    return server

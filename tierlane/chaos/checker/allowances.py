@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from tierlane.chaos.faults.catalogue import BY_NAME, INSTANT
+from tierlane.chaos.faults.catalogue import ALL_ROLES, BY_NAME, INSTANT
 from tierlane.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, parse_step
 from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked, Stalled
 
@@ -31,7 +31,14 @@ ANSWER_S = 4.1
 RUN_S = 4.05
 
 LOSSES = frozenset({"kill-redis", "flushall"})
-REDIS_FAULTS = frozenset({"stop-redis", "client-kill-normal", "client-pause", "redis-disk-full"}) | LOSSES
+REDIS_FAULTS = LOSSES | {
+    "stop-redis",
+    "client-kill-normal",
+    "client-pause",
+    "redis-disk-full",
+    "failover",
+    "migrate-slot",  # Between its first and its last key.
+}
 PROXY_FAULTS = frozenset({"delay", "drop-requests", "drop-replies", "cut", "refuse"})
 POSTGRES_FAULTS = frozenset({"kill-postgres", "stop-postgres", "pg-terminate", "pg-lock", "pg-disk-full"})
 UNNOTICED = POSTGRES_FAULTS | {
@@ -155,8 +162,8 @@ class Allowances:
             affected = ALL_TARGETS
         elif window.name == "spool-full":
             affected = window.target
-        elif window.name in PROXY_FAULTS and arrow and server == "redis":
-            affected = client
+        elif window.name in PROXY_FAULTS and arrow and server.startswith("redis"):  # Of the default or another cell.
+            affected = ALL_TARGETS if client == ALL_ROLES else client
         else:
             return None
         return self._of_gateway(FaultWindow(window.begin, window.end, affected, window.name))

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from ledger.postgres import Connection, asyncpg_dsn
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client
-from tierlane.chaos.faults import hostile_client
+from tierlane.chaos.faults import cluster, hostile_client
 from tierlane.chaos.faults.catalogue import KINDS, Planned
 from tierlane.chaos.faults.proxy import NetworkFault
 from tierlane.chaos.faults.server_clock import step_text
@@ -267,18 +267,18 @@ AOF_WITHIN_S = 2.0  # Enough for the data of such a stack.
 
 
 @asynccontextmanager
-async def redis(targets: StackTargets, fault: Planned) -> AsyncIterator[Redis]:
-    """A client of the Redis of this fault without a proxy."""
-    client = command_client(targets.redis_urls[fault.index])
+async def redis(url: str) -> AsyncIterator[Redis]:
+    """A client of this Redis."""
+    client = command_client(url)
     try:
         yield client
     finally:
         await client.aclose()
 
 
-async def command(targets: StackTargets, fault: Planned, *words: str | int) -> object:
+async def command(url: str, *words: str | int) -> object:
     """Send one command. Raises RedisUnavailable without a reply in time; it may still run later."""
-    async with redis(targets, fault) as client, bounded(PATIENCE_S):
+    async with redis(url) as client, bounded(PATIENCE_S):
         return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
@@ -287,7 +287,7 @@ def redis_command(details: str, *words: str) -> FaultAction:
 
     @asynccontextmanager
     async def sent(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
-        yield details.format(await command(targets, fault, *words))
+        yield details.format(await command(await targets.redis_server(fault.index), *words))
 
     return sent
 
@@ -295,15 +295,16 @@ def redis_command(details: str, *words: str) -> FaultAction:
 @asynccontextmanager
 async def flushed(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Delete all keys."""
-    keys = await command(targets, fault, "DBSIZE")
-    await command(targets, fault, "FLUSHALL")
+    url = await targets.redis_server(fault.index)
+    keys = await command(url, "DBSIZE")
+    await command(url, "FLUSHALL")
     yield f"{keys} keys"
 
 
 @asynccontextmanager
 async def paused(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Delay all replies for the length of the fault."""
-    await command(targets, fault, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
+    await command(await targets.redis_server(fault.index), "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
     yield ""
 
 
@@ -311,22 +312,23 @@ async def paused(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
 async def short_of_memory(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Set the memory limit just above the used memory."""
     spare = round(fault.parameters["spare_kib"] * 1024)
-    async with redis(targets, fault) as client, bounded(PATIENCE_S):
+    url = await targets.redis_server(fault.index)
+    async with redis(url) as client, bounded(PATIENCE_S):
         before = int((await client.config_get("maxmemory"))["maxmemory"] or 0)
         used = int((await client.info("memory"))["used_memory"])
         await client.config_set("maxmemory", used + spare)
     try:
         yield f"maxmemory {used + spare}, {spare} more than used"
     finally:
-        await _set(targets, fault, "maxmemory", before)
+        await _set(url, "maxmemory", before)
 
 
-async def _set(targets: StackTargets, fault: Planned, name: str, value: str | int) -> None:
+async def _set(url: str, name: str, value: str | int) -> None:
     """Set a configuration value once Redis responds; after a restart it already has its own."""
     deadline = time.monotonic() + HEAL_WITHIN_S
     while True:
         try:
-            await command(targets, fault, "CONFIG", "SET", name, value)
+            await command(url, "CONFIG", "SET", name, value)
             return
         except (RedisUnavailable, RedisError):
             if time.monotonic() > deadline:
@@ -338,21 +340,22 @@ async def _set(targets: StackTargets, fault: Planned, name: str, value: str | in
 async def redis_without_disk(targets: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Fill the disk of the append-only file: writes and PING get MISCONF."""
     processes = await _processes(targets, fault)
+    url = await targets.redis_server(fault.index)
     try:
-        await command(targets, fault, "CONFIG", "SET", "appendonly", "yes")
-        await _wait_for_file(targets, fault)
+        await command(url, "CONFIG", "SET", "appendonly", "yes")
+        await _wait_for_file(url)
         with full_disk() as disk:
             disk.fill(processes[0])
             yield ""
     finally:
-        await _set(targets, fault, "appendonly", "no")
+        await _set(url, "appendonly", "no")
 
 
-async def _wait_for_file(targets: StackTargets, fault: Planned) -> None:
+async def _wait_for_file(url: str) -> None:
     """Wait until the file has the data in memory. Raises FaultImpossible where that takes too long."""
     deadline = time.monotonic() + AOF_WITHIN_S
     while time.monotonic() < deadline:
-        async with redis(targets, fault) as client, bounded(PATIENCE_S):
+        async with redis(url) as client, bounded(PATIENCE_S):
             state = await client.info("persistence")
         if not state["aof_rewrite_in_progress"] and not state["aof_rewrite_scheduled"]:
             return
@@ -393,6 +396,8 @@ ACTIONS: Mapping[str, FaultAction] = {
     "redis-disk-full": redis_without_disk,
     "clock-forward": clock_stepped(1),
     "clock-backward": clock_stepped(-1),
+    "failover": cluster.failed_over,
+    "migrate-slot": cluster.slot_moved,
     "delay": network(),
     "drop-requests": network(drop_requests=True),
     "drop-replies": network(drop_replies=True),

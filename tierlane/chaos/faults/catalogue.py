@@ -3,6 +3,9 @@
 `actions` injects the faults. Faults begin every 2 to 5 s and may overlap, but not two of one kind on one target, and no
 other fault affects a role while one of its processes is restarted repeatedly. Kinds are drawn without replacement, so
 that none is missing for long, beginning with one of each family. The first and last seconds are without faults.
+
+A stack on a cluster has no proxies of Redis, because its clients connect to the addresses that the servers announce: network
+faults are those of PostgreSQL there, and SIGSTOP of a primary cuts it off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +39,24 @@ class FaultTarget(StrEnum):
     POSTGRES_PROXY = "postgres-proxy"
 
 
+ALL_ROLES = "roles"  # The client of a proxy that all roles share, that of a cell other than the default one.
+
+
+class Needs(StrEnum):
+    """The Redis that a fault needs: any, one server, or a cluster."""
+
+    ANY = ""
+    SERVER = "not with --cluster"
+    CLUSTER = "only with --cluster"
+
+
 @dataclass(frozen=True)
 class FaultKind:
     """One kind of fault. `length_s` INSTANT: it needs no heal. `draws`: ranges of further parameters.
 
     `outside`: it needs no proxy and can be undone, so it can be injected into an external stack. `repeats`: it repeats
-    the fault of this name on one target every `every_s`; each repetition is an event of its own.
+    the fault of this name on one target every `every_s`; each repetition is an event of its own. `needs`: SERVER for what
+    changes the clock or the files of one server, or needs the proxy of one gateway.
     """
 
     name: str
@@ -53,6 +68,11 @@ class FaultKind:
     outside: bool = False
     repeats: str = ""
     every_s: float = 0.0
+    needs: Needs = Needs.ANY
+
+    def is_possible(self, *, clustered: bool) -> bool:
+        """Whether it can be injected into a stack on a cluster, or into one on servers without cluster mode."""
+        return self.needs in (Needs.ANY, Needs.CLUSTER if clustered else Needs.SERVER)
 
 
 INSTANT: Range = (0.0, 0.0)
@@ -77,10 +97,11 @@ def _process(
     *,
     outside: bool = True,
     repeats: str = "",
+    needs: Needs = Needs.ANY,
 ) -> FaultKind:
     every_s = RESTART_EVERY_S if repeats else 0.0
     return FaultKind(
-        name, Family.PROCESS, (place,), length_s, description, outside=outside, repeats=repeats, every_s=every_s
+        name, Family.PROCESS, (place,), length_s, description, {}, outside, repeats, every_s=every_s, needs=needs
     )
 
 
@@ -89,9 +110,15 @@ def _proxy(name: str, description: str, length_s: Range = SHORT, **draws: Range)
 
 
 def _redis(
-    name: str, description: str, length_s: Range = INSTANT, *, outside: bool = True, **draws: Range
+    name: str,
+    description: str,
+    length_s: Range = INSTANT,
+    *,
+    outside: bool = True,
+    needs: Needs = Needs.ANY,
+    **draws: Range,
 ) -> FaultKind:
-    return FaultKind(name, Family.REDIS, (FaultTarget.REDIS,), length_s, description, draws, outside)
+    return FaultKind(name, Family.REDIS, (FaultTarget.REDIS,), length_s, description, draws, outside, needs=needs)
 
 
 def _postgres(name: str, description: str, length_s: Range = INSTANT, *, outside: bool = True) -> FaultKind:
@@ -115,8 +142,15 @@ KINDS: tuple[FaultKind, ...] = (
         for role in ROLES[:3]
     ),
     _process("lose-workers", FaultTarget.WORKER, "SIGKILL of half of the workers and SIGTERM of the others, at once"),
-    _process("spool-full", FaultTarget.GATEWAY, "a gateway without Redis whose disk is full", SHORT, outside=False),
-    _redis("kill-redis", "SIGKILL of Redis, which restarts empty", outside=False),
+    _process(
+        "spool-full",
+        FaultTarget.GATEWAY,
+        "a gateway without Redis whose disk is full",
+        SHORT,
+        outside=False,
+        needs=Needs.SERVER,
+    ),
+    _redis("kill-redis", "SIGKILL of Redis, which restarts empty; in a cluster its replica takes over", outside=False),
     _redis("stop-redis", "SIGSTOP of Redis", SUSPENSION),
     _redis("client-kill-normal", "CLIENT KILL TYPE normal: every command connection is closed"),
     _redis("client-kill-pubsub", "CLIENT KILL TYPE pubsub: every subscriber is closed"),
@@ -126,16 +160,36 @@ KINDS: tuple[FaultKind, ...] = (
         "maxmemory", "CONFIG SET maxmemory just above the used memory", SHORT, outside=False, spare_kib=(0.0, 512.0)
     ),
     _redis("client-pause", "CLIENT PAUSE ALL: Redis replies later", (0.2, 3.0), outside=False),
-    _redis("redis-disk-full", "the disk of the append-only file of Redis is full", SHORT, outside=False),
     _redis(
-        "clock-forward", "the clock of Redis steps forwards, and back at the end", SHORT, outside=False, step_s=STEP
+        "redis-disk-full",
+        "the disk of the append-only file of Redis is full",
+        SHORT,
+        outside=False,
+        needs=Needs.SERVER,
+    ),
+    _redis(
+        "clock-forward",
+        "the clock of Redis steps forwards, and back at the end",
+        SHORT,
+        outside=False,
+        needs=Needs.SERVER,
+        step_s=STEP,
     ),
     _redis(
         "clock-backward",
         "the clock of Redis steps backwards, and forwards at the end",
         SHORT,
         outside=False,
+        needs=Needs.SERVER,
         step_s=STEP,
+    ),
+    _redis("failover", "CLUSTER FAILOVER: the replica takes over in order", outside=False, needs=Needs.CLUSTER),
+    _redis(
+        "migrate-slot",
+        "the slot of a cell moves to another primary key by key",
+        (1.0, 4.0),
+        outside=False,
+        needs=Needs.CLUSTER,
     ),
     _proxy("delay", "20 to 200 ms on the way to and from a server", delay_ms=(20.0, 200.0)),
     _proxy("drop-requests", "requests of one client to a server are lost"),

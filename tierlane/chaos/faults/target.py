@@ -53,6 +53,10 @@ class StackTargets(ABC):
         """Redis of each cell, the default one first, without a proxy."""
         return (self.redis_url,)
 
+    async def redis_server(self, index: int) -> str:
+        """The URL of the server that has this cell now. Raises FaultImpossible if none has it."""
+        return self.redis_urls[index]
+
     @property
     @abstractmethod
     def database_url(self) -> str:
@@ -64,7 +68,10 @@ class StackTargets(ABC):
 
     @abstractmethod
     def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
-        """The running processes of a target, a server with all its children. Takes milliseconds."""
+        """The running processes of a target, a server with all its children. Takes milliseconds, in a cluster a second.
+
+        Raises FaultImpossible where no server has the cell.
+        """
 
     def hostile_access(self, index: int) -> HostileAccess:
         """Access to this gateway."""
