@@ -119,11 +119,11 @@ class Simulation:
             self._look(now)
         self._finish(now, counts)
         arrivals = int(self._offered_rps(now) * STEP_S + self._random.random())
-        rate = self.limits.ceiling(TIER)
+        rate, capacity = self.limits.ceiling(TIER), self.limits.current(self.snapshot).capacity_rps
         self._tokens = min(rate, self._tokens + rate * STEP_S)
         for _ in range(arrivals):
             counts[0] += 1
-            if self._enters():
+            if self._enters(capacity):
                 self._tokens -= 1
                 self._queue.append(now)
             else:
@@ -132,8 +132,7 @@ class Simulation:
         self._arrived[-1] += arrivals
         self._start(now, counts)
 
-    def _enters(self) -> bool:
-        capacity = self.limits.current(self.snapshot).capacity_rps
+    def _enters(self, capacity: float) -> bool:
         wait_s = len(self._queue) / capacity if capacity > 0 else 0.0
         return self._tokens >= 1 and wait_s < self._deadline_s and len(self._queue) < self._tier.max_queue_depth
 

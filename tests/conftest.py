@@ -74,5 +74,5 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
 async def pool(client: Redis) -> Pool:
     """Every verb of the protocol on the default pool, with a living gateway `g1`."""
     pool = Pool(client, Keys())
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     return pool

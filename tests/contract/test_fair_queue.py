@@ -53,7 +53,7 @@ async def serve(pool: Pool, loads: Mapping[str, tuple[int, float, float]], batch
     owner: dict[str, str] = {}
     for customer, (count, weight, _) in loads.items():
         owner |= dict.fromkeys(await wait_in_line(pool, customer, count, weight), customer)
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     spent: Counter[str] = Counter()
     for _ in range(batches):
         spent += await run_batch(pool, size, owner, {name: load[2] for name, load in loads.items()})
@@ -152,7 +152,7 @@ async def test_customers_with_a_backlog_form_no_batch_of_their_own(pool: Pool) -
 
 async def test_empty_places_of_quiet_batches_take_a_fiftieth_of_the_gpu_time(pool: Pool) -> None:
     """Each ms of GPU time allows 0.02 ms; a batch of quiet customers takes its time in proportion to its empty places."""
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     owner = dict.fromkeys(await wait_in_line(pool, "flood", 100), "flood")
     cost = {"flood": 10.0, "quiet": 8.0}
     await pool.client.hset("fair:free", "apart", 1.0)
@@ -169,7 +169,7 @@ async def test_empty_places_of_quiet_batches_take_a_fiftieth_of_the_gpu_time(poo
 
 async def test_a_batch_may_be_larger_than_a_call_of_lua_can_move(pool: Pool) -> None:
     """4,096 requests, twice as many candidates: more values than Lua's `unpack` returns."""
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     await wait_in_line(pool, "a", 8200)
 
     formed = await pool.batches.form("b1", [("free", 4096)], 1, TIERS, max_tokens=1_000_000_000)
@@ -236,7 +236,7 @@ async def test_gpu_time_is_divided_by_weight(client: Redis, loads: Sequence[tupl
 
 async def test_keys_with_a_weight_divide_the_part_of_their_customer(pool: Pool) -> None:
     """Weights 3 and 1, and 1 for all other keys together: 60, 20 and 20 % of half of the tier; nothing is left at the end."""
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     owner, cost = dict.fromkeys(await wait_in_line(pool, "other", 400), "other"), {"other": 5.0, "acme": 5.0}
     of_key: dict[str, str] = {}
     for key, weight in (("heavy", 3.0), ("light", 1.0), ("plain", 0.0), ("bare", 0.0)):
@@ -264,7 +264,7 @@ async def test_keys_with_a_weight_divide_the_part_of_their_customer(pool: Pool) 
     assert abs(keys["plain"] + keys["bare"] - part) <= 10
     await pool.overdue([i for i, key in of_key.items() if key == "heavy"])
     while await pool.depth("free"):
-        await pool.gateway_lives("g1")
+        await pool.gateway_stays("g1")
         await pool.form([("free", 64)])
         await pool.terminations.expire(["free"])
     left = [
@@ -278,7 +278,7 @@ async def test_keys_with_a_weight_divide_the_part_of_their_customer(pool: Pool) 
 async def test_time_without_demand_is_not_saved(pool: Pool) -> None:
     """A customer that comes later gets its share from then on, and no more."""
     owner = dict.fromkeys(await wait_in_line(pool, "early", 400), "early")
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     cost = {"early": 5.0, "late": 5.0}
     for _ in range(20):
         await run_batch(pool, 8, owner, cost)
@@ -294,7 +294,7 @@ async def test_time_without_demand_is_not_saved(pool: Pool) -> None:
 @pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "lost with its worker"])
 async def test_work_without_a_result_costs_nothing(pool: Pool, how: str) -> None:
     """A customer whose requests are cancelled, or failed by the service, is charged for the others only."""
-    await pool.gateway_lives("g1")
+    await pool.gateway_stays("g1")
     owner = dict.fromkeys(await wait_in_line(pool, "a", 300), "a")
     lost = await wait_in_line(pool, "b", 100)
     owner |= dict.fromkeys(lost, "b")

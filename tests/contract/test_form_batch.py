@@ -16,7 +16,6 @@ async def queue_many(pool: Pool, count: int) -> None:
     """`count` requests of `free` with a queue timeout of a minute."""
     for _ in range(count // 100):
         await pool.admit([pool.submission(total_ms=60_000, queue_ms=60_000) for _ in range(100)], DEEP)
-        await pool.gateway_lives("g1")
 
 
 async def start_workers(pool: Pool, workers: int, running: int) -> None:

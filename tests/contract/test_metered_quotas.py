@@ -187,10 +187,12 @@ async def test_a_thousand_concurrent_calls_do_not_pass_the_last_unit(pool: Pool)
     amount, cost = 250 * 20_000, 20.0
     quotas, accepted = ((GPU, amount), (USD, 10**12)), Counter[str]()
     most = 0
+    for number in range(4):
+        await pool.gateway_stays(f"g{number}")
 
     async def call(number: int) -> None:
         nonlocal most
-        submission = pool.submission(quotas=quotas, meter=METER)
+        submission = pool.submission(quotas=quotas, meter=METER, total_ms=600_000, queue_ms=600_000)
         (verdict,) = await pool.admit([submission], gateway=f"g{number % 4}")
         accepted[verdict.outcome.value] += 1
         most = max(most, (await spent(pool))[GPU])

@@ -127,7 +127,7 @@ async def test_jobs_run_and_are_cancelled_in_the_pool_of_their_model(stack: Stac
 async def test_an_overloaded_pool_does_not_affect_another(stack: Stack) -> None:
     """While requests of the slow pool are rejected, all of the fast pool are completed."""
     await stack.healthy(3)
-    flood = asyncio.create_task(load(stack, 400, 4.0, ("free",), "slow"))
+    flood = asyncio.create_task(load(stack, 200, 4.0, ("free",), "slow"))  # Twice what its worker does.
     fast = await load(stack, 50, 4.0, ("enterprise", "paid"), "simulated")
     slow = await flood
 
