@@ -5,6 +5,7 @@ they are.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from random import Random
 
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
@@ -12,7 +13,7 @@ from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
 from scheduler.cells.moves import PoolPlan, chances_of
 from scheduler.cells.placement import Cell, home
-from scheduler.protocol.pool_view import combined
+from scheduler.protocol.pool_view import Observation, combined
 from tierlane.simulate.admission import CustomerAccount
 from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
@@ -88,6 +89,7 @@ class RequestSimulation:
         self._homes: list[SimulatedCell] = []
         self._workers: list[SimulatedWorker] = []
         self._made = 0
+        self._seen: dict[str, Observation] = {}
         self._documents = 0
         self._arrivals = self._sources(recorded)
 
@@ -98,8 +100,8 @@ class RequestSimulation:
         self._resize(scenario.gpus)
         for cell in self._by_name.values():
             cell.leaving = self._moves
-        loop.every(BEAT_S, self._beat)
-        for cell in self._by_name.values():
+        for number, cell in enumerate(self._by_name.values()):
+            loop.at(number * BEAT_S / len(self._by_name), loop.every, BEAT_S, partial(self._beat, cell))
             cell.start()
         for change in sorted(scenario.changes, key=lambda each: each.at_s):
             loop.at(change.at_s, self._change, change)
@@ -150,13 +152,12 @@ class RequestSimulation:
             chosen = cells if any(cell.is_open for cell in cells) else self._cells
             self._homes.append(self._by_name[home(account.identity.customer_id, chosen)])
 
-    def _beat(self) -> None:
-        """Heartbeats: the limits of each cell follow from all cells, those of a lost one from itself."""
-        seen = {name: cell.beat() for name, cell in self._by_name.items()}
-        reachable = [seen[name] for name, cell in self._by_name.items() if not cell.isolated]
-        whole = combined(reachable) if reachable else None
-        for name, cell in self._by_name.items():
-            cell.limit(seen[name], seen[name] if cell.isolated or whole is None else whole)
+    def _beat(self, cell: SimulatedCell) -> None:
+        """A heartbeat: the limits of a cell follow from the last observations of all cells, those of a lost one from its own."""
+        own = self._seen[cell.name] = cell.beat()
+        cells = [] if cell.isolated else self._by_name.values()
+        others = [each for each in cells if each is not cell and not each.isolated and each.name in self._seen]
+        cell.limit(own, combined([own, *(self._seen[each.name] for each in others)]))
 
     # Workers.
 
