@@ -145,9 +145,14 @@ def _decides(worker: WorkerView) -> float:
     return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 
+def chances_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> dict[str, dict[str, float]]:
+    """For the workers of each cell: the cells to which one that decides now moves, each with its probability."""
+    return move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
+
+
 def documents(plan: PoolPlan, cells: Mapping[str, CellState], places: list[CellPlace], number: int) -> dict[str, bytes]:
     """The packed document of each cell that responds."""
-    chances = move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
+    chances = chances_of(plan, cells)
     return {name: _encode(Moves(number, chances.get(name, {}), places)) for name in cells}
 
 

@@ -1,7 +1,7 @@
 """Batch windows in simulated time: the adaptive policy against a fixed window."""
 
 import pytest
-from batch_windows import Pool, Simulation, adaptive, fixed
+from batch_windows import Pool, Simulation, adaptive, fixed, speculative
 
 from scheduler.batching.timing import Service
 
@@ -31,3 +31,13 @@ def test_never_slower_than_a_fixed_window(pool: Pool, rate: float) -> None:
     ours, theirs = (Simulation(pool, policy(pool), rate, seed=2).run(8000) for policy in (adaptive, fixed))
 
     assert mean(ours.waits) <= mean(theirs.waits) * 1.05
+
+
+@pytest.mark.parametrize("rate", [30.0, 300.0, 1500.0])
+def test_speculative_windows_gain_nothing(rate: float) -> None:
+    """Windows that end when the expected arrivals do not fill the batch are as good as those of the policy (docs/decisions.md)."""
+    pool = Pool(8, 32, Service(50.0, 1.0), 40.0)
+    ours, theirs = (Simulation(pool, policy(pool), rate, seed=2).run(8000) for policy in (adaptive, speculative))
+
+    assert mean(ours.waits) == pytest.approx(mean(theirs.waits), abs=0.5)
+    assert ours.busy == pytest.approx(theirs.busy, abs=0.01)

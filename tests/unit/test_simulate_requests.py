@@ -182,6 +182,17 @@ def test_workers_move_to_the_cell_with_the_load() -> None:
     assert sum(each["workers"][-1] for each in found["timeline"]["cells"].values()) == 12
 
 
+def test_limits_follow_from_all_cells() -> None:
+    """300 of 320 requests/s in one of two cells whose workers stay: more than 80 % of its own capacity, less than of both."""
+    fields = {"acme": None, "hot": {"tier": "paid", "cells": ["cell-1"], "rate": 300}}
+
+    cells = {"count": 2, "move_ms": 20_000}
+    found = run([], gpus=8, duration_s=10, cells=cells, model={"max_batch_size": 4}, customers=fields)
+
+    assert found["cells"]["cell-1"]["workers"] == 4
+    assert found["classes"][0]["refused"] == 0
+
+
 def test_a_draining_cell_loses_its_customers_and_its_workers() -> None:
     """Without a lost request."""
     customers = {"acme": None, "many": {"tier": "paid", "count": 20, "rate": 4}}

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 from gateway.inference.events import SLO_FAILURES
 from gateway.limits.capacity import LiveLimits
@@ -17,7 +18,6 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
-from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S
 from scheduler.batching.policy import (
     NEVER,
@@ -30,20 +30,19 @@ from scheduler.batching.policy import (
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
-from scheduler.cells.placement import CellLoad, destination, needed_above, ready_workers, workers_needed
+from scheduler.cells.moves import CellState
+from scheduler.cells.placement import destination
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth
 from scheduler.states import Admission
 from tierlane.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane.simulate.events import EventLoop
 from tierlane.simulate.fair_queue import FairQueue, QueuedRequest
 from tierlane.simulate.results import Recorder
 from tierlane.simulate.scenario import SimulationScenario
-from tierlane.simulate.worker import SimulatedBatch, SimulatedWorker
+from tierlane.simulate.worker import BEAT_S, SimulatedBatch, SimulatedWorker
 
-BEAT_S = 0.25
-"""Heartbeats of gateways, in which limits are computed again."""
 SERVICE_S = 1.0
 """The interval at which a scheduler reads the service times."""
 LEASE_S, GONE_S = 0.6, 1.0
@@ -138,6 +137,14 @@ def _age_ms(queue: FairQueue, now: float) -> float:
     return 0.0 if oldest is None else (now - oldest) * 1000
 
 
+class MovesDocument(NamedTuple):
+    """The chances of a move to other cells, and when they were published."""
+
+    number: int = -1
+    at_s: float = -math.inf
+    chances: Mapping[str, float] = {}
+
+
 class SimulatedCell:
     """One cell. `accounts`: all customers; `departs`: called for a worker that leaves, with the name of its next cell."""
 
@@ -156,7 +163,6 @@ class SimulatedCell:
         self.name = name
         self.accepts = True
         self.isolated = False  # It was lost: its workers stay, and publish nothing.
-        self.may_get_workers = False  # Other cells have some, so that requests wait for one to move.
         self._loop = loop
         self._scenario = scenario
         self._snapshot = snapshot
@@ -169,18 +175,14 @@ class SimulatedCell:
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []
-        self.coming = 0
         self.leased = 0
         self.live = LiveLimits("default")
         self._meter = DemandMeter(name, 0.0)
         self._customer_limits = CustomerLimits(self.live, self._meter, lambda: loop.now)
         self._admission = AdmissionModel(self.queues, random)
         self._run_ms = 0
-        self._arrived = dict.fromkeys(self.queues, 0)
-        self._recent = {name: ArrivalRate() for name in self.queues}
-        self._stats: Mapping[str, TierStats] = {}
-        self._chances: Mapping[str, float] = {}
-        self._digest = 0
+        self._stats: list[GatewayStats] = []
+        self._documents = [MovesDocument()]
         self._draw = random.random
         self.leaving: Callable[[SimulatedWorker, str], None] = lambda *_: None
         tiers = [TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers]
@@ -206,35 +208,39 @@ class SimulatedCell:
         return len(self.workers)
 
     def start(self) -> None:
-        """Begin the heartbeats and the readings of service times."""
-        self._read_service()
-        self._loop.every(BEAT_S, self.beat)
+        """Begin the readings of service times."""
         self._loop.every(SERVICE_S, self._read_service)
         self.dispatcher.turn()
 
     # Gateway.
 
-    def beat(self) -> None:
-        """A heartbeat: demand, observation, limits."""
+    def beat(self) -> Observation:
+        """The heartbeat of the gateway, and its observation."""
         now = self._loop.now
         for queue in self.queues.values():
             queue.drop_expired(now)
         tiers = [tier.name for tier in self._snapshot.tiers]
-        stats = self.live.published(self._meter.heartbeat(tiers, now))
-        self._stats = stats.tiers
+        self._stats = [self.live.published(self._meter.heartbeat(tiers, now))]
+        return self.observed()
+
+    def observed(self) -> Observation:
+        """The cell now."""
+        now, ready = self._loop.now, len(self.ready)
         views = [worker.view() for worker in self.workers]
         depths = {name: TierDepth(name, queue.depth, _age_ms(queue, now)) for name, queue in self.queues.items()}
-        observation = Observation(round(now * 1000), depths, views, [stats], len(self.ready), self.leased, 0, 0)
-        self.live.observe(observation, self._snapshot, now)
-        self._run_ms = math.ceil(max((view.service_p95_ms for view in views), default=self._run_ms))
+        return Observation(round(now * 1000), depths, views, self._stats, ready, self.leased, 0, 0)
+
+    def limit(self, own: Observation, whole: Observation) -> None:
+        """Compute the limits again. `whole`: the observation of all cells."""
+        self.live.observe(own, self._snapshot, self._loop.now, whole)
+        self._run_ms = math.ceil(max((view.service_p95_ms for view in whole.workers), default=self._run_ms))
 
     def arrive(self, account: CustomerAccount, words: float, tries: int) -> None:
         """A request of a customer; `tries`: how often it may still be sent again."""
         now, identity = self._loop.now, account.identity
         self._meter.arrived(identity.tier, identity.customer_name)
-        self._arrived[identity.tier] += 1
         self._recorder.arrived(account, self.name)
-        if self.live.no_gpu(now) and not self.may_get_workers:
+        if self.live.no_gpu(now):
             self._meter.shed(identity.tier)
             self._recorder.refused(account, ErrorCode.NO_CAPACITY.value, "no_gpu")
             self._send_again(account, words, tries, NO_GPU_RETRY_MS)
@@ -320,7 +326,7 @@ class SimulatedCell:
             requests += taken
         if not requests:
             return 0
-        batch = SimulatedBatch(requests, empty_part, tiers[0] if len(tiers) == 1 else "")
+        batch = SimulatedBatch(self, requests, empty_part, tiers[0] if len(tiers) == 1 else "")
         self.leased += 1
         if goes_first and all(each.tier == tiers[0] for each in self.ready):
             self.ready.appendleft(batch)
@@ -403,47 +409,29 @@ class SimulatedCell:
             self.workers.remove(worker)
 
     def departs(self, worker: SimulatedWorker, destination: str) -> None:
-        """It moves to another cell."""
-        self.remove(worker)
+        """It moves to another cell. Until it has arrived there, it counts here."""
         self.leaving(worker, destination)
 
     # Moves.
 
-    def load(self, deciding_s: float) -> CellLoad:
-        """The digest: what each tier needs, by its demand and its queue."""
-        service, batch = self.dispatcher.service, self._scenario.model.max_batch_size
-        run_ms = service.base_ms + batch * service.item_ms or self._scenario.costs.run_ms(batch, 10.0 * batch)
-        demand = {name: self._recent_demand(name) for name in self.queues}
-        needed = {
-            name: workers_needed(demand[name], queue.depth, run_ms / batch) for name, queue in self.queues.items()
-        }
-        shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in self._snapshot.tiers]
-        idle = sum(worker.is_idle for worker in self.workers)
-        deciding = idle + (len(self.workers) - idle) * min(1.0, deciding_s * 1000 / run_ms)
-        serves = self.accepts or self.leased > 0 or self.depth > 0  # What waits in a draining cell ends there.
-        workers = len(self.workers) + self.coming
-        ready, above = ready_workers(shares, demand, run_ms), needed_above(shares, needed)
-        return CellLoad(self.name, workers, needed, deciding, serves, ready, above)
+    @property
+    def state(self) -> CellState:
+        """What schedulers see of it."""
+        return CellState("open" if self.accepts else "draining", self.observed())
 
-    def _recent_demand(self, tier: str) -> float:
-        """Requests/s that base limits accept, by the arrivals of the last half second: limits average over two seconds."""
-        now, arrivals = self._loop.now, self._recent[tier]
-        arrivals.record(self._arrived[tier], now)
-        self._arrived[tier] = 0
-        stats = self._stats.get(tier)
-        accepted = min(1.0, stats.demand_rps / stats.arrived_rps) if stats and stats.arrived_rps > 0 else 1.0
-        return arrivals.per_second(now) * accepted
-
-    def digested(self, number: int, chances: Mapping[str, float]) -> None:
-        """The chances of a move, from the digests of all cells; idle workers decide at once."""
-        self._digest, self._chances = number, chances
+    def publish(self, number: int, chances: Mapping[str, float]) -> None:
+        """The document with the chances of a move. Workers receive it with the reply to their next heartbeat; idle ones decide then."""
+        now = self._loop.now
+        self._documents = [*self._documents[-1:], MovesDocument(number, now, chances)]
         if chances:
-            for worker in list(self.poppers):
-                worker.reconsider()
+            for worker in self.workers:
+                self._loop.at(worker.last_beat(now) + BEAT_S, worker.reconsider)
 
     def destination(self, worker: SimulatedWorker) -> str | None:
-        """The draw of a worker: at most one for each digest."""
-        if not self._chances or worker.decided == self._digest:
+        """The draw of a worker, by the last document that it received: at most one for each."""
+        beat = worker.last_beat(self._loop.now)
+        received = next((each for each in reversed(self._documents) if each.at_s <= beat), None)
+        if received is None or not received.chances or worker.decided == received.number:
             return None
-        worker.decided = self._digest
-        return destination(self._chances, self._draw())
+        worker.decided = received.number
+        return destination(received.chances, self._draw())

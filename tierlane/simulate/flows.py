@@ -24,11 +24,11 @@ from scheduler.cells.placement import Cell, CellLoad, home, move_chances, needed
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
-from tierlane.simulate.cell import BEAT_S
 from tierlane.simulate.events import poisson_count
 from tierlane.simulate.fair_queue import water_fill, whole_parts
 from tierlane.simulate.results import CellStep, ClassFigures, CustomerFairness, Figures, FlowRecorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
+from tierlane.simulate.worker import BEAT_S
 
 DEMAND_S = 2.0
 """The time over which gateways average demand."""
@@ -128,6 +128,7 @@ class FlowCell:
         self._places = 0.0
         self._rate = 0.0
         self._words = 10.0
+        self.capacity = 0.0  # Of all cells, the part for predicted waits in this one.
         self._started: deque[tuple[float, float]] = deque()  # Batches by the step in which they began, for one run.
         self._running = 0.0
         self._policies = [TierPolicy(t.tier.name, t.tier.priority, t.tier.guaranteed_share) for t in tiers]
@@ -152,18 +153,19 @@ class FlowCell:
         item_ms = (self.full_ms() - costs.run_ms(1, self._words)) / max(1, self._batch - 1)
         return Service(max(0.0, self.full_ms() - self._batch * item_ms), max(0.0, item_ms), self._batch, steady=True)
 
-    def limit(self) -> None:
-        """Compute the limits again, as `LiveLimits` does with each heartbeat."""
-        if not self.workers:
-            return
-        model = self._scenario.model
-        capacity = self.workers * 1000 * self._batch / self.full_ms() * model.target_utilization
-        demand = {each.tier.name: each.demand for each in self.tiers}
+    @property
+    def need(self) -> float:
+        """The requests/s that it needs, for its arrivals and for what waits."""
+        return workers_needed(sum(each.demand for each in self.tiers), self.depth, 1000.0)
+
+    def limit(self, capacity: float, need: float, demand: Mapping[str, float]) -> None:
+        """Compute the limits again, as `LiveLimits` does with each heartbeat, from those of all cells."""
+        self.capacity = capacity * self.need / need if need > 0 else capacity
         found = ceilings(capacity, self._shares, demand)
         for each in self.tiers:
-            each.ceiling = found[each.tier.name]
-            each.before = remembered(each.before, each.demand, each.factor, BEAT_S)
-            target = 1.0 if each.tier.shadow else factor(each.ceiling, min(each.demand, each.before))
+            each.ceiling, wanted = found[each.tier.name], demand[each.tier.name]
+            each.before = remembered(each.before, wanted, each.factor, BEAT_S)
+            target = 1.0 if each.tier.shadow else factor(each.ceiling, min(wanted, each.before))
             each.factor = relax(each.factor, target, BEAT_S)
 
     def step(self, now: float, step_s: float) -> None:
@@ -237,10 +239,9 @@ class FlowCell:
 
     def _shed(self, tier: TierFlow, each: ClassFlow, count: int, ahead: int) -> tuple[int, int]:
         """How many of these requests are shed, and how many would wait too long."""
-        capacity = self.workers * 1000 * self._batch / self.full_ms() * self._scenario.model.target_utilization
-        if not count or capacity <= 0:
+        if not count or self.capacity <= 0:
             return 0, 0
-        row, own = tier.tier, self._own_depth(tier, each)
+        row, own, capacity = tier.tier, self._own_depth(tier, each), self.capacity
         in_share = own / row.guaranteed_share if row.guaranteed_share else math.inf
         rate = max(min(tier.ceiling, capacity), row.guaranteed_share * capacity, 0.001)
         wait_ms = 1000 * min(ahead / capacity + own / rate, in_share / capacity)
@@ -271,8 +272,7 @@ class FlowCell:
 
     def _serve(self, now: float, step_s: float) -> None:
         service, waiting = self._service(), self.depth
-        settings = self._scenario.scheduler
-        full_ms = self.full_ms()
+        settings, full_ms = self._scenario.scheduler, self.full_ms()
         most = self.workers * step_s * 1000 / full_ms * self._batch
         apart_ms = distance_ms(self.workers, service, self._batch, settings.batch_headroom)
         if apart_ms and waiting > most:
@@ -281,7 +281,8 @@ class FlowCell:
         places = min(waiting, int(self._places))
         self._places -= places
         is_saturated = waiting > places
-        size = self._batch if is_saturated else self._gathered(service, waiting / step_s)
+        rate = max(waiting / step_s, self._rate)
+        size = float(self._batch if is_saturated else target_size(rate, max(1, self.workers), service, self._batch))
         run_ms = self._scenario.costs.run_ms(size, size * self._words)
         busy_s = min(self.workers * step_s, places / max(1.0, size) * run_ms / 1000)
         self._recorder.figures.timeline.busy(self.name, now, busy_s)
@@ -300,10 +301,6 @@ class FlowCell:
         gathering_ms = self._wait_ms(size, apart_ms, waiting / step_s, is_saturated=is_saturated)
         for tier in self.tiers:
             self._leave(tier, dict(picks).get(tier.tier.name, 0), now, Departure(step_s, gathering_ms, run_ms, size))
-
-    def _gathered(self, service: Service, rate: float) -> float:
-        """The mean size of batches that leave below saturation."""
-        return float(target_size(max(rate, self._rate), max(1, self.workers), service, self._batch))
 
     def _wait_ms(self, size: float, apart_ms: float, rate: float, *, is_saturated: bool) -> float:
         """The longest wait within a step: until the next batch leaves."""
@@ -330,19 +327,14 @@ class FlowCell:
         for each, part in zip(tier.classes, parts, strict=True):
             each.running = part / step_s * run_ms / 1000
             gpu_ms = run_ms * each.section.words / (size * self._words)
+            names = (tier.tier.name, each.name, self.name)
             for arrived_s, number in each.pop(part):
                 age_ms = (now - arrived_s) * 1000
                 spread_ms = max(gathering_ms, step_s * 1000 if backlog or age_ms > 0 else 0.0)
                 for point in PARTS:
                     wait_ms = max(0.0, age_ms + (point - 0.5) * spread_ms) if age_ms > 0 else point * spread_ms
                     self._recorder.completed(
-                        tier.tier.name,
-                        each.name,
-                        self.name,
-                        ms=wait_ms + after_ms,
-                        queue_ms=wait_ms,
-                        gpu_ms=gpu_ms,
-                        count=number / len(PARTS),
+                        *names, ms=wait_ms + after_ms, queue_ms=wait_ms, gpu_ms=gpu_ms, count=number / len(PARTS)
                     )
 
     def load(self, deciding_s: float) -> CellLoad:
@@ -389,7 +381,7 @@ class FlowSimulation:
         changes = deque(sorted(scenario.changes, key=lambda each: each.at_s))
         per_beat = max(1, round(BEAT_S / step_s))
         per_digest = max(1, round(scenario.cells.digest_ms / 1000 / step_s))
-        sampled = 0
+        sampled, timeline = 0, self.figures.timeline
         for number in range(math.ceil(scenario.ends_s / step_s)):
             now = self._recorder.now = number * step_s
             while changes and changes[0].at_s <= now:
@@ -400,16 +392,27 @@ class FlowSimulation:
                 while cell.coming and cell.coming[0] <= now:
                     cell.coming.popleft()
                     cell.workers += 1
-                if number % per_beat == 0:
-                    cell.limit()
+            if number % per_beat == 0:
+                lost = [[cell] for cell in self._cells if cell.isolated]
+                for cells in ([cell for cell in self._cells if not cell.isolated], *lost):
+                    self._limit(cells)
+            for cell in self._cells:
                 cell.step(now, step_s)
-            while (
-                sampled + 1
-            ) * self.figures.timeline.step_s <= now + step_s and sampled < self.figures.timeline.count:
+            while (sampled + 1) * timeline.step_s <= now + step_s and sampled < timeline.count:
                 self._sample()
                 sampled += 1
         self._close()
         return self.figures
+
+    def _limit(self, cells: Sequence[FlowCell]) -> None:
+        """These cells share their workers."""
+        model, need = self._scenario.model, sum(cell.need for cell in cells)
+        full_rps = sum(cell.workers * 1000 * model.max_batch_size / cell.full_ms() for cell in cells)
+        capacity = full_rps * model.target_utilization
+        tiers = zip(*(cell.tiers for cell in cells), strict=True)
+        demand = {each[0].tier.name: sum(tier.demand for tier in each) for each in tiers}
+        for cell in cells if capacity > 0 else ():
+            cell.limit(capacity, need, demand)
 
     def _sample(self) -> None:
         for cell in self._cells:
@@ -469,7 +472,7 @@ class FlowSimulation:
             for destination, chance in chances.items():
                 moving = min(cells[name].workers, poisson_count(deciding * chance, self._random))
                 cells[name].workers -= moving
-                cells[destination].coming.extend([now + self._scenario.cells.move_ms / 1000] * moving)
+                cells[destination].coming.extend([now + BEAT_S / 2 + self._scenario.cells.move_ms / 1000] * moving)
                 self.figures.moves += moving
 
     def _change(self, change: ScenarioChange, now: float) -> None:

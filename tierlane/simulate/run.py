@@ -5,18 +5,21 @@ they are.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from random import Random
 
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
-from scheduler.cells.placement import Cell, home, move_chances
+from scheduler.cells.moves import PoolPlan, chances_of
+from scheduler.cells.placement import Cell, home
+from scheduler.protocol.pool_view import Observation, combined
 from tierlane.simulate.admission import CustomerAccount
 from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
 from tierlane.simulate.results import CellStep, ClassFigures, Figures, Recorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
-from tierlane.simulate.worker import SimulatedWorker
+from tierlane.simulate.worker import BEAT_S, SimulatedWorker
 
 
 def identities(scenario: SimulationScenario, tiers: Sequence[Tier]) -> list[tuple[Identity, str]]:
@@ -52,7 +55,13 @@ class RequestSimulation:
         self._loop = EventLoop()
         self._random = Random(f"{scenario.seed}/policies")
         tiers = scenario.tier_rows()
-        self._shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in tiers]
+        self._plan = PoolPlan(
+            "default",
+            [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in tiers],
+            frozenset(tier.name for tier in tiers if tier.paused),
+            scenario.model.max_batch_size,
+            1000 / scenario.model.rps_per_gpu,
+        )
         snapshot = Snapshot(1, tiers, {}, {}, {"model": scenario.model_row()}, ())
         self._accounts = [
             CustomerAccount(number, identity, name, effective(identity))
@@ -80,7 +89,8 @@ class RequestSimulation:
         self._homes: list[SimulatedCell] = []
         self._workers: list[SimulatedWorker] = []
         self._made = 0
-        self._digests = 0
+        self._seen: dict[str, Observation] = {}
+        self._documents = 0
         self._arrivals = self._sources(recorded)
 
     def run(self) -> Figures:
@@ -90,11 +100,13 @@ class RequestSimulation:
         self._resize(scenario.gpus)
         for cell in self._by_name.values():
             cell.leaving = self._moves
+        for number, cell in enumerate(self._by_name.values()):
+            loop.at(number * BEAT_S / len(self._by_name), loop.every, BEAT_S, partial(self._beat, cell))
             cell.start()
         for change in sorted(scenario.changes, key=lambda each: each.at_s):
             loop.at(change.at_s, self._change, change)
         if len(self._by_name) > 1:
-            loop.every(scenario.cells.digest_ms / 1000, self._exchange_digests)
+            loop.every(scenario.cells.digest_ms / 1000, self._publish_moves)
         loop.at(self.figures.timeline.step_s, self._sample, 1)
         self._next_arrival()
         loop.run(scenario.ends_s + scenario.model.total_ms / 1000)
@@ -140,6 +152,13 @@ class RequestSimulation:
             chosen = cells if any(cell.is_open for cell in cells) else self._cells
             self._homes.append(self._by_name[home(account.identity.customer_id, chosen)])
 
+    def _beat(self, cell: SimulatedCell) -> None:
+        """A heartbeat: the limits of a cell follow from the last observations of all cells, those of a lost one from its own."""
+        own = self._seen[cell.name] = cell.beat()
+        cells = [] if cell.isolated else self._by_name.values()
+        others = [each for each in cells if each is not cell and not each.isolated and each.name in self._seen]
+        cell.limit(own, combined([own, *(self._seen[each.name] for each in others)]))
+
     # Workers.
 
     def _resize(self, gpus: int) -> None:
@@ -171,23 +190,21 @@ class RequestSimulation:
 
     def _moves(self, worker: SimulatedWorker, destination: str) -> None:
         self.figures.moves += 1
-        cell = self._by_name[destination]
-        cell.coming += 1
-        self._loop.after(self._scenario.cells.move_ms / 1000, self._joins, worker, cell)
+        self._loop.after(self._scenario.cells.move_ms / 1000, self._arrives, worker, self._by_name[destination])
 
-    def _joins(self, worker: SimulatedWorker, cell: SimulatedCell) -> None:
-        cell.coming -= 1
-        if worker.alive:
-            cell.add(worker)
-
-    def _exchange_digests(self) -> None:
-        self._digests += 1
-        deciding_s = self._scenario.cells.digest_ms / 1000
-        reachable = [cell for cell in self._by_name.values() if not cell.isolated]
-        chances = move_chances([cell.load(deciding_s) for cell in reachable], self._shares)
+    def _arrives(self, worker: SimulatedWorker, destination: SimulatedCell) -> None:
+        if not worker.alive:
+            return
         for cell in self._by_name.values():
-            cell.may_get_workers = not cell.isolated and any(other.workers for other in reachable)
-            cell.digested(self._digests, {} if cell.isolated else chances.get(cell.name, {}))
+            cell.remove(worker)
+        destination.add(worker)
+
+    def _publish_moves(self) -> None:
+        self._documents += 1
+        cells = {name: cell.state for name, cell in self._by_name.items() if not cell.isolated}
+        chances = chances_of(self._plan, cells)
+        for name in self._by_name:
+            self._by_name[name].publish(self._documents, chances.get(name, {}))
 
     # Changes.
 

@@ -145,7 +145,7 @@ class CellSection(_Section, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
     weights: dict[str, Positive] = {}
     move_ms: NotNegative = 20.0
-    digest_ms: Positive = 100.0
+    digest_ms: Positive = 250.0
     outage_s: NotNegative = 1.0
 
     @property

@@ -2,7 +2,7 @@
 
 As in `gpu_pool/worker/`: one batch runs, the next is claimed shortly before its end if batches come without a pause, and the
 service times and the served rate are those of the real `ServiceTime` and `ServedRate`. With several cells, it decides before
-each claim, and while it is idle, whether it moves (`scheduler/cells/placement.py`).
+each claim, and while it is idle with each heartbeat, whether it moves. While it moves, its run goes on.
 """
 
 from collections import deque
@@ -18,18 +18,22 @@ from tierlane.simulate.events import EventLoop
 from tierlane.simulate.fair_queue import QueuedRequest
 from tierlane.simulate.scenario import Costs
 
+BEAT_S = 0.25
+"""Between the heartbeats of a worker or a gateway."""
+
 WARM_SAMPLES = 20
 """Measurements of each size that a worker has at the start."""
 
 
 class SimulatedBatch:
-    """A batch. `empty_part`: the part of its places that is empty, if it has requests of quiet customers only. `tier`: if all its
-    requests are of one, else "".
+    """A batch of a cell. `empty_part`: the part of its places that is empty, if it has requests of quiet customers only.
+    `tier`: if all its requests are of one, else "".
     """
 
-    __slots__ = ("empty_part", "losses", "requests", "tier")
+    __slots__ = ("cell", "empty_part", "losses", "requests", "tier")
 
-    def __init__(self, requests: Sequence[QueuedRequest], empty_part: float, tier: str) -> None:
+    def __init__(self, cell: "BatchSource", requests: Sequence[QueuedRequest], empty_part: float, tier: str) -> None:
+        self.cell = cell
         self.requests = requests
         self.empty_part = empty_part
         self.tier = tier
@@ -67,7 +71,7 @@ class SimulatedWorker:
     ) -> None:
         self.name = name
         self.cell: BatchSource | None = None
-        self.decided = -1  # The number of the digests that it decided by.
+        self.decided = -1  # The number of the document that it decided by.
         self.service = ServiceTime()
         self.served = ServedRate()
         self.alive = True
@@ -76,10 +80,10 @@ class SimulatedWorker:
         self._random = random
         self._running: SimulatedBatch | None = None
         self._waiting: SimulatedBatch | None = None
-        self._leaving: str | None = None
         self._pops = False
         self._popping_since = 0.0
         self._run_ms = 0.0
+        self._beats_at = random.random() * BEAT_S
         for size, words in warm_sizes:
             for _ in range(WARM_SAMPLES):
                 self.service.record(size, costs.run_ms(size, words))
@@ -122,10 +126,7 @@ class SimulatedWorker:
         cell = self.cell
         if self._pops or self._waiting is not None or cell is None or not self.alive:
             return
-        self._leaving = self._leaving or cell.destination(self)
-        if self._leaving is not None:
-            if self._running is None:
-                self._depart(cell)
+        if self._departs(cell):
             return
         self._popping_since = self._loop.now
         if cell.ready:
@@ -140,20 +141,23 @@ class SimulatedWorker:
         self._claim(batch)
 
     def reconsider(self) -> None:
-        """New digests arrived: a worker that is idle decides whether it moves."""
-        cell = self.cell
-        if not self._pops or self._running is not None or cell is None:
-            return
-        self._leaving = cell.destination(self)
-        if self._leaving is not None:
-            self._stop_popping()
-            self._depart(cell)
+        """A heartbeat brought a document: a worker that is idle decides whether it moves."""
+        if self._pops and self._running is None and self.cell is not None:
+            self._departs(self.cell)
 
-    def _depart(self, cell: BatchSource) -> None:
-        destination, self._leaving = self._leaving, None
+    def _departs(self, cell: BatchSource) -> bool:
+        """Whether it moves to another cell now."""
+        destination = cell.destination(self)
+        if destination is None:
+            return False
+        self._stop_popping()
         self.cell = None
-        if destination is not None:
-            cell.departs(self, destination)
+        cell.departs(self, destination)
+        return True
+
+    def last_beat(self, now: float) -> float:
+        """When it sent its last heartbeat."""
+        return now - (now - self._beats_at) % BEAT_S
 
     def _stop_popping(self) -> None:
         if self._pops and self.cell is not None:
@@ -186,22 +190,22 @@ class SimulatedWorker:
             self._loop.at(begins_s + max(0.0, expected_ms - AHEAD_MS) / 1000, self._nears_end, batch)
 
     def _begins(self, batch: SimulatedBatch) -> None:
-        if self._running is batch and self.cell is not None:
+        if self._running is batch:
             for request in batch.requests:
                 request.started_s = self._loop.now
-            self.cell.started(batch, self._run_ms / 1000)
+            batch.cell.started(batch, self._run_ms / 1000)
 
     def _nears_end(self, batch: SimulatedBatch) -> None:
         if self._running is batch:
             self.pop()
 
     def _ended(self, batch: SimulatedBatch) -> None:
-        if self._running is not batch or self.cell is None:
+        if self._running is not batch:
             return
         self._running = None
         self.service.record(len(batch.requests), self._run_ms)
         self.served.ended(self._loop.now, len(batch.requests))
-        self.cell.finished(batch, self._run_ms)
+        batch.cell.finished(batch, self._run_ms)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self._start(waiting, 0.0, has_backlog=True)
@@ -212,8 +216,8 @@ class SimulatedWorker:
         """The GPU is lost, with its batches."""
         self.alive = False
         self._stop_popping()
-        cell, batches = self.cell, (self._running, self._waiting)
+        batches = (self._running, self._waiting)
         self._running = self._waiting = None
         for batch in batches:
-            if batch is not None and cell is not None:
-                cell.lost(batch)
+            if batch is not None:
+                batch.cell.lost(batch)
