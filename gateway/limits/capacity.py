@@ -91,9 +91,11 @@ class LiveLimits:
     def observe(self, cell: Observation, snapshot: SnapshotView, now: float, whole: Observation | None = None) -> None:
         """Take a new observation of the pool in this cell and allocate again. `whole`: in all cells; None: there is one."""
         observation = cell if whole is None else whole
-        self._cell_part = _need(cell) / need if (need := _need(observation)) > 0 else 1.0
         gpus = observation.healthy_gpus
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
+        # Workers follow the need, but a quiet cell has some that are ready: its need alone would predict long waits.
+        by_need = _need(cell) / need if (need := _need(observation)) > 0 else 1.0
+        self._cell_part = max(by_need, self._cell_gpus)
         if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
