@@ -11,13 +11,13 @@ cells are equally busy. That gives each cell a number of workers.
 
 In a single queue, requests of a tier above the lowest one run on the next of all workers; in a cell with as few workers as they
 keep busy, they would wait for one of these. So such a cell also gets workers that are ready (`ready_workers`), from those
-that serve the lowest tier in other cells.
+that are idle or serve the lowest tier in other cells.
 
-Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`), and only if that cell lacks more
-than a tenth of its workers (`SLACK`), because each move costs a reconnection. A worker decides at the end of a batch, or while idle when new
-digests arrive, by a random draw: the chances are such that, over all workers that decide before the next digests, as many move as
-the cell has too many and others lack. So a herd cannot move. A cell without any worker attracts `FIRST` workers instead of one,
-because with one the draw would often move none.
+Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`) or lacks ready workers, and only
+if that cell lacks more than a tenth of its workers (`SLACK`), because each move costs a reconnection. A worker decides at the end
+of a batch, or while idle when new digests arrive, by a random draw: the chances are such that, over all workers that decide
+before the next digests, as many move as the cell has too many and others lack. So a herd cannot move. A cell without any worker
+attracts `FIRST` workers instead of one, because with one the draw would often move none.
 
 A cell that needs a worker for its highest tier therefore waits for at most one batch (until a worker elsewhere decides), one
 period of digests and one move longer than it would in a single queue.
@@ -138,7 +138,10 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
     """For the workers of each cell: the cells to which one that decides now moves, each with its probability; else it stays."""
     by_need = fair_workers(loads, tiers)
     fair = _with_least(loads, _with_ready(loads, by_need))
-    lacks = {load.name: _lacks(load, fair[load.name], fair[load.name] > by_need[load.name]) for load in loads}
+    some_idle = any(load.workers and load.needs <= LEAST for load in loads)
+    lacks = {
+        load.name: _lacks(load, fair[load.name], some_idle or fair[load.name] > by_need[load.name]) for load in loads
+    }
     lacking = {name: workers for name, workers in lacks.items() if workers > 0}
     surplus = {load.name: _surplus(load, fair[load.name]) for load in loads if load.name not in lacking}
     missing, spare = sum(lacking.values()), sum(surplus.values())
@@ -180,12 +183,13 @@ def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[st
 
 
 def _lacks(load: CellLoad, fair: float, wants_ready: bool) -> float:  # noqa: FBT001 - one of two kinds of need
-    """The workers that a cell attracts; `wants_ready`: even if it is not busy."""
+    """The workers that a cell attracts. `wants_ready`: those that should be ready, even if it is not busy."""
     if not load.accepts or load.needs <= LEAST:
         return 0.0
+    if load.needs <= BUSY * load.workers:
+        fair = min(fair, load.ready) if wants_ready else 0.0
     lacks = max(0.0, fair - load.workers)
-    is_busy = wants_ready or load.needs > BUSY * load.workers
-    return lacks if not load.workers or (is_busy and lacks > SLACK * load.workers) else 0.0
+    return lacks if lacks > SLACK * load.workers else 0.0
 
 
 def _surplus(load: CellLoad, fair: float) -> float:

@@ -130,6 +130,9 @@ def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
         ([load("a", 14, free=30), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
         # those of the same tier do not
         ([load("a", 14, enterprise=13, ready=5), load("b", 2, enterprise=1.5, ready=5)], {}),
+        # so do idle ones, but only for a higher tier
+        ([load("a", 14), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
+        ([load("a", 14), load("b", 2, free=1)], {}),
         # the cell that gives keeps its own ready workers
         ([load("a", 6, enterprise=1, free=9, ready=5), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 1 / 6}}),
         # two cells that lack workers divide those that move
