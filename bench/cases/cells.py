@@ -59,12 +59,14 @@ def run(*, quick: bool) -> Outcome:
     with _stack(1) as stack:
         keys = prepared(stack, CELLS)
         data |= {"one_jumps": _jumps(stack, keys), "one_cost": _cost(stack, keys)}
+        data["one_quiet"] = _quiet(stack, keys, seconds)
     return Outcome(judge(data), data, [])
 
 
 def judge(data: Mapping[str, Any]) -> list[Check]:
     """Judge the targets of each part."""
     moves, jumps, quiet, lost = data["moves"], data["jumps"], data["quiet"], data["lost"]
+    one = data["one_quiet"]
     goodput = over(jumps["answered"], data["one_jumps"]["answered"])
     cost = over(sum(data["cost"].values()), sum(data["one_cost"].values()))
     return [
@@ -87,6 +89,7 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
             " x",
             2,
         ),
+        figure("The same in one cell with one queue", f"{over(one['beside_ms'], one['alone_ms']):.2f} x"),
         none_of("Enterprise while free floods another cell: refused or failed", quiet["failed"]),
         at_most(f"CPU of a request at {RATE:g} requests/s in four cells over one", cost, MOST_COST, " x", 3),
         at_most(
