@@ -276,7 +276,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         503,
         _SERVER,
         "The gateway that held this request was lost.",
-        "The gateway that held the request is gone; only the audit shows this.",
+        "The gateway that held the request is gone, and only the audit shows this; or it was suspended for 2 s.",
         "Retry with the same `Idempotency-Key`.",
     ),
     ErrorCode.CANCELLED: HttpError(

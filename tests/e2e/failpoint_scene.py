@@ -25,6 +25,7 @@ from stack import Stack
 
 TIERS = ("enterprise", "paid", "free")
 RATE = 40.0
+REARM_S = 4.0
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tierlane-auditor'"
 
 
@@ -134,6 +135,15 @@ class Scene:
         for name in names:
             assert name in FAILPOINTS
             (self._gaps / name).touch()
+
+    async def keep_armed(self, name: str) -> None:
+        """Arm it again and again, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(REARM_S)
+                (self._gaps / name).touch()
+        finally:
+            (self._gaps / name).unlink(missing_ok=True)
 
     async def crossing(self, *names: str) -> None:
         """Wait until processes have died at all of these."""

@@ -66,6 +66,15 @@ async def drop_subscriptions(scene: Scene) -> None:
         await asyncio.sleep(1.5)
 
 
+async def die_after_a_lost_model(scene: Scene) -> None:
+    """A model process dies with a batch of the queue, and then its worker. If the batch was a direct one, another process dies."""
+    await scene.whole("worker")
+    scene.arm("answer_unsent", "loss_unreported")
+    losing = asyncio.create_task(scene.keep_armed("answer_unsent"))
+    await scene.crossing("answer_unsent", "loss_unreported")
+    await end_all([losing])
+
+
 async def die_draining(scene: Scene, load: Load) -> None:
     """A draining worker pops one more batch, and dies before it has pushed it back."""
     await scene.whole("worker")
@@ -145,7 +154,7 @@ async def every_gap(scene: Scene, load: Load) -> None:
     await scene.die_at("batch_finished", role="worker")
     await scene.die_at("audit_taken", role="scheduler")
     await die_after_a_drop(scene, "resent_records_kept")
-    await scene.die_at("answer_unsent", "loss_unreported", role="worker")
+    await die_after_a_lost_model(scene)
     await scene.die_at("audit_uncommitted", role="scheduler")
     await die_draining(scene, load)
     await scene.die_at("audit_undropped", role="scheduler")

@@ -120,6 +120,10 @@ class DirectClient:
 
     async def outcomes(self, *items: DirectItem) -> dict[str, Outcome]:
         response = await self.run(*items)
+        while (
+            isinstance(response, DirectBusy) and "stalled" in response.reason
+        ):  # On a busy machine: again, as gateways do.
+            response = await self.run(*items)
         assert isinstance(response, DirectResults), response
         assert len(response.outcomes) == len(items)
         return {outcome.id: outcome for outcome in response.outcomes}

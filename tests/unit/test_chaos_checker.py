@@ -152,6 +152,12 @@ def needless_failure(run: RecordedRun) -> None:
     run.row(1, "failed", "deadline_exceeded")
 
 
+def reported_lost(run: RecordedRun) -> None:
+    run.send(1, 1.0)
+    run.answer(1, 4.4, 503, "gateway_lost")
+    run.row(1, "failed", "gateway_lost", attempts=0)
+
+
 def too_many_attempts(run: RecordedRun) -> None:
     run.complete(1, 1.0)
     run.rows[-1] = replace(run.rows[-1], attempts=4)
@@ -315,6 +321,10 @@ Faults = tuple[tuple[str, str, float, float], ...]
         (late_work, (("stop-gateway", "gateway-1", 1.0, 1.5),), {}),
         (late_work, (("stop-gateway", "gateway-2", 1.0, 1.5),), {"late execution": 1, "late answers": 1}),
         (late_work, (("stop-redis", "redis", 1.0, 6.0),), {"late execution": 1, "late answers": 1}),
+        # A gateway counts as lost if it is stopped for 2 s.
+        (reported_lost, (("stop-gateway", "gateway-1", 1.2, 4.3),), {}),
+        (reported_lost, (("stop-gateway", "gateway-1", 1.2, 2.2),), {"wrong answers": 1}),
+        (reported_lost, (("stop-gateway", "gateway-2", 1.2, 4.3),), {"wrong answers": 1, "needless failures": 1}),
         # Killed workers and an unavailable PostgreSQL must not be noticed.
         (needless_failure, (("stop-worker", "worker-1", 10.0, 11.0),), {}),
         (needless_failure, (("delay", "worker-1>redis", 10.0, 11.0),), {}),

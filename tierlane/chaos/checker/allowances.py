@@ -24,6 +24,7 @@ RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and resent its re
 AUDIT_S = 2.0  # By then an auditor has written ended requests, while PostgreSQL is available.
 CATCH_UP_S = 10.0  # The same after PostgreSQL is back.
 GATEWAY_LOOK_S = 0.25  # The interval at which a gateway reads the clock of Redis.
+GONE_S = 1.75  # After 2 s without a heartbeat, of which one is due each 0.25 s, a gateway counts as lost.
 QUEUE_S = 2.0  # The longest wait in the queue of each tier: max_queue_ms.
 LEAST_FOR_A_RUN_S = 3.4  # After this time less may be left than a slow run takes, so the request is ended.
 CALL_S = 0.25  # The timeout of a call of Redis.
@@ -227,6 +228,10 @@ class Allowances:
     def stopped(self, gateway: str, begin: float, end: float) -> bool:
         """Whether the gateway was stopped in between."""
         return any(w.meets(begin - RESUME_S, end, gateway) for w in self._stopped)
+
+    def counted_as_lost(self, gateway: str, begin: float, end: float) -> bool:
+        """Whether the gateway was stopped in between for so long that it counted as lost."""
+        return any(w.meets(begin - RESUME_S, end, gateway) and w.end - w.begin >= GONE_S for w in self._stopped)
 
     def audit_lost(self, gateway: str, sent: float, ended: float) -> bool:
         """Whether Redis and then the gateway of the request were lost before PostgreSQL had its row."""
