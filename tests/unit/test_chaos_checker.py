@@ -428,21 +428,25 @@ def test_a_failure_after_a_clock_step(
 
 
 @pytest.mark.parametrize(
-    ("step", "sent", "ended", "attempts", "excused"),
+    ("step", "ended", "attempts", "ran_at", "excused"),
     [
-        (6.0, 38.0, 42.0, 0, True),
-        (6.0, 38.0, 42.0, 1, False),  # It ran, so it did not only wait.
-        (1.5, 38.0, 42.0, 0, False),  # Its queue time ended within its deadline nevertheless.
-        (6.0, 38.5, 40.2, 0, False),  # It did not wait as long as that.
-        (6.0, 34.0, 38.0, 0, False),  # It ended before the step.
+        (6.0, 42.0, 0, None, True),
+        (6.0, 42.0, 1, 41.9, True),
+        (6.0, 42.0, 1, 39.5, False),  # It did not wait for long: the run took the time.
+        (6.0, 42.0, 1, None, False),  # A worker that has lost it took the time.
+        (1.5, 42.0, 0, None, False),  # Its queue time ended within its deadline nevertheless.
+        (6.0, 39.7, 0, None, False),  # It did not wait as long as that.
+        (6.0, 39.0, 0, None, False),  # It ended before the step.
     ],
 )
 def test_a_wait_that_a_step_backwards_extends(
-    run: RecordedRun, step: float, sent: float, ended: float, attempts: int, *, excused: bool
+    run: RecordedRun, step: float, ended: float, attempts: int, ran_at: float | None, *, excused: bool
 ) -> None:
     """After a step backwards a request waits until its deadline, where it would have had queue_timeout after 2 s."""
     run.fault(FORWARD, "redis", 10.0, 40.0, details=step_text(step))  # Its end is a step backwards.
-    run.send(1, sent)
+    run.send(1, 38.0)
+    if ran_at is not None:
+        run.run(1, ran_at)
     run.answer(1, ended, 504, "deadline_exceeded")
     run.row(1, "failed", "deadline_exceeded", attempts=attempts)
     assert ("needless failures" not in run.violations()) is excused

@@ -206,9 +206,9 @@ class Allowances:
         step_s = self.clock.forward(sent - GATEWAY_LOOK_S, ended)
         return step_s > 0 and ended - sent + step_s >= LEAST_FOR_A_RUN_S
 
-    def queue_time_extended(self, sent: float, ended: float) -> bool:
-        """Whether a request would have had queue_timeout, but for a step backwards, which moved the end of its queue time."""
-        return 0 < ended - sent - QUEUE_S < self.clock.backward(sent, ended)
+    def queue_time_extended(self, sent: float, began: float) -> bool:
+        """Whether a request waited until `began` where it would have had queue_timeout, but for a step backwards."""
+        return 0 < began - sent - QUEUE_S < self.clock.backward(sent, began)
 
     def _readable(self, gateway: str, sent: float) -> float:
         for window in self._stopped:
