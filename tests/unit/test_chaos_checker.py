@@ -433,7 +433,7 @@ def test_a_failure_after_a_clock_step(
         (6.0, 42.0, 0, None, True),
         (6.0, 42.0, 1, 41.9, True),
         (6.0, 42.0, 1, 39.5, False),  # It did not wait for long: the run took the time.
-        (6.0, 42.0, 1, None, False),  # A worker that has lost it took the time.
+        (6.0, 42.0, 1, None, True),  # It was claimed too late, or the loss of its worker was noticed too late.
         (1.5, 42.0, 0, None, False),  # Its queue time ended within its deadline nevertheless.
         (6.0, 39.7, 0, None, False),  # It did not wait as long as that.
         (6.0, 39.0, 0, None, False),  # It ended before the step.
@@ -450,3 +450,20 @@ def test_a_wait_that_a_step_backwards_extends(
     run.answer(1, ended, 504, "deadline_exceeded")
     run.row(1, "failed", "deadline_exceeded", attempts=attempts)
     assert ("needless failures" not in run.violations()) is excused
+
+
+@pytest.mark.parametrize(
+    ("stopped", "target", "late"),
+    [((39.0, 43.0), "gateway-1", False), ((39.0, 43.0), "gateway-2", True), ((30.0, 31.0), "gateway-1", True)],
+)
+def test_a_run_after_a_step_backwards(
+    run: RecordedRun, stopped: tuple[float, float], target: str, *, late: bool
+) -> None:
+    """Only the clock of Redis ends the request of a stopped gateway, so its run may begin later by the step."""
+    run.fault(FORWARD, "redis", 10.0, 40.0, details=step_text(3.0))
+    run.fault("stop-gateway", target, *stopped)
+    run.send(1, 38.0)
+    run.run(1, 42.2)
+    run.answer(1, 43.1)
+    run.row(1)
+    assert ("late execution" in run.violations()) is late

@@ -191,10 +191,10 @@ class Allowances:
     def run_due(self, gateway: str, sent: float) -> float:
         """Until when a run of the request may begin.
 
-        A gateway ends what is overdue by its own clock. Where it was killed, only the clock of Redis does.
+        A gateway ends what is overdue by its own clock. Where it was killed or stopped, only the clock of Redis does.
         """
         due = self._readable(gateway, sent) + RUN_S
-        if self.clock and self.killed(gateway, sent, due):
+        if self.clock and (self.killed(gateway, sent, due) or self.stopped(gateway, sent, due)):
             due += self.clock.backward(sent, due)
         return due
 
@@ -207,7 +207,9 @@ class Allowances:
         return step_s > 0 and ended - sent + step_s >= LEAST_FOR_A_RUN_S
 
     def queue_time_extended(self, sent: float, began: float) -> bool:
-        """Whether a request waited until `began` where it would have had queue_timeout, but for a step backwards."""
+        """Whether a request waited until `began` because of a step backwards: without it, queue_timeout would have ended the
+        wait, or the loss of its worker would have been noticed.
+        """
         return 0 < began - sent - QUEUE_S < self.clock.backward(sent, began)
 
     def _readable(self, gateway: str, sent: float) -> float:

@@ -197,8 +197,6 @@ def _step_of_the_clock(case: Case, one: Try, row: AuditRow) -> str:
     if case.allowances.clock_ran_ahead(one.sent, one.ended):
         return "the clock of Redis went forwards"
     runs = [run.began for run in case.runs.get(one.invoked.nonce, ()) if one.sent <= run.began <= one.ended]
-    if row.attempts and not runs:
-        return ""
     extended = case.allowances.queue_time_extended(one.sent, min(runs, default=one.ended))
     return "the clock of Redis went backwards" if extended else ""
 
