@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- adopt: a gateway sends again the results that it delivered recently, because Redis may have lost them.
 -- A request that is still open ends with the delivered result, without a message and without a stored reply. A request that
--- ended with another result than its client received is revoked.
+-- ended with another result than its client received is revoked, unless its reply was replayed since: then that one counts.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered}...}, 3 their audit records, as one outbox entry.
 -- Returns how many of them were still open.
 -- include: prelude, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
-local count = 0
+local count, replayed = 0, {}
 for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = result[1]
   local row = read_row(id)
@@ -21,9 +21,18 @@ for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
     count = count + 1
   elseif row[STATE] and result[4] and result[2] == 'failed' then
     revoke(id, row, result[3], 0)
+    replayed[id] = call('HGET', P .. 'request:' .. id, 'replayed') or nil
   end
 end
 apply_refunds()
 flush()
-call('LPUSH', P .. 'outbox', ARGV[3])
+local records = ARGV[3]
+if next(replayed) then
+  local kept = {}
+  for _, record in ipairs(cmsgpack.unpack(records)) do
+    if record[1] ~= 'e' or not replayed[record[2]] then kept[#kept + 1] = record end
+  end
+  records = cmsgpack.pack(kept)
+end
+call('LPUSH', P .. 'outbox', records)
 return count

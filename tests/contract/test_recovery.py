@@ -188,3 +188,20 @@ async def test_a_call_with_too_many_records_is_rejected(pool: Pool) -> None:
         await pool.adoption.adopt([records("req_1")] * (MAX_PAIRS + 1))
     assert await pool.adoption.adopt([]) == 0
     assert await pool.client.llen(pool.keys.outbox) == 0
+
+
+async def test_the_end_of_a_replayed_request_is_not_recorded_again(pool: Pool) -> None:
+    """Regression: the row in the audit had the timeout of a suspended gateway, and its client the reply from another one."""
+    first = keyed(pool)
+    await pool.admit([first])
+    await pool.form([("free", 1)])
+    batch = await pool.claim_next()
+    await pool.batches.finish(batch.batch_id, batch.token, [done(first.id)])
+    (verdict,) = await pool.admit([keyed(pool)])
+    assert verdict.outcome is Admission.REPLAYED
+
+    assert await pool.adoption.adopt([records(first.id, "failed", "deadline_exceeded")]) == 0
+
+    accepted, ended = await pool.audit()
+    assert [end.state for end in ended] == await pool.states([first.id]) == ["completed"]
+    assert [a.id for a in accepted] == [first.id] * 2
