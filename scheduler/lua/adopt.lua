@@ -21,7 +21,8 @@ for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
     count = count + 1
   elseif row[STATE] and result[4] and result[2] == 'failed' then
     revoke(id, row, result[3], 0)
-    replayed[id] = call('HGET', P .. 'request:' .. id, 'replayed') or nil
+    local stored = call('HMGET', P .. 'request:' .. id, 'replayed', 'code')
+    if stored[1] and (stored[2] or '') ~= result[3] then replayed[id] = true end
   end
 end
 apply_refunds()
