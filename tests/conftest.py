@@ -1,6 +1,7 @@
 """Fixtures for every kind of test: one embedded Redis a session, empty for each test, checked for leaked keys after it."""
 
 import asyncio
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from key_leaks import leaked_keys
 from pool import Pool
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
+from stack import EVERY_STACK
 from tierlane.embedded.process import find_redis
 from tierlane.embedded.redis import EmbeddedRedis
 
@@ -28,6 +30,14 @@ settings.load_profile("tierlane")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make floor` names the oldest server that is supported."""
     parser.addoption("--redis-server", help="the server to test with, by path or name; else the one of the wheel")
+    parser.addoption(
+        "--stack", default="", help="options for every `tierlane up`, such as '--cells 4' or '--cluster 3'"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every stack has the options of `--stack`."""
+    EVERY_STACK[:] = shlex.split(config.getoption("--stack"))
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import signal
-
-from redis.asyncio import Redis
+from collections.abc import Collection
 
 from eventually import eventually
 from scheduler.redis_client.connections import command_client
@@ -14,12 +13,17 @@ from stack import Stack
 RESTART_S = 30.0
 
 
-async def busy_worker(client: Redis) -> str:
-    """The name of a worker that runs a batch now, or ""."""
-    for batch_id in await client.zrange(Keys().leases, 0, -1):
-        state, worker = await client.hmget(Keys().batch(batch_id.decode()), "state", "worker")
-        if state == b"running":
-            return str(worker.decode())
+async def busy_worker(redis_urls: Collection[str]) -> str:
+    """The name of a worker that runs a batch now, in any of these cells, or ""."""
+    for url in redis_urls:
+        client, keys = command_client(url), Keys.at(url)
+        try:
+            for batch_id in await client.zrange(keys.leases, 0, -1):
+                state, worker = await client.hmget(keys.batch(batch_id.decode()), "state", "worker")
+                if state == b"running":
+                    return str(worker.decode())
+        finally:
+            await client.aclose()
     return ""
 
 
@@ -28,13 +32,11 @@ async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float, 
 
     Each kill waits for at least `healthy` GPUs; health notices a lost one within two seconds.
     """
-    client = command_client(stack.redis_url)
-    killed: list[int] = []
+    urls, killed = list((await stack.cells()).values()), list[int]()
     for _ in range(times):
         await asyncio.sleep(every_s)
         await eventually(lambda: _healthy(stack, healthy), f"{healthy} healthy GPUs", RESTART_S)
-        killed.append(await eventually(lambda: _killed(client, stack, role, killed), f"a {role} is killed mid-batch"))
-    await client.aclose()
+        killed.append(await eventually(lambda: _killed(urls, stack, role, killed), f"a {role} is killed mid-batch"))
     return killed
 
 
@@ -42,9 +44,9 @@ async def _healthy(stack: Stack, least: int) -> bool:
     return not least or bool((await stack.health())["healthy_gpus"] >= least)
 
 
-async def _killed(client: Redis, stack: Stack, role: str, killed: list[int]) -> int:
+async def _killed(urls: Collection[str], stack: Stack, role: str, killed: list[int]) -> int:
     """Kill a process that runs a batch; returns its pid, 0 where there is none."""
-    worker = await busy_worker(client)
+    worker = await busy_worker(urls)
     pid = stack.pids(role).get(worker if role == "worker" else f"{worker}-model", 0)
     if not pid or pid in killed:
         return 0

@@ -116,7 +116,8 @@ class Entered(NamedTuple):
 
 async def entered(stack: Stack, customer: NewCustomer) -> Entered:
     """The requests of the customer that were admitted in the last half minute, for which Redis keeps them."""
-    client, keys = command_client(stack.redis_url), Keys()
+    url = await stack.home_url(customer.id)
+    client, keys = command_client(url), Keys.at(url)
     try:
         prefix = keys.request("")
         names = [name.decode() async for name in client.scan_iter(f"{prefix}*", count=1000)]

@@ -17,9 +17,16 @@ import aiohttp
 import asyncpg
 
 from eventually import eventually
+from ledger.catalog.snapshot import CellRow
 from ledger.postgres import asyncpg_dsn
+from scheduler.cells.places import cell_urls, cells_of
+from scheduler.redis_client.keys import CLUSTER_SCHEMES, DEFAULT_CELL
+from tierlane.chaos.faults.cluster import ClusterFaults
 
 START_TIMEOUT_S = 90.0
+
+EVERY_STACK: list[str] = []
+"""Options of `tierlane up` for every stack, after those of the test (`--stack`)."""
 
 
 class Stack:
@@ -39,6 +46,28 @@ class Stack:
     @property
     def redis_url(self) -> str:
         return str(self.read()["redis_url"])
+
+    async def cells(self) -> dict[str, str]:
+        """The Redis URL of each cell that is not closed, the default one first."""
+        return cell_urls(self.redis_url, await self._cell_rows())
+
+    async def home_url(self, customer_id: str) -> str:
+        """The Redis URL of the cell of a customer whose row names none."""
+        rows = await self._cell_rows()
+        return cell_urls(self.redis_url, rows)[cells_of(customer_id, rows)[0]]
+
+    async def _cell_rows(self) -> list[CellRow]:
+        connection = await asyncpg.connect(asyncpg_dsn(self.read()["database_url"]))
+        try:
+            return [CellRow(*row) for row in await connection.fetch("SELECT name, redis_url, state, weight FROM cells")]
+        finally:
+            await connection.close()
+
+    async def primaries(self) -> list[int]:
+        """The process of the Redis server that has each cell; in a cluster that of the primary of its slot."""
+        names = [await _server_name(cell, url) for cell, url in (await self.cells()).items()]
+        running = self.pids("redis")
+        return [running[name] for name in dict.fromkeys(names)]
 
     def key(self, tier: str) -> str:
         return str(self.read()["keys"][tier])
@@ -89,6 +118,12 @@ class Stack:
         return await eventually(closed, f"{len(ids)} closed audit rows", 20.0) if ids else {}
 
 
+async def _server_name(cell: str, url: str) -> str:
+    if url.startswith(CLUSTER_SCHEMES):
+        return f"redis-{await ClusterFaults(url).owner() + 1}"
+    return "redis" if cell == DEFAULT_CELL else f"redis-{cell}"
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -108,7 +143,7 @@ def start_stack(home: Path, *options: str, environment: Mapping[str, str] = Mapp
     whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), *options], stdout=output, stderr=output, env=whole
+            [*command, "--data-dir", str(data_dir), *options, *EVERY_STACK], stdout=output, stderr=output, env=whole
         )
     try:
         _wait_for(data_dir / "stack.json", up, log)

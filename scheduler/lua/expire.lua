@@ -46,18 +46,25 @@ local function sweep_backlogs(tier)
     end
     backlogs.remove(name, of_keys)
     removed = removed + of_keys
-    if backlogs.length(tier, flow) == 0 then
+    local tag = call('ZSCORE', index, customer) -- none if `remove` took it, with others without ids, from the index
+    if tag and backlogs.length(tier, flow) == 0 then
       if flow.keyed then call('DEL', P .. 'backlogs:' .. name, P .. 'fair:' .. name) end
-      flow.tag = tonumber(call('ZSCORE', index, customer))
+      flow.tag = tonumber(tag)
       backlogs.leave(tier, {flow})
     end
     backlogs.remove(tier, removed)
   end
 end
 
-for i, count in ipairs(backlogs.counts(tiers)) do
-  sweep(P .. 'queue:' .. tiers[i], limit)
-  if count > 0 then sweep_backlogs(tiers[i]) end
+local function sweep_all()
+  for i, count in ipairs(backlogs.counts(tiers)) do
+    sweep(P .. 'queue:' .. tiers[i], limit)
+    if count > 0 then sweep_backlogs(tiers[i]) end
+  end
 end
+
+-- After an error too, the requests that have ended by then have their records and replies.
+local is_swept, problem = pcall(sweep_all)
 flush()
+if not is_swept then error(problem) end
 return {ended_now, swept, call('EXISTS', P .. 'sharing'), call('LLEN', P .. 'damaged')}

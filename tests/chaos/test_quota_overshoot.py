@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from admin import NO_LIMITS, NewCustomer, add_customer, announced, sql
 from eventually import eventually
 from ratelimit.quotas import NOTATIONS, Meter, unit_of
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, tag_at
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
@@ -75,7 +75,8 @@ class MeteredCustomer:
 
     async def spent(self) -> int:
         """The counter: what was used, and what open requests reserve."""
-        value = await self._redis.hget(f"rl:customer:{self._who.id}", f"q:1day:{self._mark}")  # type: ignore[misc]
+        key = f"{tag_at(self._redis)}rl:customer:{self._who.id}"
+        value = await self._redis.hget(key, f"q:1day:{self._mark}")  # type: ignore[misc]
         return int(value.split()[1]) if value else 0
 
     async def call(self) -> None:
@@ -102,7 +103,7 @@ async def metered_customer(stack: Stack, unit: str) -> AsyncIterator[MeteredCust
     """A customer whose mean cost is known. Each of its calls may have a connection of its own."""
     await stack.healthy(1)
     who = await add_customer(stack, f"metered-{unit}", TIER, **NO_LIMITS, max_queue_ms=60_000)
-    redis = command_client(stack.redis_url)
+    redis = command_client(await stack.home_url(who.id))
     try:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=90)

@@ -337,6 +337,23 @@ async def test_overdue_requests_in_a_backlog_end(pool: Pool) -> None:
     assert await pool.client.exists("backlogs:free") == 0
 
 
+async def test_overdue_requests_end_beside_a_customer_whose_last_one_has_left(pool: Pool) -> None:
+    """Its backlog is empty, but still in the index: the ends of the others are recorded."""
+    await wait_in_line(pool, "a", PLACES)
+    await wait_in_line(pool, "b", 1)
+    late = await wait_in_line(pool, "c", 5)
+    await pool.form([("free", PLACES + 1)])
+    assert list(await _tags(pool)) == ["c", "b"]
+    assert await pool.client.llen(pool.keys.backlog("free", "b")) == 0
+    await pool.overdue(late)
+
+    await pool.terminations.expire(["free"])
+
+    assert sorted(end.id for end in (await pool.audit())[1]) == sorted(late)
+    assert await pool.depth("free") == 0
+    assert await _tags(pool) == {}
+
+
 async def test_only_the_customer_with_the_large_backlog_is_shed(pool: Pool) -> None:
     """100 waiting requests of one customer shed and refuse its own next ones, and none of ten others."""
     limits = [TierLimit("free", 1e6, 1e6, 110, ["free"], 100, places=PLACES)]

@@ -28,7 +28,8 @@ async def simulated(simulated_stack: Stack) -> AsyncIterator[Stack]:
     """The simulated stack; after the test it is healthy and has no leaked key."""
     yield simulated_stack
     await simulated_stack.healthy(4)
-    client = command_client(simulated_stack.redis_url)
-    leaks = await leaked_keys(client)
-    await client.aclose()
-    assert leaks == []
+    for url in (await simulated_stack.cells()).values():
+        client = command_client(url)
+        leaks = await leaked_keys(client)
+        await client.aclose()
+        assert leaks == []

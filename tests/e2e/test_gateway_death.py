@@ -84,7 +84,9 @@ async def test_its_queued_requests_do_not_run_and_the_retries_run_once(stack: St
             assert [status for status, _, _ in await asyncio.gather(*tasks)] == [0] * 9
 
             async def gone() -> bool:
-                return not await client.exists(Keys().gateway(gateway)) and time.monotonic() > dead_from
+                return (
+                    not await client.exists(Keys.at(stack.redis_url).gateway(gateway)) and time.monotonic() > dead_from
+                )
 
             await eventually(gone, "the gateway counts as dead", 4.0)
         finally:
@@ -103,15 +105,14 @@ async def test_its_queued_requests_do_not_run_and_the_retries_run_once(stack: St
 
 async def test_its_running_request_is_replayed_and_does_not_run_twice(stack: Stack, tmp_path: Path) -> None:
     """The run is finished, and the retry at the other gateway gets its response."""
-    key, client = "running-1", command_client(stack.redis_url)
+    key, urls = "running-1", (await stack.cells()).values()
     before = {row["id"] for row in await sql(stack, "SELECT id FROM requests")}
     async with second_gateway(stack, tmp_path) as (process, url):
         await stack.healthy(1)
         task = asyncio.create_task(send(stack, url, "enterprise", key))
-        await eventually(lambda: busy_worker(client), "the run")
+        await eventually(lambda: busy_worker(urls), "the run")
         process.kill()
         assert (await task)[0] == 0
-    await client.aclose()
     document, replayed, codes = await retry(stack, "enterprise", key)
 
     assert (document["output"], replayed) == (key[::-1], True)

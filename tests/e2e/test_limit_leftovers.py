@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from admin import LIMIT, NewCustomer, add_customer, announced, sql
 from eventually import eventually
-from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.connections import command_client, tag_at
 from stack import Stack
 
 CLIENTS = 32
@@ -53,7 +53,8 @@ async def leave(stack: Stack, customer: NewCustomer, times: int, chance: random.
 
 async def nothing_counts(client: Redis, customer: NewCustomer, stack: Stack) -> bool:
     """The customer has no lease key, and no request is queued or running."""
-    batches, leases = await client.zcard("leases"), await client.exists(f"rl:leases:{customer.id}")
+    tag = tag_at(client)
+    batches, leases = await client.zcard(f"{tag}leases"), await client.exists(f"{tag}rl:leases:{customer.id}")
     return not leases and not batches and not (await stack.health())["queue_depth"]
 
 
@@ -74,7 +75,7 @@ async def test_clients_that_left_leave_no_counter(simulated: Stack, count: int) 
     """Their leases are released, and a burst of the customer gets exactly the size of its bucket."""
     limits = {"requests_per_second": 50_000, "burst": 50_000, "max_concurrency": 10_000, "tokens_per_minute": 10**12}
     customer = await add_customer(simulated, f"leaves-{count}", "enterprise", **limits)
-    client, chance = command_client(simulated.redis_url), random.Random(count)
+    client, chance = command_client(await simulated.home_url(customer.id)), random.Random(count)
     times, rows = count // CLIENTS + 1, Counter[str]()
     while rows["cancelled"] <= 0.1 * count:  # Once, unless the speed of the machine changes meanwhile.
         answered_s = await time_of_a_request(simulated, customer)

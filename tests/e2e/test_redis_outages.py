@@ -84,12 +84,14 @@ async def check(stack: Stack, results: list[Timed]) -> dict[str, asyncpg.Record]
 
 async def test_redis_is_stopped_for_three_seconds(simulated: Stack) -> None:
     """Enterprise is served within a second and from then on, in direct mode, and the rows say so."""
-    (pid,) = simulated.pids("redis").values()
+    pids = await simulated.primaries()
 
     async def stop() -> None:
-        os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(STOPPED_S)
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     results = await under_load(simulated, stop)
     rows = await check(simulated, results)
@@ -104,10 +106,11 @@ async def test_redis_is_stopped_for_three_seconds(simulated: Stack) -> None:
 
 async def test_redis_is_killed_with_its_data(simulated: Stack) -> None:
     """A new, empty one is started: no accepted request is lost, and enterprise is served all the time."""
-    (pid,) = simulated.pids("redis").values()
+    pids = await simulated.primaries()
 
     async def kill() -> None:
-        os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
     results = await under_load(simulated, kill)
     await check(simulated, results)
@@ -117,14 +120,20 @@ async def test_redis_is_killed_with_its_data(simulated: Stack) -> None:
     assert [each for each in enterprise if each.came > max(1.0, each.sent + 1.0)] == []
 
 
+async def flush(stack: Stack) -> None:
+    """Empty the server of every cell."""
+    for url in (await stack.cells()).values():
+        client = command_client(url)
+        await client.flushall()
+        await client.aclose()
+
+
 async def test_redis_is_emptied(simulated: Stack) -> None:
     """FLUSHALL three times at 200 requests/s: every request is completed and has one row."""
-    client = command_client(simulated.redis_url)
     loading = asyncio.create_task(load(simulated, 200, 5.0, TIERS))
     for _ in range(3):
         await asyncio.sleep(1.3)
-        await client.flushall()
-    await client.aclose()
+        await flush(simulated)
     answers = await loading
 
     assert verdict(answers) == ALL_WELL
@@ -134,15 +143,13 @@ async def test_redis_is_emptied(simulated: Stack) -> None:
 @pytest.mark.timeout(90)
 async def test_redis_is_emptied_while_postgresql_is_not_written(simulated: Stack) -> None:
     """For longer than a gateway keeps records that are written: it still has those of requests that ended before."""
-    redis = command_client(simulated.redis_url)
     writer = await asyncpg.connect(asyncpg_dsn(simulated.read()["database_url"]))
     lock = writer.transaction()
     await lock.start()
     await writer.execute("LOCK TABLE requests")
     answers = await load(simulated, 50, 2.0, TIERS)
     await asyncio.sleep(KEEP_S + 3.0)
-    await redis.flushall()
-    await redis.aclose()
+    await flush(simulated)
     await lock.rollback()
     await writer.close()
 
