@@ -222,9 +222,10 @@ class Protocol(World):
                 assert after.line.count(batch_id) == max(1, before.line.count(batch_id)), ("pushed wrongly", batch_id)
 
     @precondition(lambda self: self.life.submissions)
-    @rule(some=ANY, field=st.sampled_from(("qdl", "dl")), seen=st.booleans())
-    def time_is_up(self, some: int, field: str, *, seen: bool) -> None:
-        self.run(self.pool.overdue([self.pick(some)], field))
+    @rule(some=ANY, field=st.sampled_from(("qdl", "dl")), seen=st.booleans(), everyone=st.booleans())
+    def time_is_up(self, some: int, field: str, *, seen: bool, everyone: bool) -> None:
+        """Of one request, or of all, as when the clock of Redis goes forwards."""
+        self.run(self.pool.overdue(list(self.life.submissions) if everyone else [self.pick(some)], field))
         if seen:
             self.run(self.pool.terminations.expire(TIERS))
 
