@@ -323,6 +323,8 @@ Faults = tuple[tuple[str, str, float, float], ...]
         (late_work, (("stop-redis", "redis", 1.0, 6.0),), {"late execution": 1, "late answers": 1}),
         # A gateway counts as lost if it is stopped for 2 s.
         (reported_lost, (("stop-gateway", "gateway-1", 1.2, 4.3),), {}),
+        (reported_lost, (("spool-full", "gateway-1", 1.2, 4.3),), {}),
+        (reported_lost, (("stop-redis", "redis", 1.2, 4.3),), {"wrong answers": 1}),
         (reported_lost, (("stop-gateway", "gateway-1", 1.2, 2.2),), {"wrong answers": 1}),
         (reported_lost, (("stop-gateway", "gateway-2", 1.2, 4.3),), {"wrong answers": 1, "needless failures": 1}),
         # Killed workers and an unavailable PostgreSQL must not be noticed.
@@ -467,3 +469,20 @@ def test_a_run_after_a_step_backwards(
     run.answer(1, 43.1)
     run.row(1)
     assert ("late execution" in run.violations()) is late
+
+
+@pytest.mark.parametrize(
+    ("created", "answered", "late"), [(3.6, 7.6, False), (3.6, 7.8, True), (4.5, 7.6, True), (3.6, None, False)]
+)
+def test_a_gateway_that_goes_on_has_its_time_from_when_it_read_the_request(
+    run: RecordedRun, created: float, answered: float | None, *, late: bool
+) -> None:
+    """At most a second after its resume, also where the client did not wait so long."""
+    run.fault("stop-gateway", "gateway-1", 0.5, 3.0)
+    run.send(1, 1.0)
+    if answered is None:
+        run.no_answer(1, 7.2, "timeout")
+    else:
+        run.answer(1, answered, 504, "deadline_exceeded")
+    run.row(1, "failed", "deadline_exceeded", created_ms=created * 1000)
+    assert bool({"late answers", "unanswered"} & set(run.violations())) is late

@@ -18,7 +18,8 @@ RESTART_S = 20.0  # A killed gateway is back by then.
 SERVER_S = 5.0  # A killed Redis or PostgreSQL is back by then.
 LEAVE_S = 10.0  # A terminated gateway responds for this time, so these responses do not show that it is back.
 READ_S = 0.1  # A gateway that is stopped may not have read what was sent this shortly before.
-RESUME_S = 0.25  # A resumed gateway first processes what arrived meanwhile.
+RESUME_S = 0.25  # A resumed gateway first processes what arrived meanwhile,
+BACKLOG_S = 1.0  # and has read all of it by then.
 SETTLE_S = 6.0  # A gateway leaves direct mode after 5 s without a fault of Redis.
 RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and resent its requests.
 AUDIT_S = 2.0  # By then an auditor has written ended requests, while PostgreSQL is available.
@@ -133,6 +134,8 @@ class Allowances:
         self._killed = self._until_back("kill-gateway", STAMP_S, answers)
         self._terminating = self._until_back("term-gateway", LEAVE_S, answers)
         self._stopped = [self._of_gateway(w) for w in self.windows if w.name == "stop-gateway"]
+        away = (w for w in self.windows if w.target.startswith("gateway"))
+        self._cut_off = [w for w in map(self._at_redis, away) if w is not None]
         self.clock = SteppedClock(_steps(self.windows), STAMP_S)
         # The proxies are part of this tool: during a stall as long as a call may take, no process reaches Redis.
         self._stalls = [] if self._one_address else [_stall(event) for event in events if _counts(event)]
@@ -177,23 +180,23 @@ class Allowances:
         """Whether the gateway was terminated and may not be back: it must answer accepted requests, but takes no others."""
         return any(w.meets(at, at + STAMP_S, gateway) for w in self._terminating)
 
-    def answer_due(self, gateway: str, sent: float) -> float:
-        """Until when the gateway must have answered: it has 4.1 s from when it could read the request.
+    def answer_due(self, gateway: str, sent: float, created: float | None = None) -> float:
+        """Until when the gateway must have answered: it has 4.1 s from when it could read the request. `created`: of its row.
 
         While it is stopped it cannot answer either; then it has RESUME_S from when it goes on.
         """
-        due = self._readable(gateway, sent) + ANSWER_S
+        due = self._readable(gateway, sent, created) + ANSWER_S
         for window in self._stopped:
             if window.meets(due - RESUME_S, due, gateway):
                 due = max(due, window.end + RESUME_S)
         return due
 
-    def run_due(self, gateway: str, sent: float) -> float:
-        """Until when a run of the request may begin.
+    def run_due(self, gateway: str, sent: float, created: float | None = None) -> float:
+        """Until when a run of the request may begin. `created`: of its row.
 
         A gateway ends what is overdue by its own clock. Where it was killed or stopped, only the clock of Redis does.
         """
-        due = self._readable(gateway, sent) + RUN_S
+        due = self._readable(gateway, sent, created) + RUN_S
         if self.clock and (self.killed(gateway, sent, due) or self.stopped(gateway, sent, due)):
             due += self.clock.backward(sent, due)
         return due
@@ -212,10 +215,12 @@ class Allowances:
         """
         return 0 < began - sent - QUEUE_S < self.clock.backward(sent, began)
 
-    def _readable(self, gateway: str, sent: float) -> float:
+    def _readable(self, gateway: str, sent: float, created: float | None) -> float:
         for window in self._stopped:
             if window.meets(sent, sent + READ_S, gateway):
                 sent = window.end
+                if created is not None and created <= window.end + BACKLOG_S:
+                    sent = max(sent, created)
         return sent
 
     def redis_lost(self, begin: float, end: float) -> bool:
@@ -232,8 +237,9 @@ class Allowances:
         return any(w.meets(begin - RESUME_S, end, gateway) for w in self._stopped)
 
     def counted_as_lost(self, gateway: str, begin: float, end: float) -> bool:
-        """Whether the gateway was stopped in between for so long that it counted as lost."""
-        return any(w.meets(begin - RESUME_S, end, gateway) and w.end - w.begin >= GONE_S for w in self._stopped)
+        """Whether the gateway was stopped, or cut off from Redis, in between for so long that it counted as lost."""
+        silent = (*self._stopped, *self._cut_off)
+        return any(w.meets(begin - RESUME_S, end, gateway) and w.end - w.begin >= GONE_S for w in silent)
 
     def audit_lost(self, gateway: str, sent: float, ended: float) -> bool:
         """Whether Redis and then the gateway of the request were lost before PostgreSQL had its row."""

@@ -75,7 +75,8 @@ def _missing_answer(case: Case, one: Try) -> tuple[str, str]:
     seconds = event.at - one.sent
     if event.kind == "timeout":
         waited = f"No response from {one.gateway} in {seconds:.2f} s."
-        return ("gateway stopped" if event.at <= allowances.answer_due(one.gateway, one.sent) else ""), waited
+        due = allowances.answer_due(one.gateway, one.sent, case.created(one))
+        return ("gateway stopped" if event.at <= due else ""), waited
     if allowances.terminating(one.gateway, event.at) and not case.rows_of(one):
         return "gateway being terminated", ""
     return "", f"{one.gateway} closed the connection after {seconds:.2f} s without a fault: {event.detail}"
@@ -142,7 +143,7 @@ def wrong_answers(case: Case) -> InvariantFinding:
             continue
         lost = answer.code == ErrorCode.GATEWAY_LOST
         if lost and case.allowances.counted_as_lost(one.gateway, one.sent, answer.at):
-            explained["gateway stopped"] += 1
+            explained["gateway counted as lost"] += 1
         else:
             violations.append(
                 Violation(f"Answered {answer.status} {answer.code or 'without a code'}.", one.invoked.nonce)
@@ -163,7 +164,7 @@ def late_answers(case: Case) -> InvariantFinding:
             continue
         if case.arrived(one.answer) <= one.sent + ANSWER_S:
             explained["this tool stood still"] += 1
-        elif case.arrived(one.answer) <= case.allowances.answer_due(one.gateway, one.sent):
+        elif case.arrived(one.answer) <= case.allowances.answer_due(one.gateway, one.sent, case.created(one)):
             explained["gateway stopped"] += 1
         else:
             violations.append(Violation(f"Answered after {one.answer.seconds:.3f} s.", one.invoked.nonce))

@@ -139,6 +139,11 @@ class Case:
             return []
         return [row for row in self.rows_by_id.get(one.answer.id, []) if not row.trace]
 
+    def created(self, one: Try) -> float | None:
+        """When its gateway had read this try, by the clock of its row; None without a row."""
+        rows = self.rows_of(one)
+        return rows[0].created_ms / 1000 - self.evidence.wall_offset_s if rows else None
+
     def try_of(self, row: AuditRow) -> Try | None:
         """The try of a row; None for an unknown trace id."""
         return self.by_trace.get(row.trace)

@@ -10,16 +10,17 @@ Excused cases are counted beside the result, under the name of the excuse.
   request may have a row or none. A terminated gateway takes no new connection and may close idle ones under a request,
   which then has no row; it must answer accepted requests.
 * late answers: a response is due 4.1 s after sending. A gateway that was stopped when the request was sent has 4.1 s from
-  its resume; one that is stopped at the due time has 0.25 s from its resume. A response that arrived during a stall of
-  this tool counts from the begin of the stall.
+  when it read the request, as the audit row says, within 1 s of its resume; one that is stopped at the due time has 0.25 s
+  from its resume. A response that arrived during a stall of this tool counts from the begin of the stall.
 * late execution: a run may begin until 4.0 s (and 50 ms) after a try was sent, or could be read by a stopped gateway; if
   the gateway was killed, later by the steps backwards of the clock of Redis, which alone ends overdue requests then.
 * unexpected: bytes or responses without a request, unreadable responses, a replay without an Idempotency-Key.
 * duplicated: two responses with one id, two rows of one id or one try. Two completed rows of one Idempotency-Key are
   excused where Redis, which holds the key, was emptied in between, or one of the gateways could not reach Redis.
 * crosstalk: an output that is not this input reversed, or a row of another customer or tier. Never excused.
-* wrong answers: 500, 502, and 4xx for errors of the client; all requests are valid and their keys known. Never excused:
-  while PostgreSQL is unavailable, a key that cannot be checked gets 503.
+* wrong answers: 500, 502, gateway_lost, and 4xx for errors of the client; all requests are valid and their keys known. While
+  PostgreSQL is unavailable, a key that cannot be checked gets 503. Only gateway_lost is excused, where the gateway was
+  stopped or cut off from Redis for 2 s.
 * missing rows: an accepted request without a row. Until PostgreSQL has the row, Redis and the gateway both hold it; so it
   is excused only where Redis was emptied in that time and the gateway of the request was killed before it could resend.
   Requests of direct mode are in the spool of the gateway before they run, and reach Redis when it is back.

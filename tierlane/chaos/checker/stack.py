@@ -32,7 +32,8 @@ def _late_runs(case: Case, request: Request) -> Iterator[Violation]:
 
 def _wanted(case: Case, request: Request, run: ModelRun) -> bool:
     return any(
-        one.sent - STAMP_S <= run.began <= case.allowances.run_due(one.gateway, one.sent) for one in request.tries
+        one.sent - STAMP_S <= run.began <= case.allowances.run_due(one.gateway, one.sent, case.created(one))
+        for one in request.tries
     )
 
 
