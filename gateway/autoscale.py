@@ -5,7 +5,6 @@ observe the same and give the same advice, except that each one measures by itse
 that has just started, or could not reach Redis, recommends a step later than the others.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
@@ -16,6 +15,7 @@ from gateway.limits.capacity import LiveLimits
 from ratelimit.capacity import CapacityEvidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
 from scheduler.protocol.pool_view import Observation
+from scheduler.tasks import next_tick
 
 INTERVAL_S = 1.0
 STALE_S = 2.0
@@ -95,7 +95,7 @@ class ScaleAdvice:
         """Update once a second; never returns."""
         while True:
             self.update()
-            await asyncio.sleep(INTERVAL_S)
+            await next_tick(INTERVAL_S)
 
     def update(self) -> None:
         """Apply the policy to the latest observation."""

@@ -4,7 +4,6 @@ The observation is the input of the limits and of health. Without a heartbeat fo
 gateway lost, and ends its queued requests.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import Observation, WorkerView, combined
 from scheduler.protocol.presence import Presence
+from scheduler.tasks import next_tick
 
 BEAT_S = 0.25
 
@@ -86,7 +86,7 @@ class GatewayHeartbeat:
         """Send heartbeats; never returns."""
         while True:
             await self.heartbeat()
-            await asyncio.sleep(BEAT_S)
+            await next_tick(BEAT_S)
 
     async def heartbeat(self) -> None:
         """Send a heartbeat and observe the pool. The last observation is kept if Redis does not respond."""

@@ -5,7 +5,6 @@ catalog (gateway/pools.py).
 Identities, drain state and counters are `Shared` by all of them.
 """
 
-import asyncio
 import contextlib
 import math
 import time
@@ -53,7 +52,7 @@ from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import command_client, subscriber_client
 from scheduler.redis_client.keys import Keys
-from scheduler.tasks import EndedTask, Loop, TaskRegistry
+from scheduler.tasks import EndedTask, Loop, TaskRegistry, next_tick
 
 READ_AUDIT_S = 2.0
 
@@ -169,7 +168,7 @@ class PoolParts:
     async def _follow_audit(self) -> None:
         """Read what PostgreSQL does not have yet; never returns."""
         while True:
-            await asyncio.sleep(READ_AUDIT_S)
+            await next_tick(READ_AUDIT_S)
             with contextlib.suppress(RedisUnavailable):
                 self.recovery.unwritten(await self.audit_lag.oldest_ms())
 

@@ -28,7 +28,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Residence
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of, is_pool_name, place_name, pools_of, pools_to_serve
-from scheduler.tasks import TaskRegistry, end_all
+from scheduler.tasks import TaskRegistry, end_all, next_tick
 
 CHECK_S = 0.1
 UNFINISHED_EVERY = 10  # Checks per read of the pools with unfinished requests from Redis.
@@ -203,7 +203,7 @@ class Pools:
             if changed and snapshot is not None:
                 here = {parts.config.place for parts in self.all}
                 self._homes.adopt(snapshot, {cell_of(changed[place][1]) for place in changed.keys() - here})
-            await asyncio.sleep(CHECK_S)
+            await next_tick(CHECK_S)
 
     async def _unnamed(self) -> dict[str, tuple[str, str]]:
         """The pools with unfinished requests, in each cell."""

@@ -8,6 +8,7 @@ cancellation that arrives when the write completes (one in eight in a trial), an
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeAlias
@@ -22,6 +23,17 @@ REPORTED_S = 60.0
 always reported."""
 
 LONGEST_PAUSE_S = 5.0
+
+
+_PHASE_S = random.random()  # Processes of one machine wake at different times.
+
+
+async def next_tick(period_s: float) -> None:
+    """Sleep until the next multiple of `period_s`, so that the loops of all pools and cells of a process wake together.
+
+    A wake-up of the process costs more than the work of an idle loop.
+    """
+    await asyncio.sleep(period_s - (asyncio.get_running_loop().time() - _PHASE_S) % period_s)
 
 
 class EndedTask(NamedTuple):

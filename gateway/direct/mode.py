@@ -11,7 +11,6 @@ first. A request may run twice, which costs only the second run: inference has n
 response and one audit row.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.direct import Hello, direct_token
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.states import Admission
-from scheduler.tasks import Loop, end_all
+from scheduler.tasks import Loop, end_all, next_tick
 
 LEAVE_AFTER_S = 5.0
 
@@ -250,7 +249,7 @@ class Direct:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await next_tick(TICK_S)
             try:
                 self._completion.retry_records()
                 self._tick(self._clock())

@@ -25,7 +25,7 @@ from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Adoption
-from scheduler.tasks import Loop
+from scheduler.tasks import Loop, next_tick
 
 MAX_GROUP = 256
 PAIR_BYTES = 2048
@@ -212,7 +212,7 @@ class SpoolMerge:
     async def run(self) -> None:
         """Merge whenever there are files and Redis responds; never returns."""
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await next_tick(INTERVAL_S)
             if not self._redis_available():
                 continue
             try:

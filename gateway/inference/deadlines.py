@@ -17,6 +17,7 @@ from gateway.inference.pending import PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.cancellation import Cancellation, Terminations
+from scheduler.tasks import next_tick
 
 MAX_IDS = 10_000
 CALL_SIZE = 256
@@ -111,7 +112,7 @@ class DeadlineSweep:
     async def run(self) -> None:
         """Sweep every TICK_S seconds; never returns."""
         while True:
-            await asyncio.sleep(TICK_S)
+            await next_tick(TICK_S)
             self.sweep(self._clock())
 
     def sweep(self, now: float) -> None:

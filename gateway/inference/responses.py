@@ -20,6 +20,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
 from scheduler.redis_client.pipeline import Backoff
+from scheduler.tasks import next_tick
 
 log = structlog.get_logger("gateway")
 
@@ -88,7 +89,7 @@ class ResponseSubscriber:
     async def catch_up_forever(self) -> None:
         """Once a second, read the stored results of requests that are pending for longer than that; never returns."""
         while True:
-            await asyncio.sleep(CATCH_UP_EVERY_S)
+            await next_tick(CATCH_UP_EVERY_S)
             try:
                 await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
             except TierlaneError:

@@ -26,6 +26,7 @@ from ledger.batches import OpenBatches
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.history import KEEP_MS, STEP_MS, HistoryStore
+from scheduler.tasks import next_tick
 
 
 class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -387,7 +388,7 @@ class DashboardSnapshots:
                     await self._publish(latest)
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("the snapshot failed", error)
-            await asyncio.sleep(POLL_S)
+            await next_tick(POLL_S)
 
     def opening(self, pool: str = "") -> bytes:
         """The first events of a new stream: the history, of one pool if named, and the latest snapshot."""

@@ -25,6 +25,7 @@ from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Backoff
+from scheduler.tasks import next_tick
 
 MAX_SLEEP_S = 1.0
 """The longest sleep, in case a wake token was lost with the scheduler that popped it."""
@@ -241,7 +242,7 @@ class ServiceWatch:
         """Update once a second; never returns."""
         while True:
             await self.update()
-            await asyncio.sleep(PAUSE_S)
+            await next_tick(PAUSE_S)
 
     async def update(self) -> None:
         """Update once; keeps the known times if no worker has measured any."""

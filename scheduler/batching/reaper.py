@@ -3,7 +3,6 @@
 Every step is one script on Redis TIME, so any number of reapers may run. A failed step does not skip the others.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,6 +14,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.presence import Presence
+from scheduler.tasks import next_tick
 
 log = structlog.get_logger("scheduler")
 
@@ -65,7 +65,7 @@ class Reaper:
         """Run passes; never returns."""
         while True:
             await self.run_once()
-            await asyncio.sleep(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
+            await next_tick(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
 
     async def run_once(self) -> None:
         """Run one pass."""

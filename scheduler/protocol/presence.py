@@ -7,7 +7,6 @@ Cordoned workers finish their batches and claim no more. The cordons are stored 
 or a loss in Redis does not lift them. Schedulers copy them to Redis, whose reply to a heartbeat contains the worker's.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +28,7 @@ from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument
 from scheduler.redis_client.scripts import Script, inner
+from scheduler.tasks import next_tick
 
 CHECK_S = 0.1
 """Interval of checks of the catalog in memory."""
@@ -96,7 +96,7 @@ class CordonSync:
                 pass  # It is retried after REWRITE_S at the latest.
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("writing cordons failed", error)
-            await asyncio.sleep(CHECK_S)
+            await next_tick(CHECK_S)
 
     async def sync(self) -> None:
         """Write the cordons if they changed or REWRITE_S has passed. Raises RedisUnavailable."""

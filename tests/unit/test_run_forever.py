@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+import scheduler.tasks
 from eventually import eventually
-from scheduler.tasks import REPORTED_S, TaskRegistry, end_all
+from scheduler.tasks import REPORTED_S, TaskRegistry, end_all, next_tick
 
 
 class Loop:
@@ -54,3 +55,20 @@ async def test_a_requested_end_is_not_recorded() -> None:
         await registry.run_forever("auditor", loop.run, until)
 
     assert (loop.runs, registry.ended) == (1, ())
+
+
+async def test_loops_of_one_process_wake_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever each begins to wait, and also if one has a multiple of the other's period."""
+    ends: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        ends.append(asyncio.get_running_loop().time() + seconds)
+
+    monkeypatch.setattr("scheduler.tasks.asyncio.sleep", sleep)
+    phase = scheduler.tasks._PHASE_S
+    for period in (0.1, 0.1, 0.025, 0.25):
+        before = asyncio.get_running_loop().time()
+        await next_tick(period)
+        periods = (ends[-1] - phase) / period
+        assert periods == pytest.approx(round(periods), abs=0.05)
+        assert before < ends[-1]

@@ -44,7 +44,7 @@ from scheduler.protocol.pool_view import Unfinished
 from scheduler.protocol.presence import Cordons, CordonSync, Presence
 from scheduler.redis_client.connections import blocking_client, command_client, server_url, tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of, is_pool_name, place_name, pools_to_serve
-from scheduler.tasks import Loop, TaskRegistry, end_all
+from scheduler.tasks import Loop, TaskRegistry, end_all, next_tick
 from tierlane.roles.allotter import run_allotter
 from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals, with_cluster
 
@@ -241,7 +241,7 @@ class LeftPools:
                 pass  # What was found last stands; nothing is served without Redis anyway.
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("looking for left pools failed", error)
-            await asyncio.sleep(LEFT_POOLS_LOOK_S)
+            await next_tick(LEFT_POOLS_LOOK_S)
 
     async def turn(self) -> None:
         """Look once. Raises RedisUnavailable."""
