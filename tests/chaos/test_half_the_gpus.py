@@ -13,8 +13,6 @@ import pytest
 from admin import LIMIT, add_customer, announced, sql
 from eventually import eventually
 from measured_load import MeasuredLoad, Stream, figures, p99_ms
-from scheduler.redis_client.connections import command_client
-from scheduler.redis_client.keys import Keys
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
@@ -59,11 +57,7 @@ async def limit(stack: Stack, key: str) -> int:
 
 
 async def healthy_count(stack: Stack) -> int:
-    client = command_client(stack.redis_url)
-    try:
-        return int(await client.get(Keys().healthy_gpu_count) or -1)
-    finally:
-        await client.aclose()
+    return int((await stack.health())["healthy_gpus"])
 
 
 async def usable_capacity(stack: Stack) -> float:
