@@ -32,7 +32,7 @@ async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float, 
 
     Each kill waits for at least `healthy` GPUs; health notices a lost one within two seconds.
     """
-    urls, killed = list((await stack.cells()).values()), list[int]()
+    urls, killed = list(stack.cells.values()), list[int]()
     for _ in range(times):
         await asyncio.sleep(every_s)
         await eventually(lambda: _healthy(stack, healthy), f"{healthy} healthy GPUs", RESTART_S)

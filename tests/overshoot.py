@@ -116,7 +116,7 @@ class Entered(NamedTuple):
 
 async def entered(stack: Stack, customer: NewCustomer) -> Entered:
     """The requests of the customer that were admitted in the last half minute, for which Redis keeps them."""
-    url = await stack.home_url(customer.id)
+    url = stack.home_url(customer.id)
     client, keys = command_client(url), Keys.at(url)
     try:
         prefix = keys.request("")

@@ -19,7 +19,7 @@ import asyncpg
 from eventually import eventually
 from ledger.catalog.snapshot import CellRow
 from ledger.postgres import asyncpg_dsn
-from scheduler.cells.places import cell_urls, cells_of
+from scheduler.cells.places import cells_of
 from scheduler.redis_client.keys import CLUSTER_SCHEMES, DEFAULT_CELL
 from tierlane.chaos.faults.cluster import ClusterFaults
 
@@ -47,25 +47,19 @@ class Stack:
     def redis_url(self) -> str:
         return str(self.read()["redis_url"])
 
-    async def cells(self) -> dict[str, str]:
-        """The Redis URL of each cell that is not closed, the default one first."""
-        return cell_urls(self.redis_url, await self._cell_rows())
+    @property
+    def cells(self) -> dict[str, str]:
+        """The Redis URL of each cell that the stack started with, the default one first."""
+        return dict(self.read()["cells"])
 
-    async def home_url(self, customer_id: str) -> str:
+    def home_url(self, customer_id: str) -> str:
         """The Redis URL of the cell of a customer whose row names none."""
-        rows = await self._cell_rows()
-        return cell_urls(self.redis_url, rows)[cells_of(customer_id, rows)[0]]
-
-    async def _cell_rows(self) -> list[CellRow]:
-        connection = await asyncpg.connect(asyncpg_dsn(self.read()["database_url"]))
-        try:
-            return [CellRow(*row) for row in await connection.fetch("SELECT name, redis_url, state, weight FROM cells")]
-        finally:
-            await connection.close()
+        cells = self.cells
+        return cells[cells_of(customer_id, [CellRow(name, None, "open", 1.0) for name in cells])[0]]
 
     async def primaries(self) -> list[int]:
         """The process of the Redis server that has each cell; in a cluster that of the primary of its slot."""
-        names = [await _server_name(cell, url) for cell, url in (await self.cells()).items()]
+        names = [await _server_name(cell, url) for cell, url in self.cells.items()]
         running = self.pids("redis")
         return [running[name] for name in dict.fromkeys(names)]
 

@@ -103,7 +103,7 @@ async def metered_customer(stack: Stack, unit: str) -> AsyncIterator[MeteredCust
     """A customer whose mean cost is known. Each of its calls may have a connection of its own."""
     await stack.healthy(1)
     who = await add_customer(stack, f"metered-{unit}", TIER, **NO_LIMITS, max_queue_ms=60_000)
-    redis = command_client(await stack.home_url(who.id))
+    redis = command_client(stack.home_url(who.id))
     try:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=90)

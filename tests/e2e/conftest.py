@@ -28,7 +28,7 @@ async def simulated(simulated_stack: Stack) -> AsyncIterator[Stack]:
     """The simulated stack; after the test it is healthy and has no leaked key."""
     yield simulated_stack
     await simulated_stack.healthy(4)
-    for url in (await simulated_stack.cells()).values():
+    for url in simulated_stack.cells.values():
         client = command_client(url)
         leaks = await leaked_keys(client)
         await client.aclose()

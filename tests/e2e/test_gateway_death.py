@@ -68,7 +68,7 @@ async def rows(stack: Stack, query: str, *values: object) -> list[asyncpg.Record
 
 async def has_heartbeat(stack: Stack, gateway: str) -> bool:
     """Whether any cell has a heartbeat of the gateway."""
-    for url in (await stack.cells()).values():
+    for url in stack.cells.values():
         client = command_client(url)
         exists = await client.exists(Keys.at(url).gateway(gateway))
         await client.aclose()
@@ -112,7 +112,7 @@ async def test_its_queued_requests_do_not_run_and_the_retries_run_once(stack: St
 
 async def test_its_running_request_is_replayed_and_does_not_run_twice(stack: Stack, tmp_path: Path) -> None:
     """The run is finished, and the retry at the other gateway gets its response."""
-    key, urls = "running-1", (await stack.cells()).values()
+    key, urls = "running-1", stack.cells.values()
     before = {row["id"] for row in await sql(stack, "SELECT id FROM requests")}
     async with second_gateway(stack, tmp_path) as (process, url):
         await stack.healthy(1)

@@ -75,7 +75,7 @@ async def test_clients_that_left_leave_no_counter(simulated: Stack, count: int) 
     """Their leases are released, and a burst of the customer gets exactly the size of its bucket."""
     limits = {"requests_per_second": 50_000, "burst": 50_000, "max_concurrency": 10_000, "tokens_per_minute": 10**12}
     customer = await add_customer(simulated, f"leaves-{count}", "enterprise", **limits)
-    client, chance = command_client(await simulated.home_url(customer.id)), random.Random(count)
+    client, chance = command_client(simulated.home_url(customer.id)), random.Random(count)
     times, rows = count // CLIENTS + 1, Counter[str]()
     while rows["cancelled"] <= 0.1 * count:  # Once, unless the speed of the machine changes meanwhile.
         answered_s = await time_of_a_request(simulated, customer)

@@ -122,7 +122,7 @@ async def test_redis_is_killed_with_its_data(simulated: Stack) -> None:
 
 async def flush(stack: Stack) -> None:
     """Empty the server of every cell."""
-    for url in (await stack.cells()).values():
+    for url in stack.cells.values():
         client = command_client(url)
         await client.flushall()
         await client.aclose()

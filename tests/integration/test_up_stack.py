@@ -185,11 +185,12 @@ async def change_cells(stack: dict[str, Any], query: str) -> list[tuple[Any, ...
         await connection.close()
 
 
-async def test_cells_are_not_started_beside_a_configured_redis(redis_url: str, start: Start) -> None:
-    """They would have servers that other machines cannot reach."""
-    up = start("cells=2", env={"TIERLANE_REDIS_URL": redis_url})
+@pytest.mark.parametrize("option", ["cells=2", "cluster=3"])
+async def test_servers_are_not_started_beside_a_configured_redis(redis_url: str, start: Start, option: str) -> None:
+    """Other machines could not reach them."""
+    up = start(option, env={"TIERLANE_REDIS_URL": redis_url})
     assert await up.ended(within_s=30.0) == 1
-    assert "--cells starts servers, but TIERLANE_REDIS_URL is set: omit one of them." in up.text
+    assert f"--{option[:-2]} starts servers, but TIERLANE_REDIS_URL is set: omit one of them." in up.text
 
 
 async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, start: Start) -> None:

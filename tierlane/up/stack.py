@@ -237,9 +237,10 @@ class Stack:
     async def _start_servers(self) -> Settings:
         """Start the servers without a configured URL; return the settings with both URLs."""
         urls = {}
-        if self._settings.redis_url and self._settings.cells > 1:
+        if self._settings.redis_url and (self._settings.cluster or self._settings.cells > 1):
+            flag = "--cluster" if self._settings.cluster else "--cells"
             raise StackError(
-                "--cells starts servers, but TIERLANE_REDIS_URL is set: omit one of them. `tierlane cell open` adds cells."
+                f"{flag} starts servers, but TIERLANE_REDIS_URL is set: omit one of them. `tierlane cell open` adds cells."
             )
         home = self._home = self._server_home()
         if not self._settings.redis_url:
