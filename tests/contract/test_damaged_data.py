@@ -65,6 +65,19 @@ async def test_expire_continues(pool: Pool, how: str) -> None:
     await check_quarantined(pool, ids[1], how)
 
 
+async def test_an_error_of_expire_loses_no_end(pool: Pool) -> None:
+    """Requests that it ended before the error have their record and their reply."""
+    ids = await pool.overdue(await pool.queue(3))
+    await pool.client.set(pool.keys.waiting("free"), 1, ex=60)
+    await pool.client.set(pool.keys.backlogs("free"), "x", ex=60)
+
+    with pytest.raises(RedisUnavailable):
+        await pool.terminations.expire(TIERS)
+
+    assert [each.id for each in (await pool.audit())[1]] == ids
+    assert [reply.id for reply in await pool.results.fetch(ids) if reply] == ids
+
+
 @each_damage
 async def test_form_batch_continues(pool: Pool, how: str) -> None:
     """The other requests are members of the batch; the damaged one is counted as dropped."""
