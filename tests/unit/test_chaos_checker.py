@@ -486,3 +486,11 @@ def test_a_gateway_that_goes_on_has_its_time_from_when_it_read_the_request(
         run.answer(1, answered, 504, "deadline_exceeded")
     run.row(1, "failed", "deadline_exceeded", created_ms=created * 1000)
     assert bool({"late answers", "unanswered"} & set(run.violations())) is late
+
+
+def test_a_process_may_keep_more_files_with_more_cells(run: RecordedRun) -> None:
+    """It has connections to each."""
+    run.complete(1, 1.0)
+    leaked_files(run)
+    run.evidence = replace(run.evidence, cells=4)
+    assert run.violations() == {}

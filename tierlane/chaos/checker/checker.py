@@ -44,7 +44,7 @@ Excused cases are counted beside the result, under the name of the excuse.
 * fairness: a customer that has waiting requests all through an interval without faults and direct mode gets its share of the
   GPU time of its tier, by weight, less a tolerance (see `fairness`).
 * leaked keys: no key without a TTL except permanent ones. leaked files: at most 16 more open files in a process than
-  before the load.
+  before the load, for each cell.
 """
 
 from collections.abc import Callable, Sequence

@@ -108,6 +108,7 @@ class Evidence:
     dead_letters: tuple[str, ...] = ()  # Request ids.
     leftovers: Leftovers = Leftovers()
     files: tuple[FileCount, ...] = ()
+    cells: int = 1
     wall_offset_s: float = 0.0
     errors: tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -212,6 +213,7 @@ async def collect(
         dead_letters=dead_letters,
         leftovers=leftovers,
         files=tuple(files),
+        cells=1 + len(sources.cell_urls),
         wall_offset_s=time.time() - time.monotonic(),
         errors=tuple(errors),
         weights={customer.id: customer.weight for customer in customers},

@@ -9,7 +9,7 @@ from tierlane.chaos.checker.case import Case, InvariantFinding, Request, Violati
 from tierlane.chaos.checker.evidence import AuditRow, ModelRun
 from tierlane.chaos.history import Recovery
 
-MOST_NEW_FILES = 16
+MOST_NEW_FILES = 16  # For each cell, to which a process has connections of its own.
 CLOCKS_S = 0.02  # The difference between two clocks.
 
 
@@ -86,7 +86,7 @@ def leaked_keys(case: Case) -> InvariantFinding:
 def leaked_files(case: Case) -> InvariantFinding:
     """Processes with many more open files than before the run."""
     files = case.evidence.files
-    grown = [one for one in files if one.after - one.before > MOST_NEW_FILES]
+    grown = [one for one in files if one.after - one.before > case.evidence.cells * MOST_NEW_FILES]
     most = max((one.after - one.before for one in files), default=0)
     violations = [Violation(f"{one.process} has {one.after} open files, {one.before} before.") for one in grown]
     return InvariantFinding(violations, measured=bool(files), shown=f"at most {most:+d} in {len(files)} processes")
