@@ -205,7 +205,7 @@ WITH batch AS (
     UPDATE batches AS b SET audit_after = CASE WHEN (SELECT count(*) FROM lines) = $2 THEN (SELECT max(number) FROM lines) END
     FROM batch WHERE b.id = batch.id
 )
-SELECT count(*) FROM written
+SELECT (SELECT count(*) FROM batch), (SELECT count(*) FROM written)
 
 -- name: finalize_batch
 UPDATE batches SET status = 'finalizing', finalizing_at = clock_timestamp() WHERE id = $1 AND status = 'in_progress'

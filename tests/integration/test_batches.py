@@ -332,7 +332,9 @@ async def test_lost_audit_rows_are_written(bench: BatchBench) -> None:
     bench.stack.worker.answerer = lambda member: reverse(member)._replace(output='\0\\"model":"x","total_tokens":7')
     lines = [line('a\0\\u0000"model":"x"'), line("b"), line("poison"), line("bad", prompt=1)]
     batch = await bench.until((await bench.create(lines)).id)
-    ids = [row["request_id"] for row in await bench.db.fetch("SELECT request_id FROM batch_lines ORDER BY number")]
+    await bench.until((await bench.create([line("c")])).id)
+    found = await bench.db.fetch("SELECT request_id FROM batch_lines ORDER BY request_id")
+    ids = [row["request_id"] for row in found]
     opened = "INSERT INTO requests (id, created_at, status, tier, model, endpoint) VALUES ($1, $2, 'queued', 'free', 'tiny', $3)"
     for request_id in (ids[1], ids[3]):
         await bench.db.execute(opened, request_id, created_at(request_id), batch.endpoint)
@@ -341,12 +343,13 @@ async def test_lost_audit_rows_are_written(bench: BatchBench) -> None:
         "SELECT id, status, http_status, tier, model, endpoint, error_code, tokens_used FROM requests ORDER BY id"
     )
 
-    assert missing == [0, 4, 0]
+    assert missing == [0, 5, 0]
     assert [tuple(row)[1:] for row in audited] == [
         *[
             ("completed", 200, "free", "tiny", "/v1/completions", None, tokens)
             for tokens in (len(lines[0]["custom_id"]), 1, 6)
         ],
         ("failed", 400, "free", "tiny", "/v1/completions", "invalid_request", None),
+        ("completed", 200, "free", "tiny", "/v1/completions", None, 1),
     ]
     assert {row["id"] for row in audited} == set(ids)

@@ -171,8 +171,9 @@ class RunDisplay:
 
 DEADLINE_S = 4.0
 GRACE_S = 10.0
+LINES_S = 20.0  # After the end of a batch: by then the rows of lines whose records were lost are written.
 SLACK_S = 10.0
-DRAIN_WITHIN_S = DEADLINE_S + GRACE_S + SLACK_S
+DRAIN_WITHIN_S = max(DEADLINE_S + GRACE_S, LINES_S) + SLACK_S
 
 
 class Scenario:
