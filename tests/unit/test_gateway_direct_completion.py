@@ -60,8 +60,11 @@ class Setup:
         self.completion.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
 
     async def entries(self) -> list[SpoolEntry]:
-        """All entries on the disk, after pending writes."""
+        """All entries on the disk, after pending writes. Read in the thread of the files, which may still write late records."""
         await eventually(lambda: not len(self.completion), "all is written")
+        return await asyncio.get_running_loop().run_in_executor(self.audit._thread, self._read)
+
+    def _read(self) -> list[SpoolEntry]:
         self.audit.spool.rotate()
         return [each for path in self.audit.spool.to_merge() for each in self.audit.spool.read(path, 0, 1000).entries]
 
