@@ -26,7 +26,7 @@ from tierlane.chaos.faults.cluster import ClusterFaults
 START_TIMEOUT_S = 90.0
 
 EVERY_STACK: list[str] = []
-"""Options of `tierlane up` for every stack, after those of the test (`--stack`)."""
+"""Options of `tierlane up`, after those of the test (`--stack`), for every stack that starts its own Redis."""
 
 
 class Stack:
@@ -133,11 +133,12 @@ def start_stack(home: Path, *options: str, environment: Mapping[str, str] = Mapp
     home.mkdir(exist_ok=True)
     data_dir, log = home / "data", home / "up.log"
     single = ("--gateways", "1", "--schedulers", "1")
+    form = () if "TIERLANE_REDIS_URL" in environment else EVERY_STACK
     command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0", *single]
     whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), *options, *EVERY_STACK], stdout=output, stderr=output, env=whole
+            [*command, "--data-dir", str(data_dir), *options, *form], stdout=output, stderr=output, env=whole
         )
     try:
         _wait_for(data_dir / "stack.json", up, log)
