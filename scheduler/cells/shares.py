@@ -1,7 +1,8 @@
 """The parts of its limits that a customer of several cells has in each of them. Pure.
 
-Each cell leases a part of the rates and of the concurrency, like a client of Google's Doorman, which has a safe capacity when
-its lease ends; here half of the part holds then. Parts follow the demand: a cell gets what it was asked for in
+Each cell has a lease on a part of the rates and of the concurrency, as in the Doorman service
+(https://github.com/youtube/doorman). When a lease ends, Doorman grants a configured safe capacity; here half of the part
+remains in force. Parts follow the demand: a cell gets what it was asked for in
 proportion, and at least LEAST of an even part, so that a customer whose demand moves is served at once and at most that
 much of its limits is unused.
 
