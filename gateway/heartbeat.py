@@ -4,10 +4,11 @@ The observation is the input of the limits and of health. Without a heartbeat fo
 gateway lost, and ends its queued requests.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from scheduler.protocol.presence import Presence
 from scheduler.tasks import next_tick
 
 BEAT_S = 0.25
+
+T = TypeVar("T")
 
 
 class HeartbeatListener(Protocol):
@@ -97,19 +100,19 @@ class GatewayHeartbeat:
             stats = self._limits.published(self._demand_meter.heartbeat(tiers, self._clock()))
             if ended := self._ended_tasks():
                 stats = msgspec.structs.replace(stats, ended_tasks=ended)
-            begun_at = self._clock()
-            reply = await self._presence.gateway_beat(stats, self._rejections())
+            # Sent at once, in this order: Redis reads both when it wakes up.
+            sent_at = self._clock()
+            reply, observation = await asyncio.gather(
+                self._timed("beat", self._presence.gateway_beat(stats, self._rejections())),
+                self._timed("observe", self._presence.observe(tiers)),
+            )
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy
             self._listener.heartbeat(reply.epoch_us)
-            asked_at = self._clock()
-            observation = await self._presence.observe(tiers)
-            self._took("beat", asked_at - begun_at)
-            self._took("observe", self._clock() - asked_at)
-            self._redis_ahead_ms = observation.now_ms - asked_at * 1000
+            self._redis_ahead_ms = observation.now_ms - sent_at * 1000
             self._watch.answered()
         except TierlaneError as error:
             self._missed(str(error), snapshot)
@@ -118,6 +121,12 @@ class GatewayHeartbeat:
             self._missed(f"{type(error).__name__} in the heartbeat", snapshot)
         else:
             self._seen(observation, snapshot)
+
+    async def _timed(self, name: str, call: Awaitable[T]) -> T:
+        began = self._clock()
+        result = await call
+        self._took(name, self._clock() - began)
+        return result
 
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
         self.observation, self.observed_at = observation, self._clock()

@@ -36,11 +36,13 @@ class LatencyWindow:
     def __init__(self) -> None:
         self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
         self._slot = 0
+        self._last = -LATENCY_SLOTS  # The slot of the last response.
 
     def add(self, latency_ms: float, now: float) -> None:
         """Count one response; `now` is monotonic seconds."""
         if int(now / LATENCY_SLOT_S) != self._slot:
             self._turn(now)
+        self._last = self._slot
         bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
         self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
 
@@ -51,11 +53,11 @@ class LatencyWindow:
     def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
         """The same for each of `shares` (0..1, ascending), from one count."""
         self._turn(now)
+        if self._slot - self._last >= LATENCY_SLOTS:
+            return [0.0] * len(shares)
         counts = [sum(column) for column in zip(*self._rows, strict=True)]
         ranks = [math.ceil(share * sum(counts)) for share in shares]
         reached = list(accumulate(counts))
-        if not reached[-1]:
-            return [0.0] * len(shares)
         return [_end_ms(bisect_left(reached, rank)) for rank in ranks]
 
     def _turn(self, now: float) -> None:

@@ -3,6 +3,7 @@
 Every step is one script on Redis TIME, so any number of reapers may run. A failed step does not skip the others.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -68,9 +69,9 @@ class Reaper:
             await next_tick(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
 
     async def run_once(self) -> None:
-        """Run one pass."""
-        for step in (self._repair, self._reap, self._expire, self._count):
-            await self._guarded(step)
+        """Run one pass: the repair, whose sentences the count reports, and the other calls at once, in this order."""
+        await self._guarded(self._repair)
+        await asyncio.gather(*map(self._guarded, (self._reap, self._expire, self._count)))
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
