@@ -69,7 +69,7 @@ class Reaper:
             await next_tick(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
 
     async def run_once(self) -> None:
-        """Run one pass: the repair, whose sentences the count reports, and the other calls at once, in this order."""
+        """Run one pass. The repair comes first, because the count reports its notices; the other calls are sent at once."""
         await self._guarded(self._repair)
         await asyncio.gather(*map(self._guarded, (self._reap, self._expire, self._count)))
 
