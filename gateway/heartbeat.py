@@ -103,8 +103,8 @@ class GatewayHeartbeat:
             # Sent at once, in this order: Redis reads both when it wakes up.
             sent_at = self._clock()
             reply, observation = await asyncio.gather(
-                self._timed("beat", self._presence.gateway_beat(stats, self._rejections())),
-                self._timed("observe", self._presence.observe(tiers)),
+                self._timed("beat", lambda: self._presence.gateway_beat(stats, self._rejections())),
+                self._timed("observe", lambda: self._presence.observe(tiers)),
             )
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
@@ -122,9 +122,10 @@ class GatewayHeartbeat:
         else:
             self._seen(observation, snapshot)
 
-    async def _timed(self, name: str, call: Awaitable[T]) -> T:
+    async def _timed(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """`call` makes the coroutine: a gateway that stops may cancel this task before it begins."""
         began = self._clock()
-        result = await call
+        result = await call()
         self._took(name, self._clock() - began)
         return result
 

@@ -1,5 +1,7 @@
 """The heartbeat: what a gateway publishes and observes, what follows from it, and what happens when it fails."""
 
+import asyncio
+import gc
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +98,21 @@ async def test_rejections_are_published_once() -> None:
     await setup.beat()
 
     assert setup.rejections == records
+
+
+async def test_a_heartbeat_that_is_cancelled_before_it_is_sent_keeps_the_rejections() -> None:
+    """Then nothing was sent, no call is left without an await, and the next heartbeat has what this one would have sent."""
+    batches = iter([[RejectionRecord(id="req_1", customer_id="c", key_id="k", tier="free", code="queue_full")]])
+    setup = Setup(rejections=lambda: next(batches, []))
+    heartbeat = asyncio.create_task(setup.beat())
+    await asyncio.sleep(0)  # Both calls are due and have not begun.
+    heartbeat.cancel()
+    await asyncio.gather(heartbeat, return_exceptions=True)
+    gc.collect()
+    assert (heartbeat.cancelled(), setup.published) == (True, [])
+
+    await setup.beat()
+    assert [record.id for record in setup.rejections] == ["req_1"]
 
 
 async def test_a_missed_heartbeat_holds_the_limits_for_a_while() -> None:
