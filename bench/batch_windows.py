@@ -2,13 +2,15 @@
 
 Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`) with Poisson arrivals of one tier.
 Batches take `--base-ms` and `--item-ms`, everything else takes no time, and the same seed prints the same table. With a
-fixed window, a batch starts at an idle worker when it is full or its first request has waited for the window. With
-speculative ones it also starts as soon as the expected arrivals will not fill it to its size before the window of the policy ends.
+fixed window, a batch starts at an idle worker when it is full or its first request has waited for the window. Without
+distances, part batches start when their windows end, however many workers are idle. With speculative windows one also starts
+as soon as the expected arrivals will not fill it to its size before its window ends.
 """
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 from collections import deque
@@ -46,15 +48,21 @@ class Result(NamedTuple):
     busy: float
 
 
-def adaptive(pool: Pool) -> Policy:
+def adaptive(pool: Pool, headroom: float = 0.05) -> Policy:
     """The policy of the dispatcher."""
-    policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, [TierPolicy(TIER, 1, 0.0)])
+    tiers = [TierPolicy(TIER, 1, 0.0)]
+    policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, tiers, headroom=headroom)
     return lambda snapshot: decide(snapshot, policy, {})
 
 
+def without_distances(pool: Pool) -> Policy:
+    """The same, but part batches leave at uneven intervals too."""
+    return adaptive(pool, 0.0)
+
+
 def speculative(pool: Pool) -> Policy:
-    """As `adaptive`, but a part batch leaves as soon as its window will end before it reaches its size, by the arrival rate."""
-    policy = adaptive(pool)
+    """As `without_distances`, but a part batch leaves as soon as its window will end before it reaches its size, by the arrival rate."""
+    policy = without_distances(pool)
 
     def decision(snapshot: PoolSnapshot) -> Decision:
         found = policy(snapshot)
@@ -90,6 +98,7 @@ class Simulation:
         self._arrivals = ArrivalRate()
         self._unrecorded = 0
         self._timer_at: float | None = None
+        self._formed_at = -math.inf
         self._condition = WakeCondition(1)
         self.waits: list[float] = []
         self.sizes: list[int] = []
@@ -144,9 +153,12 @@ class Simulation:
         waiting = {TIER: TierQueue(len(self._queue), oldest_ms)}
         # With every worker busy the policy decides when a worker becomes idle.
         ready = 1_000_000 if running >= self._pool.workers else 0
-        return PoolSnapshot(waiting, ready, running, self._pool.workers, rate, self._pool.service)
+        since_formed_ms = 1000 * (now - self._formed_at)
+        workers, service = self._pool.workers, self._pool.service
+        return PoolSnapshot(waiting, ready, running, workers, rate, service, since_formed_ms=since_formed_ms)
 
     def _start(self, now: float, size: int) -> None:
+        self._formed_at = now
         takes_s = (self._pool.service.base_ms + size * self._pool.service.item_ms) / 1000
         self.waits += [1000 * (now - self._queue.popleft()) for _ in range(size)]
         self.sizes.append(size)
@@ -154,7 +166,7 @@ class Simulation:
         heapq.heappush(self._ends, now + takes_s)
 
 
-POLICIES = {"adaptive": adaptive, "speculative": speculative, "fixed": fixed}
+POLICIES = {"adaptive": adaptive, "without distances": without_distances, "speculative": speculative, "fixed": fixed}
 
 
 def rows(pool: Pool, rates: Sequence[float], requests: int, seed: int) -> list[tuple[str, ...]]:
@@ -182,7 +194,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200_000, help="at most so many a rate")
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
-    pool = Pool(a.workers, a.batch, Service(a.base_ms, a.item_ms), a.window_ms)
+    pool = Pool(a.workers, a.batch, Service(a.base_ms, a.item_ms, a.batch, steady=True), a.window_ms)
     table = Table("requests/s", "windows", "wait ms", "p50", "p95", "p99", "fill", "busy")
     for row in rows(pool, a.rates, a.requests, a.seed):
         table.add_row(*row)

@@ -218,6 +218,7 @@ class Dispatcher:
             arrivals_per_s=self._arrivals.per_second(now_s),
             service=self._service(),
             since_ms=(now_s - self._due_s) * 1000,
+            since_formed_ms=math.inf if queues.since_formed_ms < 0 else queues.since_formed_ms,
             quiet=queues.quiet,
         )
         return plan(snapshot, policy, self._credit)

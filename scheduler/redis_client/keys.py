@@ -115,6 +115,7 @@ KEYS = (
     RedisKey("retry_budget", "hash", "retries left in `tokens`, as of `at` (microseconds)", "fail, reap", "60 s"),
     RedisKey("wake", "list", "one token that wakes a scheduler", "admit, claim, finish"),
     RedisKey("wake_at", "hash", "which events wake each dispatcher", "look", "2 s"),
+    RedisKey("formed_at", "string", "when the last batch was formed", "form_batch", "60 s"),
     RedisKey("reaped_at", "string", "last pass of the reaper", "reap", "60 s"),
     RedisKey("scheduled_at", "string", "last pass of a scheduler", "reap", "60 s"),
     RedisKey("resumed_at", "string", "last suspension that the reaper detected", "reap", "1 s"),
@@ -262,6 +263,7 @@ class Keys:
         self.dlq = self.prefix + "dlq"
         self.retry_budget = self.prefix + "retry_budget"
         self.wake = self.prefix + "wake"
+        self.formed_at = self.prefix + "formed_at"
         self.reaped_at = self.prefix + "reaped_at"
         self.scheduled_at = self.prefix + "scheduled_at"
         self.resumed_at = self.prefix + "resumed_at"

@@ -54,6 +54,17 @@ async def test_no_batch_is_formed_beyond_the_lookahead(pool: Pool) -> None:
     assert [await pool.pop() for _ in range(2)] == formed
 
 
+async def test_all_dispatchers_see_when_the_last_batch_was_formed(pool: Pool) -> None:
+    """So several of them keep one distance between part batches. A call that forms none does not count; the key expires."""
+    assert (await pool.batches.look(TIERS)).since_formed_ms == -1
+    await pool.queue(1)
+    assert (await pool.batches.form("b1", [("free", 1)], 1, TIERS)).queues.since_formed_ms == 0
+    await pool.client.decrby(pool.keys.formed_at, 300)
+    assert (await pool.batches.form("b2", [("free", 1)], 1, TIERS)).size == 0
+    assert (await pool.batches.look(TIERS)).since_formed_ms >= 300
+    assert 50_000 < await pool.client.pttl(pool.keys.formed_at) <= 60_000
+
+
 async def test_overdue_requests_end(pool: Pool) -> None:
     """After the queue timeout or the deadline; the other requests join the batch."""
     (aged,) = await pool.overdue(await pool.queue(1))

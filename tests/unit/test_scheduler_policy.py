@@ -309,6 +309,7 @@ def test_the_batches_of_a_plan_share_the_credit() -> None:
     ]
 
 
+PARTS = Service(base_ms=50.0, item_ms=1.0, seen_batch=32.0, steady=True)
 STEADY = Service(base_ms=48.0, item_ms=0.0, seen_batch=32.0, steady=True)
 PACED = BatchPolicy(
     32, 40.0, 4, 1000.0, TIERS, headroom=0.04
@@ -365,6 +366,36 @@ def test_the_batches_of_a_saturated_pool_are_paced(
     decision = decide(snapshot, replace(PACED, headroom=changes.get("headroom", 0.04)), {})
 
     assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
+    assert bool(decision.picks) is (wait_ms is None)
+
+
+@pytest.mark.parametrize(
+    ("waits", "leased", "since_ms", "changes", "wait_ms"),
+    [
+        (3, 3, 10.0, {}, 3.25),  # runs of 50 + 3 x 1 ms on four workers: 13.25 ms
+        (3, 3, 13.0, {}, None),  # within a millisecond
+        (3, 3, math.inf, {}, None),  # no batch is known
+        (3, 2, 10.0, {}, 3.25),  # half of the workers are idle
+        (3, 1, 10.0, {}, None),  # more are
+        (3, 0, 0.0, {}, None),  # nothing runs
+        (32, 3, 0.0, {}, None),  # a full batch
+        (3, 3, 10.0, {"rate": 37.0}, None),  # less than half of a request is expected within the distance
+        (3, 3, 10.0, {"headroom": 0.0}, None),  # no distances
+        (3, 3, 0.0, {"service": PARTS._replace(base_ms=4.0)}, None),  # below 5 ms
+        (3, 3, 10.0, {"service": PARTS._replace(steady=False)}, None),  # the time of a run is not known
+    ],
+)
+def test_part_batches_are_paced_while_few_workers_are_idle(
+    waits: int, leased: int, since_ms: float, changes: dict[str, Any], wait_ms: float | None
+) -> None:
+    """At even distances a worker becomes free soon; a full batch wakes the dispatcher earlier."""
+    rate, service = changes.get("rate", 100.0), changes.get("service", PARTS)
+    snapshot = PoolSnapshot(waiting(free=waits, oldest_ms=50.0), 0, leased, 4, rate, service, since_formed_ms=since_ms)
+
+    decision = decide(snapshot, replace(policy(), headroom=changes.get("headroom", 0.05)), {})
+
+    assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
+    assert decision.condition == (NEVER if wait_ms is None else WakeCondition(32, -1))
     assert bool(decision.picks) is (wait_ms is None)
 
 

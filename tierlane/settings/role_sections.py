@@ -102,7 +102,8 @@ class SchedulerSettings:
     )
     batch_headroom: float = setting(
         0.05,
-        "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion.",
+        "Share of a saturated pool's time kept free for higher tiers, with 8 workers or more; fewer: in proportion. 0: batches "
+        "leave at uneven intervals too, and more requests find no free worker.",
         "SHARE",
         minimum=0,
         maximum=0.5,

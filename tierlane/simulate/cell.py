@@ -127,6 +127,7 @@ class CellDispatcher:
             arrivals_per_s=self._arrivals.per_second(now),
             service=self.service,
             since_ms=(now - self._due_s) * 1000,
+            since_formed_ms=(now - self._cell.formed_s) * 1000,
             quiet=[name for name, queue in cell.queues.items() if queue.quiet and queue.in_backlogs],
         )
         return plan(snapshot, self.policy, self._credit)
@@ -176,6 +177,7 @@ class SimulatedCell:
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []
         self.leased = 0
+        self.formed_s = -math.inf
         self.live = LiveLimits("default")
         self._meter = DemandMeter(name, 0.0)
         self._customer_limits = CustomerLimits(self.live, self._meter, lambda: loop.now)
@@ -328,6 +330,7 @@ class SimulatedCell:
             return 0
         batch = SimulatedBatch(self, requests, empty_part, tiers[0] if len(tiers) == 1 else "")
         self.leased += 1
+        self.formed_s = self._loop.now
         if goes_first and all(each.tier == tiers[0] for each in self.ready):
             self.ready.appendleft(batch)
         else:

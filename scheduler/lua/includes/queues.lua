@@ -1,6 +1,6 @@
 -- queues: numbers of queued and running work, O(1) in queue length (needs prelude and backlogs).
 -- queues(tiers) -> {now, {{tier, depth with backlogs, oldest_ms}...}, ready batches, leased batches, healthy GPUs or -1, tiers in
--- which quiet customers wait}.
+-- which quiet customers wait, ms since the last batch was formed or -1}.
 local function queues(tiers)
   local rows, waiting, quiet = {}, backlogs.counts(tiers), {}
   for i, tier in ipairs(tiers) do
@@ -14,6 +14,9 @@ local function queues(tiers)
     if waiting[i] > 0 and tonumber(backlogs.read(P .. 'fair:' .. tier, 'quiet')[1] or 0) > 0 then quiet[#quiet + 1] = tier end
     rows[i] = {tier, call('LLEN', P .. 'queue:' .. tier) + waiting[i], oldest_ms}
   end
+  -- By pcall, because a Redis user with older ACL rules has no access to this key.
+  local formed_at = redis.pcall('GET', P .. 'formed_at')
+  formed_at = type(formed_at) == 'string' and tonumber(formed_at)
   return {now, rows, call('LLEN', P .. 'batch_queue'), call('ZCARD', P .. 'leases'),
-    tonumber(call('GET', P .. 'healthy_gpu_count') or -1), quiet}
+    tonumber(call('GET', P .. 'healthy_gpu_count') or -1), quiet, formed_at and math.max(0, now - formed_at) or -1}
 end
