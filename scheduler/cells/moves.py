@@ -1,7 +1,7 @@
 """Moves of workers between cells: the document that schedulers publish, and the decision of a worker.
 
-Four times a second each scheduler observes a pool in all cells, computes the chances of a move (`placement.py`) and writes
-them into each cell, in the key `moves`. The reply to a worker's heartbeat contains this document, so that it costs no call
+Four times a second, and eight times while workers should move, each scheduler observes a pool in all cells, computes the
+chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat contains this document, so that it costs no call
 of its own. Several schedulers may publish: a worker decides at most once by a document and once in a period of its own
 clock.
 
@@ -39,6 +39,10 @@ from scheduler.tasks import end_all
 
 PERIOD_S = 0.25
 """Time between two documents, and the least time between two decisions of a worker, but for late heartbeats."""
+
+MOVING = 0.5
+"""The next document follows after this part of a period while workers should move: needs change quickly then, as do the numbers of
+workers. Workers decide no more often, but by a newer document."""
 
 EARLIEST = 0.8
 """A worker decides again after this part of a period: heartbeats are aligned to tenths of a period, and may be early."""
@@ -150,10 +154,16 @@ def chances_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> dict[str, dict
     return move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
 
 
-def documents(plan: PoolPlan, cells: Mapping[str, CellState], places: list[CellPlace], number: int) -> dict[str, bytes]:
+def documents(
+    chances: Mapping[str, Mapping[str, float]], cells: Collection[str], places: list[CellPlace], number: int
+) -> dict[str, bytes]:
     """The packed document of each cell that responds."""
-    chances = chances_of(plan, cells)
-    return {name: _encode(Moves(number, chances.get(name, {}), places)) for name in cells}
+    return {name: _encode(Moves(number, dict(chances.get(name, {})), places)) for name in cells}
+
+
+def until_next_s(*, moving: bool, period_s: float = PERIOD_S) -> float:
+    """Seconds from one document to the next. `moving`: any worker should move."""
+    return period_s * MOVING if moving else period_s
 
 
 def _background_share(tiers: Sequence[TierShare]) -> list[TierShare]:
@@ -251,27 +261,30 @@ class MovesPublisher:
         try:
             while True:
                 began = self._clock()
-                await self.turn()
-                await asyncio.sleep(max(PERIOD_S / 5, PERIOD_S - (self._clock() - began)))
+                moving = await self.turn()
+                await asyncio.sleep(max(PERIOD_S / 5, until_next_s(moving=moving) - (self._clock() - began)))
         finally:
             await asyncio.gather(*(each.close() for each in self._cells.values()))
             self._cells = {}
 
-    async def turn(self) -> None:
-        """Observe all cells, and publish one document in each that responds."""
+    async def turn(self) -> bool:
+        """Observe all cells, and publish one document in each that responds. Returns whether any worker should move."""
         rows = self._rows()
         plans = {plan.pool: plan for plan in self._plans()} if rows else {}
         await self._follow(plans, rows)
         await _within([call for each in self._cells.values() if (call := each.observe()) and each.seen is not None])
         places = places_of(rows, self._base_url)
         states = {place.name: place.state for place in places}
-        writes = []
+        writes, moving = [], False
         for plan in plans.values():
             cells = {each.cell: each for (pool, _), each in self._cells.items() if pool == plan.pool}
             seen = {name: CellState(states[name], each.seen) for name, each in cells.items() if each.seen is not None}
-            packed = documents(plan, seen, places, random.getrandbits(62))
+            chances = chances_of(plan, seen)
+            moving = moving or any(chances.values())
+            packed = documents(chances, seen, places, random.getrandbits(62))
             writes += [cells[name].publish(document) for name, document in packed.items()]
         await _within(writes)
+        return moving
 
     async def _follow(self, plans: Mapping[str, PoolPlan], rows: Sequence[CellServer]) -> None:
         """One connection for each pool in each cell."""

@@ -15,9 +15,11 @@ from scheduler.cells.moves import (
     MoveDecision,
     Moves,
     PoolPlan,
+    chances_of,
     documents,
     loads_of,
     places_of,
+    until_next_s,
 )
 from scheduler.cells.placement import CellLoad
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
@@ -127,7 +129,7 @@ def test_the_document_of_each_cell() -> None:
         "west": CellState("open", observation([worker("w3")], free=500)),
     }
 
-    found = {name: decoded(packed) for name, packed in documents(PLAN, cells, PLACES, 7).items()}
+    found = {name: decoded(packed) for name, packed in documents(chances_of(PLAN, cells), cells, PLACES, 7).items()}
 
     assert [
         CellPlace("default", "redis://one:1/0", "open"),
@@ -144,7 +146,7 @@ def test_a_draining_cell_keeps_the_workers_that_it_needs_until_it_is_empty() -> 
 
     def chances(draining: Observation) -> float:
         cells = {"default": CellState("draining", draining), "west": west}
-        return sum(decoded(documents(PLAN, cells, PLACES, 7)["default"]).chances.values())
+        return sum(decoded(documents(chances_of(PLAN, cells), cells, PLACES, 7)["default"]).chances.values())
 
     assert chances(observation(workers, free=5)) == pytest.approx(3 / 4)
     assert chances(observation(workers)) == 1.0
@@ -205,3 +207,9 @@ def test_the_refuge_from_a_lost_cell() -> None:
     decision.receive(None)
 
     assert (decision.refuge("default"), decision.refuge("west")) == (WEST, "redis://:secret@one:1/0")
+
+
+@pytest.mark.parametrize(("moving", "expected_s"), [(False, 0.25), (True, 0.125)])
+def test_documents_follow_sooner_while_workers_move(moving: bool, expected_s: float) -> None:
+    """The needs of cells change quickly then."""
+    assert until_next_s(moving=moving) == expected_s

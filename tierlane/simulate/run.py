@@ -11,7 +11,7 @@ from random import Random
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
-from scheduler.cells.moves import PoolPlan, chances_of
+from scheduler.cells.moves import PoolPlan, chances_of, until_next_s
 from scheduler.cells.placement import Cell, home
 from scheduler.protocol.pool_view import Observation, combined
 from tierlane.simulate.admission import CustomerAccount
@@ -106,7 +106,7 @@ class RequestSimulation:
         for change in sorted(scenario.changes, key=lambda each: each.at_s):
             loop.at(change.at_s, self._change, change)
         if len(self._by_name) > 1:
-            loop.every(scenario.cells.digest_ms / 1000, self._publish_moves)
+            self._publish_moves()
         loop.at(self.figures.timeline.step_s, self._sample, 1)
         self._next_arrival()
         loop.run(scenario.ends_s + scenario.model.total_ms / 1000)
@@ -205,6 +205,8 @@ class RequestSimulation:
         chances = chances_of(self._plan, cells)
         for name in self._by_name:
             self._by_name[name].publish(self._documents, chances.get(name, {}))
+        period_s = self._scenario.cells.digest_ms / 1000
+        self._loop.after(until_next_s(moving=any(chances.values()), period_s=period_s), self._publish_moves)
 
     # Changes.
 
