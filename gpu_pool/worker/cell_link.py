@@ -8,6 +8,7 @@ present link, and at most one other link to each cell that it left.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -66,6 +67,7 @@ class Heartbeat:
         self._async_heartbeat = presence.async_heartbeat(self.now, self._replied)
         self._due = asyncio.Event()
         self._beat_at = 0.0
+        self._within_s = math.inf  # See `within`; until the next one is sent.
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,6 +85,11 @@ class Heartbeat:
     def now(self) -> None:
         """Send the next heartbeat now, since something changed."""
         self._due.set()
+
+    def within(self, seconds: float) -> None:
+        """Send the next one within `seconds`, without a change: its reply is wanted sooner."""
+        self._within_s = seconds
+        self._schedule()
 
     def fast_path_request(self) -> None:
         """A request to Redis follows: send a heartbeat that is due within half its period along with it."""
@@ -108,7 +115,7 @@ class Heartbeat:
                 await self._presence.worker_beat(self._beat())
 
     async def _send_awaited(self) -> None:
-        self._beat_at = time.monotonic()
+        self._beat_at, self._within_s = time.monotonic(), math.inf
         self._async_heartbeat.forget()
         try:
             self._replied(await self._presence.worker_beat(self._beat()))
@@ -138,7 +145,7 @@ class Heartbeat:
             self._failed()
         if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):
             return False
-        self._beat_at = time.monotonic()
+        self._beat_at, self._within_s = time.monotonic(), math.inf
         return True
 
     def _replied(self, reply: WorkerBeatReply) -> None:
@@ -173,7 +180,8 @@ class Heartbeat:
         self._cancel_timer()
         early_s = _EARLY * self._every_s
         beyond_s = (time.monotonic() + early_s) % (self._every_s / SLOTS) - early_s
-        self._timer = asyncio.get_running_loop().call_later(self._every_s - beyond_s, self._tick)
+        after_s = min(self._every_s - beyond_s, self._within_s)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._tick)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -29,7 +29,7 @@ from gpu_pool.worker.gpu import GpuWatch, gpu_of
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.slow_model import Trials
 from gpu_pool.worker.traces import BatchTraces
-from scheduler.cells.moves import LOST_S, MoveDecision
+from scheduler.cells.moves import LOST_S, PERIOD_S, MoveDecision
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
@@ -266,7 +266,12 @@ class Worker:
             return
         self._decision.receive(moves)
         is_idle = self._popping and not link.pipeline.in_flight and not self._draining.is_set()
-        if is_idle and self._destination is None and self._decided() is not None:
+        if not is_idle or self._destination is not None:
+            return
+        if self._decided() is None:
+            if self._decision.is_moving:
+                link.heartbeat.within(PERIOD_S)
+        else:
             self._pop_ended = asyncio.get_running_loop().create_future()
             ending = self._end_pop(link, self._pop_ended, time.monotonic() + BLOCK_S)
             self._ending_pop = asyncio.create_task(ending, name="end pop")

@@ -8,9 +8,9 @@ clock.
 A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw. A draining
 cell keeps workers as long as requests wait or run in it.
 
-Bound: enterprise work in a cell without a free worker waits, compared with a single queue, at most for one observation (a
-period), for the heartbeat that brings the document (a period), for the batch that runs on the worker then, and for its
-connection to the cell. The draw may select no worker: with the chances for three, in one of twenty periods.
+Bound: enterprise work in a cell without a free worker waits, compared with a single queue, at most for one observation
+(0.25 s), for the heartbeat that brings the document (0.25 s), for the batch that runs on the worker then, and for its
+connection to the cell. An idle worker that may move but was not drawn reads the next document after a period. The draw may select no worker: with the chances for three, in one of twenty periods.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
 from scheduler.tasks import end_all
 
-PERIOD_S = 0.25
-"""Time between two documents, and the least time between two decisions of a worker, but for late heartbeats."""
+PERIOD_S = 0.125
+"""Time between two documents while workers should move, and the least time between two decisions of a worker, but for late
+heartbeats. Needs change quickly then, and a worker that stays idle in the wrong cell serves nothing."""
 
-MOVING = 0.5
-"""The next document follows after this part of a period while workers should move: needs change quickly then, as do the numbers of
-workers. Workers decide no more often, but by a newer document."""
+CALM_S = 0.25
+"""Time between two documents while no worker should move."""
 
 EARLIEST = 0.8
 """A worker decides again after this part of a period: heartbeats are aligned to tenths of a period, and may be early."""
@@ -161,9 +161,9 @@ def documents(
     return {name: _encode(Moves(number, dict(chances.get(name, {})), places)) for name in cells}
 
 
-def until_next_s(*, moving: bool, period_s: float = PERIOD_S) -> float:
+def until_next_s(*, moving: bool, calm_s: float = CALM_S) -> float:
     """Seconds from one document to the next. `moving`: any worker should move."""
-    return period_s * MOVING if moving else period_s
+    return calm_s * PERIOD_S / CALM_S if moving else calm_s
 
 
 def _background_share(tiers: Sequence[TierShare]) -> list[TierShare]:
@@ -262,7 +262,7 @@ class MovesPublisher:
             while True:
                 began = self._clock()
                 moving = await self.turn()
-                await asyncio.sleep(max(PERIOD_S / 5, until_next_s(moving=moving) - (self._clock() - began)))
+                await asyncio.sleep(max(PERIOD_S / 2.5, until_next_s(moving=moving) - (self._clock() - began)))
         finally:
             await asyncio.gather(*(each.close() for each in self._cells.values()))
             self._cells = {}
@@ -337,6 +337,11 @@ class MoveDecision:
         self._decided, self._decided_at = moves.number, now
         cell = destination(moves.chances, self._draw())
         return None if cell is None else self._urls().get(cell)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether workers of this cell should move now, so that the next document is soon worth reading."""
+        return self._moves is not None and bool(self._moves.chances)
 
     def refuge(self, lost_cell: str) -> str | None:
         """The URL of a drawn open cell, for a worker whose cell is lost; None if it knows none."""

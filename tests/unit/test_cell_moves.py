@@ -105,7 +105,7 @@ def test_cells_that_workers_leave(state: str, seen: Observation, accepts: bool) 
 
 
 def test_workers_that_decide_within_a_period() -> None:
-    """Idle ones, and those whose batch ends: of 500 ms in half of all periods."""
+    """Idle ones, and those whose batch ends: of 500 ms in a quarter of all periods."""
     workers = [
         worker("w1"),
         worker("w2", in_flight=3, run_ms=500.0),
@@ -115,7 +115,7 @@ def test_workers_that_decide_within_a_period() -> None:
 
     found = load(observation(workers))
 
-    assert (found.workers, found.deciding) == (3, 2.5)
+    assert (found.workers, found.deciding) == (3, 2.25)
 
 
 def decoded(packed: bytes) -> Moves:

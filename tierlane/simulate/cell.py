@@ -30,7 +30,7 @@ from scheduler.batching.policy import (
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
-from scheduler.cells.moves import CellState
+from scheduler.cells.moves import PERIOD_S, CellState
 from scheduler.cells.placement import destination
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
@@ -423,16 +423,21 @@ class SimulatedCell:
         return CellState("open" if self.accepts else "draining", self.observed())
 
     def publish(self, number: int, chances: Mapping[str, float]) -> None:
-        """The document with the chances of a move. Workers receive it with the reply to their next heartbeat; idle ones decide then."""
-        now = self._loop.now
+        """The document with the chances of a move. Workers receive it with the reply to their next heartbeat; idle ones decide then.
+
+        A heartbeat of one that may move, but stayed, follows after a period of these documents.
+        """
+        now, were_moving = self._loop.now, bool(self._documents[-1].chances)
         self._documents = [*self._documents[-1:], MovesDocument(number, now, chances)]
-        if chances:
-            for worker in self.workers:
-                self._loop.at(worker.last_beat(now) + BEAT_S, worker.reconsider)
+        for worker in self.workers if chances else ():
+            next_beat = worker.last_beat(now) + BEAT_S
+            self._loop.at(min(next_beat, now + PERIOD_S) if were_moving else next_beat, worker.reconsider)
 
     def destination(self, worker: SimulatedWorker) -> str | None:
         """The draw of a worker, by the last document that it received: at most one for each."""
         beat = worker.last_beat(self._loop.now)
+        if worker.is_idle and self._documents[0].chances:
+            beat = max(beat, self._loop.now - PERIOD_S)
         received = next((each for each in reversed(self._documents) if each.at_s <= beat), None)
         if received is None or not received.chances or worker.decided == received.number:
             return None

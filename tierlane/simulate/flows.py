@@ -20,6 +20,7 @@ from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUES
 from ratelimit.shares import TierShare, ceilings, factor, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
+from scheduler.cells.moves import PERIOD_S, until_next_s
 from scheduler.cells.placement import Cell, CellLoad, home, move_chances, needed_above, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
@@ -69,8 +70,7 @@ class ClassFlow:
             parcel = self.parcels[0]
             part = min(count, int(parcel[1]))
             taken.append((parcel[0], part))
-            parcel[1] -= part
-            count -= part
+            parcel[1], count = parcel[1] - part, count - part
             if not parcel[1]:
                 self.parcels.popleft()
         return taken
@@ -380,14 +380,13 @@ class FlowSimulation:
         scenario, step_s = self._scenario, self._scenario.step_s
         changes = deque(sorted(scenario.changes, key=lambda each: each.at_s))
         per_beat = max(1, round(BEAT_S / step_s))
-        per_digest = max(1, round(scenario.cells.digest_ms / 1000 / step_s))
-        sampled, timeline = 0, self.figures.timeline
+        sampled, digest_due, timeline = 0, 0, self.figures.timeline
         for number in range(math.ceil(scenario.ends_s / step_s)):
             now = self._recorder.now = number * step_s
             while changes and changes[0].at_s <= now:
                 self._change(changes.popleft(), now)
-            if len(self._cells) > 1 and number % per_digest == 0:
-                self._move(now, per_digest * step_s)
+            if len(self._cells) > 1 and number >= digest_due:
+                digest_due = number + self._move(now)
             for cell in self._cells:
                 while cell.coming and cell.coming[0] <= now:
                     cell.coming.popleft()
@@ -408,11 +407,10 @@ class FlowSimulation:
         """These cells share their workers."""
         model, need = self._scenario.model, sum(cell.need for cell in cells)
         full_rps = sum(cell.workers * 1000 * model.max_batch_size / cell.full_ms() for cell in cells)
-        capacity = full_rps * model.target_utilization
         tiers = zip(*(cell.tiers for cell in cells), strict=True)
         demand = {each[0].tier.name: sum(tier.demand for tier in each) for each in tiers}
-        for cell in cells if capacity > 0 else ():
-            cell.limit(capacity, need, demand)
+        for cell in cells if full_rps > 0 else ():
+            cell.limit(full_rps * model.target_utilization, need, demand)
 
     def _sample(self) -> None:
         for cell in self._cells:
@@ -463,17 +461,19 @@ class FlowSimulation:
                     break
                 draw -= cell.workers
 
-    def _move(self, now: float, deciding_s: float) -> None:
-        """Workers that decide now move."""
+    def _move(self, now: float) -> int:
+        """Workers that decide now move. Returns the number of steps until the next digests."""
         cells = {cell.name: cell for cell in self._cells if not cell.isolated}
-        loads = {name: cell.load(deciding_s) for name, cell in cells.items()}
-        for name, chances in move_chances(list(loads.values()), self._shares).items():
+        loads = {name: cell.load(max(self._scenario.step_s, PERIOD_S)) for name, cell in cells.items()}
+        found, calm_s = move_chances(list(loads.values()), self._shares), self._scenario.cells.digest_ms / 1000
+        for name, chances in found.items():
             deciding = min(loads[name].deciding, float(cells[name].workers))
             for destination, chance in chances.items():
                 moving = min(cells[name].workers, poisson_count(deciding * chance, self._random))
                 cells[name].workers -= moving
                 cells[destination].coming.extend([now + BEAT_S / 2 + self._scenario.cells.move_ms / 1000] * moving)
                 self.figures.moves += moving
+        return max(1, round(until_next_s(moving=any(found.values()), calm_s=calm_s) / self._scenario.step_s))
 
     def _change(self, change: ScenarioChange, now: float) -> None:
         if change.gpus is not None:

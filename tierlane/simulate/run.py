@@ -205,8 +205,8 @@ class RequestSimulation:
         chances = chances_of(self._plan, cells)
         for name in self._by_name:
             self._by_name[name].publish(self._documents, chances.get(name, {}))
-        period_s = self._scenario.cells.digest_ms / 1000
-        self._loop.after(until_next_s(moving=any(chances.values()), period_s=period_s), self._publish_moves)
+        calm_s = self._scenario.cells.digest_ms / 1000
+        self._loop.after(until_next_s(moving=any(chances.values()), calm_s=calm_s), self._publish_moves)
 
     # Changes.
 

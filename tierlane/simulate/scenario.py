@@ -137,9 +137,8 @@ class ScenarioChange(_Section, frozen=True, kw_only=True):
 
 
 class CellSection(_Section, frozen=True, kw_only=True):
-    """Cells. `move_ms`: the time in which a worker changes its cell. `digest_ms`: between the digests of a cell.
-
-    `outage_s`: the time from the loss of a cell until its customers are served in direct mode.
+    """Cells. `move_ms`: the time in which a worker changes its cell. `digest_ms`: between the digests of a cell; half of it
+    while workers should move. `outage_s`: the time from the loss of a cell until its customers are served in direct mode.
     """
 
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
