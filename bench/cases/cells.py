@@ -25,6 +25,7 @@ from cases.customer_load import (
     prepared,
     refused,
     run_loads,
+    wait_for_audit,
 )
 from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, over
 from cases.stack import Stack, started, used_us
@@ -38,6 +39,10 @@ LOOPS = 2 * WORKERS * BATCH
 PIN = "UPDATE customers SET cell = '{cell}' WHERE name = 'fair-{number}'"
 DEFAULT_ROW = "INSERT INTO cells (name) VALUES ('default') ON CONFLICT DO NOTHING"
 ENTERPRISE = "UPDATE customers SET tier = 'enterprise' WHERE name = 'fair-1'"
+LATENCY = """
+SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FROM requests
+WHERE tier = 'enterprise' AND extract(epoch FROM created_at) BETWEEN {start} AND {end}
+"""
 JUMP_S, JUMPS = 5.0, 6
 LOOK_S = 0.05
 RATE, COST_S = 400.0, 10.0
@@ -89,7 +94,9 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
             " x",
             2,
         ),
-        figure("The same in one cell with one queue", f"{over(one['beside_ms'], one['alone_ms']):.2f} x"),
+        figure("The same at the gateway, without the generator", _beside_alone(*quiet["gateway_ms"])),
+        figure("The same in one cell with one queue", _beside_alone(one["alone_ms"], one["beside_ms"])),
+        figure("That at the gateway", _beside_alone(*one["gateway_ms"])),
         none_of("Enterprise while free floods another cell: refused or failed", quiet["failed"]),
         at_most(f"CPU of a request at {RATE:g} requests/s in four cells over one", cost, MOST_COST, " x", 3),
         at_most(
@@ -99,6 +106,10 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         figure("One cell killed: not answered with 200 in it", listed(lost["own_causes"])),
         at_most("One cell killed: until the last of its requests that failed", lost["back_s"], MOST_BACK_S, " s", 2),
     ]
+
+
+def _beside_alone(alone_ms: float, beside_ms: float) -> str:
+    return f"{over(beside_ms, alone_ms) or 0:.2f} x"
 
 
 def _stack(cells: int) -> Any:
@@ -150,11 +161,16 @@ def _quiet(stack: Stack, keys: Sequence[str], seconds: float) -> dict[str, Any]:
     alone, beside = Window(1.0, 1.0 + seconds), Window(2.0 + seconds, 2.0 + 2 * seconds)
     quiet = Load(keys[0], 1, rate=0.1 * CAPACITY, begin_s=0.0, end_s=beside.end)
     flood = Load(keys[1], 1, rate=1.5 * CAPACITY, begin_s=alone.end, end_s=beside.end)
-    run_loads(stack, [quiet, flood])
+    began = run_loads(stack, [quiet, flood])
+    wait_for_audit(stack, began, [quiet, flood])
     before, during = answers_due_in([quiet], alone), answers_due_in([quiet], beside)
     return {
         "alone_ms": percentile(latencies_of(before), 99),
         "beside_ms": percentile(latencies_of(during), 99),
+        "gateway_ms": [
+            stack.value(LATENCY.format(start=began + window.start, end=began + window.end))
+            for window in (alone, beside)
+        ],
         "failed": refused(during) + failed(during),
         "causes": causes(during),
         "flood_causes": causes(flood.answers),
