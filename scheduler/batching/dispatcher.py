@@ -73,14 +73,14 @@ class Waker:
                 self._asleep.clear()
                 self._event.set()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for the next token, at most `timeout_s`."""
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the next token, at most `timeout_s`. Returns False after that."""
         self._asleep.set()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._event.wait()
+                return await self._event.wait()
         except TimeoutError:
-            return
+            return False
         finally:
             self._event.clear()
 
@@ -109,6 +109,9 @@ class Dispatcher:
         self._ready_limit = 1
         self._wake_condition: tuple[WakeCondition, float] | None = None
         self._due_s = -math.inf
+        self._least = (
+            0  # As many requests or more leave at once if the present sleep ends without a token; 0: not known.
+        )
         self._observed_s = 0.0
         self.formed = 0
 
@@ -127,7 +130,8 @@ class Dispatcher:
                 log_fault("forming batches failed", error)
                 await backoff.sleep()
                 continue
-            await self._waker.wait(wait_s)
+            if await self._waker.wait(wait_s):
+                self._least = 0
 
     async def turn(self) -> float:
         """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
@@ -144,16 +148,20 @@ class Dispatcher:
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
             elif self._is_current(decision.condition):
+                self._least = decision.least
                 return MAX_SLEEP_S if decision.wait_ms is None else decision.wait_ms / 1000
             else:
                 queues = await self._set_wake_condition(decision.condition, names)
 
     async def _read_queues(self, policy: BatchPolicy, names: list[str]) -> Queues:
-        """Read the queues. If the wake condition was a depth, also form a batch in the same call if the depth is reached."""
-        if self._wake_condition is None or self._wake_condition[0].ready >= 0 or not self._wake_condition[0].depth:
+        """Read the queues. If a number of requests was waited for, also form a batch in the same call if there are as many."""
+        fewest, self._least = self._least, 0
+        if not fewest and self._wake_condition is not None and self._wake_condition[0].ready < 0:
+            fewest = self._wake_condition[0].depth
+        if not fewest:
             return await self._batches.look(names)
         everything = [(tier.name, policy.max_batch_size) for tier in policy.order]
-        return (await self._form(everything, policy, names, fewest=self._wake_condition[0].depth)).queues
+        return (await self._form(everything, policy, names, fewest=fewest)).queues
 
     async def _form_all(
         self, decisions: Sequence[Decision], policy: BatchPolicy, names: list[str]

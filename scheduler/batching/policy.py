@@ -15,6 +15,7 @@ so background work gives way within one batch. Runs begin at nearly even interva
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from scheduler.batching.timing import (
     UNKNOWN,
@@ -131,11 +132,22 @@ class WakeCondition:
 NEVER = WakeCondition(0)
 
 
+class Waits(NamedTuple):
+    """No batch leaves now: decide again after `wait_ms` or on `condition` (None: only then).
+
+    `least`: as many requests or more leave at once after `wait_ms`; 0: that needs a decision.
+    """
+
+    wait_ms: float | None
+    condition: WakeCondition
+    least: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `condition` (None: only then).
 
-    `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
+    `least`: see `Waits`. `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
     `since_ms`: time since the batch was due.
     """
 
@@ -145,6 +157,7 @@ class Decision:
     ready_limit: int
     credit: Mapping[str, float]
     since_ms: float = math.inf
+    least: int = 0
 
 
 def ready_limit(workers: int, per_workers: int) -> int:
@@ -164,7 +177,8 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
     waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
-        return _beside_background(snapshot, policy, Decision((), *waits, limit, credit, snapshot.since_ms))
+        decision = Decision((), waits.wait_ms, waits.condition, limit, credit, snapshot.since_ms, waits.least)
+        return _beside_background(snapshot, policy, decision)
     return _leaves(snapshot, policy, limit, credit)
 
 
@@ -189,7 +203,7 @@ def _beside_background(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decis
     """
     if not snapshot.in_background or not snapshot.workers:
         return waits
-    woken = replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)))
+    woken = replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)), least=0)
     size, waiting = policy.max_batch_size, snapshot.waiting
     are_ready = waiting and snapshot.ready_batches >= waits.ready_limit + snapshot.idle
     if not snapshot.idle or waiting >= size or are_ready:
@@ -318,22 +332,20 @@ def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
     )
 
 
-def _waits(
-    snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: float
-) -> tuple[float | None, WakeCondition] | None:
-    """None if a batch leaves now; else the delay in ms and the wake condition."""
+def _waits(snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: float) -> Waits | None:
+    """None if a batch leaves now."""
     if snapshot.waiting and not snapshot.workers:
-        return None, NEVER
+        return Waits(None, NEVER)
     quiet = _has_quiet(snapshot, policy)
     if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle + quiet:
-        return None, WakeCondition(0, limit if quiet else limit // 2)
+        return Waits(None, WakeCondition(0, limit if quiet else limit // 2))
     saturated = snapshot.waiting >= policy.max_batch_size * (snapshot.idle + 1)
     if saturated and not quiet and snapshot.since_ms < distance:
-        return distance - snapshot.since_ms, WakeCondition(0, limit // 2)
+        return Waits(distance - snapshot.since_ms, WakeCondition(0, limit // 2))
     if quiet or snapshot.waiting >= policy.max_batch_size:
         return None
     if snapshot.waiting and not snapshot.idle:
-        return None, WakeCondition(policy.max_batch_size, 0)
+        return Waits(None, WakeCondition(policy.max_batch_size, 0))
     return _gathers(snapshot, policy)
 
 
@@ -345,24 +357,23 @@ def _has_quiet(snapshot: PoolSnapshot, policy: BatchPolicy) -> bool:
     return next(waiting, None) in snapshot.quiet
 
 
-def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None, WakeCondition] | None:
+def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> Waits | None:
     """As `_waits`, for an idle worker and less than a full batch."""
     rate = snapshot.arrivals_per_s
+    nothing_runs = not snapshot.leased_batches  # No response is pending that would cause another request.
+    if snapshot.waiting and nothing_runs:
+        return None
     target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
+    distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, max(1, snapshot.waiting), rate)
+    if (paced_ms := distance - snapshot.since_formed_ms) >= 1 and policy.headroom:
+        return Waits(paced_ms, WakeCondition(policy.max_batch_size, -1), target)
     if not snapshot.waiting:
-        return longest_ms or None, WakeCondition(target)
+        return Waits(longest_ms or None, WakeCondition(target))
     left_ms = longest_ms - snapshot.oldest_ms
-    nothing_runs = not snapshot.leased_batches  # No response is pending that would cause another request.
-    if nothing_runs:
+    if snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
         return None
-    if snapshot.waiting < target and left_ms > 0 and rate * left_ms >= 1000:
-        return left_ms, WakeCondition(target, -1)
-    if not policy.headroom:
-        return None
-    distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, snapshot.waiting, rate)
-    left_ms = distance - snapshot.since_formed_ms
-    return (left_ms, WakeCondition(policy.max_batch_size, -1)) if left_ms >= 1 else None
+    return Waits(left_ms, WakeCondition(target, -1), 1)
 
 
 def choose(

@@ -396,6 +396,7 @@ def test_part_batches_are_paced_while_few_workers_are_idle(
 
     assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
     assert decision.condition == (NEVER if wait_ms is None else WakeCondition(32, -1))
+    assert decision.least == int(wait_ms is not None)  # A request is the target of this load, and then leaves at once.
     assert bool(decision.picks) is (wait_ms is None)
 
 
