@@ -109,9 +109,8 @@ class Dispatcher:
         self._ready_limit = 1
         self._wake_condition: tuple[WakeCondition, float] | None = None
         self._due_s = -math.inf
-        self._least = (
-            0  # As many requests or more leave at once if the present sleep ends without a token; 0: not known.
-        )
+        self._least = 0
+        """As many requests or more leave at once if the present sleep ends without a token; 0: that needs a decision."""
         self._observed_s = 0.0
         self.formed = 0
 

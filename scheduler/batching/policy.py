@@ -147,8 +147,8 @@ class Waits(NamedTuple):
 class Decision:
     """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `condition` (None: only then).
 
-    `least`: see `Waits`. `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
-    `since_ms`: time since the batch was due.
+    `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
+    `since_ms`: time since the batch was due. `least`: see `Waits`.
     """
 
     picks: Sequence[tuple[str, int]]

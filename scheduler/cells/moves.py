@@ -1,16 +1,17 @@
 """Moves of workers between cells: the document that schedulers publish, and the decision of a worker.
 
 Four times a second, and eight times while workers should move, each scheduler observes a pool in all cells, computes the
-chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat contains this document, so that it costs no call
-of its own. Several schedulers may publish: a worker decides at most once by a document and once in a period of its own
-clock.
+chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat
+contains this document, so that it costs no call of its own. Several schedulers may publish: a worker decides at most once by a
+document and once in a period of its own clock.
 
 A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw. A draining
 cell keeps workers as long as requests wait or run in it.
 
 Bound: enterprise work in a cell without a free worker waits, compared with a single queue, at most for one observation
 (0.25 s), for the heartbeat that brings the document (0.25 s), for the batch that runs on the worker then, and for its
-connection to the cell. An idle worker that may move but was not drawn reads the next document after a period. The draw may select no worker: with the chances for three, in one of twenty periods.
+connection to the cell. The draw may select no worker: with the chances for three, in one of twenty periods. An idle worker
+that was not drawn reads the next document after a period.
 """
 
 import asyncio
