@@ -42,9 +42,6 @@ SLACK = 0.1
 READY = 5.0
 """Workers that a cell has at least for many requests above the lowest tier: one becomes free within a fifth of a run."""
 
-MOST_READY = 0.5
-"""Ready workers of a cell are at most this part of all workers: their batches are partly empty."""
-
 LEAST = 0.001
 """A cell that needs less has no requests: means of past arrivals never become 0."""
 
@@ -161,12 +158,9 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 
 def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
     """Each cell that accepts workers should have those that are ready, as far as others serve only lower tiers."""
-    ready = {load.name: min(load.ready, MOST_READY * sum(fair.values())) for load in loads}
-    lacking = {load.name: max(0.0, ready[load.name] - fair[load.name]) for load in loads if load.accepts}
+    lacking = {load.name: max(0.0, load.ready - fair[load.name]) for load in loads if load.accepts}
     giving = {
-        load.name: max(0.0, fair[load.name] - max(ready[load.name], load.above))
-        for load in loads
-        if load.needs > load.above
+        load.name: max(0.0, fair[load.name] - max(load.ready, load.above)) for load in loads if load.needs > load.above
     }
     moved = min(sum(lacking.values()), sum(giving.values()))
     if moved <= 0:

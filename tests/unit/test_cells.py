@@ -133,9 +133,8 @@ def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
         # so do idle ones, but only for a higher tier
         ([load("a", 14), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
         ([load("a", 14), load("b", 2, free=1)], {}),
-        # the cell that gives keeps its own ready workers; of eight workers, at most four are ready ones of a cell
-        ([load("a", 6, enterprise=1, free=9, ready=3), load("b", 2, enterprise=1, ready=3)], {"a": {"b": 1 / 6}}),
-        ([load("a", 6, enterprise=1, free=9, ready=5), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 2 / 6}}),
+        # the cell that gives keeps its own ready workers
+        ([load("a", 6, enterprise=1, free=9, ready=5), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 1 / 6}}),
         # two cells that lack workers divide those that move
         ([load("a", 6), load("b", 3, free=6), load("c", 3, free=6)], {"a": {"b": 0.5, "c": 0.5}}),
         # a cell without workers attracts three instead of one
