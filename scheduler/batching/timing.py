@@ -116,7 +116,7 @@ LEAST_DISTANCE_MS = 5.0
 """Shorter distances between part batches are within the accuracy of timers, and would only cost wake-ups."""
 
 LEAST_EXPECTED = 0.5
-"""Requests that must be expected within a distance: fewer would wait for workers that are not needed meanwhile."""
+"""Requests that must be expected within a distance: otherwise a request would wait although no other one needs the worker."""
 
 
 def part_distance_ms(workers: int, idle: int, service: Service, size: int, arrivals_per_s: float) -> float:
