@@ -5,7 +5,7 @@
 --   last count, 5 the epoch in which it was made ('': none, or too old), 6 ms that notices are kept, 7... problems that this
 --   scheduler reports for health.
 -- Returns {healthy, known, epoch}.
--- include: prelude, protocol, epoch, wake, workers
+-- include: prelude, protocol, epoch, wake, worker_status, workers
 if protocol_error() then return protocol_error() end
 store_protocol()
 local healthy, known = count_workers(tonumber(ARGV[2]))

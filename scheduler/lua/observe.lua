@@ -3,7 +3,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms without a heartbeat after which a worker is lost.
 -- Returns packed {queues, workers, {ms since its last heartbeat, stats} of each gateway, outbox length, dlq length, ms since
 --   the last pass of a scheduler or -1 if unknown, the same of any process that does its work, notices of schedulers}.
--- include: prelude, backlogs, queues, workers
+-- include: prelude, backlogs, queues, worker_status, workers
 local gateways = {}
 local heartbeats = call('ZRANGE', P .. 'gateways', 0, -1, 'WITHSCORES')
 for i = 1, #heartbeats, 2 do

@@ -3,8 +3,9 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; in a complete heartbeat also: 3 status, 4 utilization 0..1, 5 requests in
 --   flight, 6 packed heartbeat, 7 ms kept.
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
---   because Redis has lost the list of cordons; with several cells {that, `moves`}. A scheduler is woken if the status changed.
--- include: prelude, protocol, wake
+--   because Redis has lost the list of cordons; with several cells {that, `moves`}. A scheduler is woken if the status changed,
+--   and finds the worker in `healthy_gpu_count` or not there any more: the next census is up to a tenth of a second later.
+-- include: prelude, protocol, wake, worker_status
 if protocol_error() then return protocol_error() end
 local key = P .. 'gpu:' .. ARGV[2]
 
@@ -13,6 +14,16 @@ local function reply()
   local cordon = members[1] == 0 and 2 or members[2]
   local moves = redis.pcall('GET', P .. 'moves') -- older ACL rules do not allow it
   return type(moves) == 'string' and {cordon, moves} or cordon
+end
+
+-- count(change): adds 1 or -1 to the number of healthy workers. By pcall: older ACL rules do not allow it.
+local function count(change)
+  local counted = redis.pcall('GET', P .. 'healthy_gpu_count')
+  local healthy = type(counted) == 'string' and tonumber(counted) + change
+  -- After a loss of data the last count is valid, which has workers that are not known again yet.
+  if healthy and healthy >= 0 and (change < 0 or healthy <= call('ZCARD', P .. 'gpus')) then
+    redis.pcall('INCRBY', P .. 'healthy_gpu_count', change)
+  end
 end
 
 if not ARGV[3] then
@@ -27,5 +38,7 @@ local old_status = call('HGET', key, 'status')
 call('HSET', key, 'status', ARGV[3], 'utilization', ARGV[4], 'in_flight', ARGV[5], 'last_heartbeat', now, 'beat', ARGV[6])
 call('PEXPIRE', key, tonumber(ARGV[7]))
 call('ZADD', P .. 'gpus', now, ARGV[2])
+local was_healthy, healthy = is_healthy(old_status), is_healthy(ARGV[3])
+if was_healthy ~= healthy then count(healthy and 1 or -1) end
 if old_status ~= ARGV[3] then wake() end
 return reply()

@@ -107,7 +107,12 @@ async def test_four_cells_as_the_stack_serves_them(tmp_path: Path) -> None:
         rows = await sql(stack, f"SELECT tier, {p99} AS p99_ms FROM requests WHERE {recent} GROUP BY tier")
     gateway_p99 = {row["tier"]: row["p99_ms"] for row in rows}
     homes = {name: {"cells": [f"cell-{CELLS.index(cell) + 1}"]} for name, (cell, _) in OF_CELLS.items()}
-    fields = {"gpus": CELL_GPUS, "duration_s": CELL_S, "cells": {"count": len(CELLS)}, "customers": homes}
+    fields = {
+        "gpus": CELL_GPUS,
+        "duration_s": CELL_S,
+        "cells": {"count": len(CELLS), "move_ms": 5.0},
+        "customers": homes,
+    }
     predicted = simulated(streams, limits, costs, **fields)
 
     for tier, gateway_p99_ms in gateway_p99.items():

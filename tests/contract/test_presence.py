@@ -49,6 +49,21 @@ async def test_the_census_counts_healthy_workers(pool: Pool) -> None:
     assert {b"status", b"utilization", b"in_flight", b"last_heartbeat"} <= row.keys()
 
 
+async def test_a_worker_counts_from_its_first_heartbeat(pool: Pool) -> None:
+    """And not any more once it reports that it is draining: batches are formed for those that are there, not for the last census."""
+    await pool.worker_beats("w1")
+    await pool.presence.census()
+    counts = []
+
+    for worker, status in (("w2", "ready"), ("w3", "starting"), ("w2", "busy"), ("w3", "ready"), ("w1", "draining")):
+        await pool.worker_beats(worker, status)
+        counts.append(int(await pool.client.get(pool.keys.healthy_gpu_count)))
+
+    assert counts == [2, 2, 2, 3, 2]
+    assert await pool.presence.census() == (2, 3)
+    assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
+
+
 async def test_a_silent_worker_is_lost_and_a_stopped_one_is_removed(pool: Pool) -> None:
     """Health reports lost workers."""
     quick = Pool(pool.client, pool.keys, gone_ms=50)
@@ -78,6 +93,7 @@ async def test_after_a_loss_of_redis_the_last_count_is_valid_for_a_second(pool: 
     await pool.client.flushall()
     assert await presence.census() == (2, 0)
     await pool.worker_beats("w1")
+    assert await pool.client.get(pool.keys.healthy_gpu_count) == b"2"  # that it is back adds none to the last count
     now_s += 0.5
     assert await presence.census() == (2, 1)
     assert await pool.client.get(pool.keys.healthy_gpu_count) == b"2"

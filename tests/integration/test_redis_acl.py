@@ -290,8 +290,8 @@ FORBIDDEN = [
     )),
     *(("worker", *words.split()) for words in (
         "HSET gateway:g1 stats x", "HGET rl:tier:free tokens", "SUBSCRIBE responses:g1", "GET epoch",
-        "LPUSH outbox_bad x", "LRANGE outbox:a 0 -1", "SET healthy_gpu_count 9", "SET {p}:healthy_gpu_count 9",
-        "LRANGE refusals:g1 0 -1", "SET quotas_told 1",
+        "LPUSH outbox_bad x", "LRANGE outbox:a 0 -1", "SET reaped_at 1", "SET {p}:reaped_at 1", "LRANGE refusals:g1 0 -1",
+        "SET quotas_told 1",
     )),
     *(("scaler", *words.split()) for words in ("LRANGE queue:free 0 -1", "LLEN outbox", "EVAL x 0")),
     *(("admin", *words.split()) for words in ("FLUSHALL", "KEYS *", "CONFIG SET maxmemory 1", "SHUTDOWN")),

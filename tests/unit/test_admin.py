@@ -33,12 +33,12 @@ NOT_SET = {
 }
 """Columns that are named by an argument, or changed by a verb of their own."""
 
-RULES = [
+RULES = sorted(
     (table, str(rule.name))
     for table in ("tiers", "customers", "api_keys", "quotas", "models", "prices", "cordons", "cells")
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
-]
+)
 
 
 @pytest.mark.parametrize("table", OF_TABLE)

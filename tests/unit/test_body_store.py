@@ -128,7 +128,7 @@ def test_memory_of_large_chats_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "../etc/passwd", "req_1", CHAT.decode(), "spare_" + new_request_id(), "req_" + "g" * 32]
+    "name", ["", "../etc/passwd", "req_1", CHAT.decode(), "spare_" + new_request_id(), "req_" + "g" * 32], ids=range(6)
 )
 def test_only_ids_are_names(tmp_path: Path, name: str) -> None:
     """No input of a client can name a file."""

@@ -296,6 +296,7 @@ def test_the_text_and_the_json_of_a_request() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(new_request_id(), True), ("acme", False), ("req_", False), ("req_acme", False), (ID.removeprefix("req_"), False)],
+    ids=range(5),
 )
 def test_requests_are_told_from_customers_by_the_form_of_the_id(text: str, expected: bool) -> None:
     """Anything else is the name or the id of a customer."""

@@ -40,7 +40,7 @@ PRIVATE: dict[str, Any] = ECAlgorithm.to_jwk(private_key("ES256"), as_dict=True)
         jwk("EdDSA") | {"crv": "X25519"},
         {"kty": "RSA", "kid": "empty"},
     ],
-    ids=str,
+    ids=range(13),
 )
 def test_unusable_keys_are_skipped(member: dict[str, Any]) -> None:
     """Symmetric, private, weak and invalid keys; they do not affect the other keys of the set."""

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
 
 from gateway.inference.events import SLO_FAILURES
 from gateway.limits.capacity import LiveLimits
@@ -30,18 +29,17 @@ from scheduler.batching.policy import (
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
-from scheduler.cells.moves import PERIOD_S, CellState
-from scheduler.cells.placement import destination
+from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
 from scheduler.states import Admission
 from tierlane.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane.simulate.events import EventLoop
 from tierlane.simulate.fair_queue import FairQueue, QueuedRequest
 from tierlane.simulate.results import Recorder
 from tierlane.simulate.scenario import SimulationScenario
-from tierlane.simulate.worker import BEAT_S, SimulatedBatch, SimulatedWorker
+from tierlane.simulate.worker import MovesDocument, SimulatedBatch, SimulatedWorker
 
 SERVICE_S = 1.0
 """The interval at which a scheduler reads the service times."""
@@ -138,14 +136,6 @@ def _age_ms(queue: FairQueue, now: float) -> float:
     return 0.0 if oldest is None else (now - oldest) * 1000
 
 
-class MovesDocument(NamedTuple):
-    """The chances of a move to other cells, and when they were published."""
-
-    number: int = -1
-    at_s: float = -math.inf
-    chances: Mapping[str, float] = {}
-
-
 class SimulatedCell:
     """One cell. `accounts`: all customers; `departs`: called for a worker that leaves, with the name of its next cell."""
 
@@ -176,6 +166,7 @@ class SimulatedCell:
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []
+        self.moves = MovesDocument()
         self.leased = 0
         self.formed_s = -math.inf
         self.live = LiveLimits("default")
@@ -184,8 +175,6 @@ class SimulatedCell:
         self._admission = AdmissionModel(self.queues, random)
         self._run_ms = 0
         self._stats: list[GatewayStats] = []
-        self._documents = [MovesDocument()]
-        self._draw = random.random
         self.leaving: Callable[[SimulatedWorker, str], None] = lambda *_: None
         tiers = [TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers]
         settings = scenario.scheduler
@@ -228,9 +217,13 @@ class SimulatedCell:
     def observed(self) -> Observation:
         """The cell now."""
         now, ready = self._loop.now, len(self.ready)
-        views = [worker.view() for worker in self.workers]
+        views = self._reported()
         depths = {name: TierDepth(name, queue.depth, _age_ms(queue, now)) for name, queue in self.queues.items()}
         return Observation(round(now * 1000), depths, views, self._stats, ready, self.leased, 0, 0)
+
+    def _reported(self) -> list[WorkerView]:
+        """The last heartbeats of its workers."""
+        return [worker.reported for worker in self.workers if worker.reported is not None]
 
     def limit(self, own: Observation, whole: Observation) -> None:
         """Compute the limits again. `whole`: the observation of all cells."""
@@ -309,7 +302,7 @@ class SimulatedCell:
     # Scheduler.
 
     def _read_service(self) -> None:
-        self.dispatcher.service = pool_service([worker.view() for worker in self.workers], self.dispatcher.service)
+        self.dispatcher.service = pool_service(self._reported(), self.dispatcher.service)
 
     def form(self, picks: Sequence[tuple[str, int]], ready_limit: int) -> int:
         """Form a batch, unless enough are ready. Returns its size."""
@@ -421,25 +414,3 @@ class SimulatedCell:
     def state(self) -> CellState:
         """What schedulers see of it."""
         return CellState("open" if self.accepts else "draining", self.observed())
-
-    def publish(self, number: int, chances: Mapping[str, float]) -> None:
-        """The document with the chances of a move. Workers receive it with the reply to their next heartbeat; idle ones decide then.
-
-        A heartbeat of one that may move, but stayed, follows after a period of these documents.
-        """
-        now, were_moving = self._loop.now, bool(self._documents[-1].chances)
-        self._documents = [*self._documents[-1:], MovesDocument(number, now, chances)]
-        for worker in self.workers if chances else ():
-            next_beat = worker.last_beat(now) + BEAT_S
-            self._loop.at(min(next_beat, now + PERIOD_S) if were_moving else next_beat, worker.reconsider)
-
-    def destination(self, worker: SimulatedWorker) -> str | None:
-        """The draw of a worker, by the last document that it received: at most one for each."""
-        beat = worker.last_beat(self._loop.now)
-        if worker.is_idle and self._documents[0].chances:
-            beat = max(beat, self._loop.now - PERIOD_S)
-        received = next((each for each in reversed(self._documents) if each.at_s <= beat), None)
-        if received is None or not received.chances or worker.decided == received.number:
-            return None
-        worker.decided = received.number
-        return destination(received.chances, self._draw())

@@ -19,7 +19,7 @@ from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
 from tierlane.simulate.results import CellStep, ClassFigures, Figures, Recorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
-from tierlane.simulate.worker import BEAT_S, SimulatedWorker
+from tierlane.simulate.worker import BEAT_S, MovesDocument, SimulatedWorker
 
 
 def identities(scenario: SimulationScenario, tiers: Sequence[Tier]) -> list[tuple[Identity, str]]:
@@ -204,7 +204,7 @@ class RequestSimulation:
         cells = {name: cell.state for name, cell in self._by_name.items() if not cell.isolated}
         chances = chances_of(self._plan, cells)
         for name in self._by_name:
-            self._by_name[name].publish(self._documents, chances.get(name, {}))
+            self._by_name[name].moves = MovesDocument(self._documents, chances.get(name, {}))
         calm_s = self._scenario.cells.digest_ms / 1000
         self._loop.after(until_next_s(moving=any(chances.values()), calm_s=calm_s), self._publish_moves)
 

@@ -1,18 +1,22 @@
 """A worker in virtual time: it claims ready batches, runs them for their measured cost, and reports its service times.
 
 As in `gpu_pool/worker/`: one batch runs, the next is claimed shortly before its end if batches come without a pause, and the
-service times and the served rate are those of the real `ServiceTime` and `ServedRate`. With several cells, it decides before
-each claim, and while it is idle with each heartbeat, whether it moves. While it moves, its run goes on.
+service times and the served rate are those of the real `ServiceTime` and `ServedRate`. Others see it as its last heartbeat
+reported it. With several cells, it decides before each claim, and while it is idle with each heartbeat, whether it moves, by
+the document that the heartbeat brought. While it moves, its run goes on.
 """
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpu_pool.worker.concurrency import ServedRate
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.service_time import ServiceTime
+from scheduler.cells.moves import EARLIEST, PERIOD_S
+from scheduler.cells.placement import destination
 from scheduler.protocol.pool_view import WorkerView
 from tierlane.simulate.events import EventLoop
 from tierlane.simulate.fair_queue import QueuedRequest
@@ -23,6 +27,13 @@ BEAT_S = 0.25
 
 WARM_SAMPLES = 20
 """Measurements of each size that a worker has at the start."""
+
+
+class MovesDocument(NamedTuple):
+    """The chances of a move to other cells."""
+
+    number: int = -1
+    chances: Mapping[str, float] = {}
 
 
 class SimulatedBatch:
@@ -50,6 +61,7 @@ class BatchSource(Protocol):
 
     ready: deque[SimulatedBatch]
     poppers: deque["SimulatedWorker"]
+    moves: MovesDocument
 
     def claimed(self, batch: SimulatedBatch, /) -> bool:
         """Requests without time left have ended. Returns whether any is left to run."""
@@ -57,9 +69,6 @@ class BatchSource(Protocol):
     def started(self, batch: SimulatedBatch, run_s: float, /) -> None: ...
     def finished(self, batch: SimulatedBatch, run_ms: float, /) -> None: ...
     def lost(self, batch: SimulatedBatch, /) -> None: ...
-    def destination(self, worker: "SimulatedWorker", /) -> str | None:
-        """The cell to which a worker that decides now moves, or None: it stays."""
-
     def departs(self, worker: "SimulatedWorker", destination: str, /) -> None: ...
 
 
@@ -71,7 +80,7 @@ class SimulatedWorker:
     ) -> None:
         self.name = name
         self.cell: BatchSource | None = None
-        self.decided = -1  # The number of the document that it decided by.
+        self.reported: WorkerView | None = None  # By its last heartbeat.
         self.service = ServiceTime()
         self.served = ServedRate()
         self.alive = True
@@ -83,20 +92,19 @@ class SimulatedWorker:
         self._pops = False
         self._popping_since = 0.0
         self._run_ms = 0.0
-        self._beats_at = random.random() * BEAT_S
+        self._beat_s = -math.inf  # When it sent its last heartbeat.
+        self._next_beat_s = random.random() * BEAT_S  # From the first to the second one.
+        self._beats = 0
+        self._moves = MovesDocument()
+        self._decided = MovesDocument().number  # Of the document that it decided by.
+        self._decided_s = -math.inf
         for size, words in warm_sizes:
             for _ in range(WARM_SAMPLES):
                 self.service.record(size, costs.run_ms(size, words))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no batch runs or waits."""
-        return self._running is None and self._waiting is None
-
-    def view(self) -> WorkerView:
-        """Its heartbeat."""
+    def _report(self) -> WorkerView:
         item_ms, base_ms = self.service.fit()
-        size = len(self._running.requests) if self._running else 0
+        size = sum(len(batch.requests) for batch in (self._running, self._waiting) if batch and batch.cell is self.cell)
         return WorkerView(
             self.name,
             "busy" if size else "ready",
@@ -116,10 +124,30 @@ class SimulatedWorker:
         )
 
     def join(self, cell: BatchSource) -> None:
-        """Serve a cell."""
+        """Serve a cell, which gets a heartbeat at once."""
         self.cell = cell
         if self.alive:
+            self._beat(self._next_beat_s)
+            self._next_beat_s = BEAT_S
             self.pop()
+
+    def _beat(self, next_s: float = BEAT_S) -> None:
+        """Send a heartbeat, and the next one after `next_s`. A worker that is idle decides whether it moves, else reads the next
+        document soon if workers should move.
+        """
+        if not self.alive or self.cell is None:
+            return
+        self._beat_s, self.reported, self._moves = self._loop.now, self._report(), self.cell.moves
+        if self._pops and self._running is None:
+            if self._departs(self.cell):
+                return
+            next_s = min(next_s, PERIOD_S) if self._moves.chances else next_s
+        self._beats += 1
+        self._loop.after(next_s, self._beat_due, self._beats)
+
+    def _beat_due(self, number: int) -> None:
+        if number == self._beats:
+            self._beat()
 
     def pop(self) -> None:
         """Claim the next batch, or wait for one, unless it moves to another cell."""
@@ -140,24 +168,19 @@ class SimulatedWorker:
         self._pops = False
         self._claim(batch)
 
-    def reconsider(self) -> None:
-        """A heartbeat brought a document: a worker that is idle decides whether it moves."""
-        if self._pops and self._running is None and self.cell is not None:
-            self._departs(self.cell)
-
     def _departs(self, cell: BatchSource) -> bool:
-        """Whether it moves to another cell now."""
-        destination = cell.destination(self)
-        if destination is None:
+        """Whether it moves to another cell now: at most one draw for each document and period."""
+        now, moves = self._loop.now, self._moves
+        if moves.number == self._decided or now - self._decided_s < EARLIEST * PERIOD_S:
+            return False
+        self._decided, self._decided_s = moves.number, now
+        chosen = destination(moves.chances, self._random.random())
+        if chosen is None:
             return False
         self._stop_popping()
         self.cell = None
-        cell.departs(self, destination)
+        cell.departs(self, chosen)
         return True
-
-    def last_beat(self, now: float) -> float:
-        """When it sent its last heartbeat."""
-        return now - (now - self._beats_at) % BEAT_S
 
     def _stop_popping(self) -> None:
         if self._pops and self.cell is not None:
@@ -202,6 +225,8 @@ class SimulatedWorker:
     def _ended(self, batch: SimulatedBatch) -> None:
         if self._running is not batch:
             return
+        if self._loop.now - self._beat_s >= BEAT_S / 2:  # With the end of the batch.
+            self._beat()
         self._running = None
         self.service.record(len(batch.requests), self._run_ms)
         self.served.ended(self._loop.now, len(batch.requests))

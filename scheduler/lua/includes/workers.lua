@@ -1,13 +1,9 @@
--- workers: which workers send heartbeats, and which are healthy (needs prelude).
+-- workers: which workers send heartbeats, and which are healthy (needs prelude and worker_status).
 -- A worker without heartbeats for FORGET_MS is removed; until then health reports it as lost.
 local FORGET_MS = 300000
 
 local function remove_stale()
   call('ZREMRANGEBYSCORE', P .. 'gpus', '-inf', now - FORGET_MS)
-end
-
-local function is_healthy(status)
-  return status == 'ready' or status == 'busy'
 end
 
 -- workers(gone_ms) -> {{id, age_ms, healthy, paused, beat}...}; `beat` is the packed heartbeat, as the worker sent it.
