@@ -93,9 +93,10 @@ class LiveLimits:
         observation = cell if whole is None else whole
         gpus = observation.healthy_gpus
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
-        # Workers follow the need, but a quiet cell has some that are ready: its need alone would predict long waits.
+        # Workers follow the need, but a quiet cell has some that are ready, and one that all have left gets one for its first
+        # request: its need alone would predict long waits.
         by_need = _need(cell) / need if (need := _need(observation)) > 0 else 1.0
-        self._cell_part = max(by_need, self._cell_gpus)
+        self._cell_part = max(by_need, max(1, cell.healthy_gpus) / gpus if gpus else 1.0)
         if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))

@@ -277,9 +277,9 @@ def test_in_an_outage_the_directly_reached_gpus_count() -> None:
 
 def test_cells_have_the_limits_of_a_single_queue() -> None:
     """Workers move between cells: the capacity and the demand of all of them count. A predicted wait uses the cell's part of the need, or of the workers."""
-    here, there = look(free=100.0), look(worker("a"), worker("b"), SICK, free=200.0)
+    here, there = look(free=100.0), look(worker("a"), worker("b"), worker("c"), SICK, free=200.0)
     waiting = msgspec.structs.replace(here, tiers={"free": TierDepth("free", 25, 10.0)})
-    single = observed(look(worker("a"), worker("b"), free=300.0))
+    single = observed(look(worker("a"), worker("b"), worker("c"), free=300.0))
     one, other = LiveLimits("default"), LiveLimits("default")
 
     one.observe(waiting, SNAPSHOT, 0.0, combined([waiting, there]))
@@ -287,15 +287,19 @@ def test_cells_have_the_limits_of_a_single_queue() -> None:
 
     assert factors(one) == factors(other) == factors(single)
     assert not one.no_gpu(100.0)
-    assert (one.capacity_rps, one.cell_capacity_rps, other.cell_capacity_rps) == (160.0, 0.0, 160.0)
+    assert (one.capacity_rps, one.cell_capacity_rps, other.cell_capacity_rps) == (240.0, 0.0, 240.0)
     # 100/s and 25 waiting for half a second, against 200/s, where all workers are.
     waits = [limits.current(SNAPSHOT).capacity_rps for limits in (one, other, single)]
-    assert waits == [pytest.approx(part * 160.0) for part in (150 / 350, 1.0, 1.0)]
+    assert waits == [pytest.approx(part * 240.0) for part in (150 / 350, 1.0, 1.0)]
 
 
-def test_a_quiet_cell_predicts_waits_by_the_workers_that_it_has() -> None:
-    """Regression: by its part of the need, one waiting request of enterprise was a wait of seconds, and it got queue_full."""
-    quiet, flooded = look(worker("a"), enterprise=3.0), look(worker("b"), free=600.0)
+@pytest.mark.parametrize("here", [1, 0])
+def test_a_quiet_cell_predicts_waits_by_the_workers_that_it_has(here: int) -> None:
+    """At least one, which comes for the first request.
+
+    Regression: by its part of the need, one waiting request of enterprise was a wait of seconds, and the next one got queue_full.
+    """
+    quiet, flooded = look(*[worker("a")] * here, enterprise=3.0), look(*map(worker, ("b", "c")[here:]), free=600.0)
     limits = LiveLimits("default")
 
     limits.observe(quiet, SNAPSHOT, 0.0, combined([quiet, flooded]))
