@@ -130,7 +130,7 @@ KEYS = (
     RedisKey("cordoned", "set", "cordoned workers, from the table `cordons`", "cordon"),
     RedisKey("moves", "string", "for workers: all cells, and the chances of a move to each", "scheduler", "2 s"),
     RedisKey("gpu:<worker>", "hash", "one worker", "worker_beat", "5 min from the last heartbeat"),
-    RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census, worker_beat", "3 s"),
+    RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census", "3 s"),
     RedisKey("notices", "sorted set", "problems reported for health", "census", "5 s after the last"),
     RedisKey("bad:<key>:<ms>", "any", "an index that had a wrong type", "repair", "7 days"),
     RedisKey("repairs", "set", "indexes that are not rebuilt yet", "repair", "24 h"),

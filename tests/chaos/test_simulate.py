@@ -110,7 +110,7 @@ async def test_four_cells_as_the_stack_serves_them(tmp_path: Path) -> None:
     fields = {
         "gpus": CELL_GPUS,
         "duration_s": CELL_S,
-        "cells": {"count": len(CELLS), "move_ms": 5.0},
+        "cells": {"count": len(CELLS), "move_ms": 5.0},  # As the workers log it: the servers are on one machine.
         "customers": homes,
     }
     predicted = simulated(streams, limits, costs, **fields)
