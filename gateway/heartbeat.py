@@ -25,6 +25,8 @@ from scheduler.protocol.presence import Presence
 from scheduler.tasks import next_tick
 
 BEAT_S = 0.25
+REGISTER_S = 2.0
+"""The time in which workers register again with a Redis that has lost its data; those of a lost cell return to it meanwhile."""
 
 T = TypeVar("T")
 
@@ -78,6 +80,8 @@ class GatewayHeartbeat:
         self.observed_at = 0.0
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
+        self._served_by: Sequence[WorkerView] = ()  # The workers of the last observation with a healthy one.
+        self._registered_at = -math.inf  # When the workers should have registered after a loss of data.
         self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
         self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
         self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
@@ -109,6 +113,7 @@ class GatewayHeartbeat:
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())
+                self._registered_at = self._clock() + REGISTER_S
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy
             self._listener.heartbeat(reply.epoch_us)
@@ -131,6 +136,8 @@ class GatewayHeartbeat:
 
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
         self.observation, self.observed_at = observation, self._clock()
+        if observation.healthy_gpus:
+            self._served_by = observation.workers
         whole = self.whole = combined([observation, *self._others()])
         self.redis_problem = None
         # After a loss of its data, Redis has no workers for a short time: keep the last value.
@@ -156,11 +163,13 @@ class GatewayHeartbeat:
     def workers(self) -> Sequence[WorkerView]:
         """The workers that direct mode calls: those that served this cell; if there was none, those of the pool in other cells.
 
-        The customers of other cells keep their workers.
+        The customers of other cells keep their workers, also while a Redis that has lost its data does not know those of this
+        cell yet.
         """
         seen = self.observation
-        if seen is not None and seen.healthy_gpus:
-            return seen.workers
+        has_workers = seen is not None and seen.healthy_gpus > 0
+        if self._served_by and (has_workers or self.observed_at < self._registered_at):
+            return self._served_by
         others = self._others()
         return combined(others).workers if others else seen.workers if seen is not None else ()
 

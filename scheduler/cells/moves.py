@@ -5,8 +5,9 @@ chances of a move (`placement.py`) and writes them into each cell, in the key `m
 contains this document, so that it costs no call of its own. Several schedulers may publish: a worker decides at most once by a
 document and once in a period of its own clock.
 
-A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw. A draining
-cell keeps workers as long as requests wait or run in it.
+A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw; nor has one
+whose Redis has lost its data, until its workers have registered again: others would go to them. A draining cell keeps workers
+as long as requests wait or run in it.
 
 Bound: enterprise work in a cell without a free worker waits, compared with a single queue, at most for one observation
 (0.25 s), for the heartbeat that brings the document (0.25 s), for the batch that runs on the worker then, and for its
@@ -15,6 +16,7 @@ that was not drawn reads the next document after a period.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -50,6 +52,9 @@ EARLIEST = 0.8
 
 LOST_S = 1.0
 """A cell whose Redis does not respond for this time is lost."""
+
+REGISTER_S = 1.0
+"""The time in which the workers of a cell register again after its Redis has lost its data."""
 
 WAIT_S = 0.1
 """How long a round waits for the slowest cell; its reply counts in the next round."""
@@ -172,6 +177,25 @@ def _background_share(tiers: Sequence[TierShare]) -> list[TierShare]:
     return [TierShare(BACKGROUND, lowest + 1, 0.0)]
 
 
+class Registrations:
+    """Whether workers that a Redis knew before it lost its data have yet to register again. Pure; times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._epoch_us: int | None = None
+        self._healthy = 0
+        self._until = -math.inf
+
+    def lacking(self, seen: Observation, now: float) -> bool:
+        """Whether workers are lacking in this observation, at most for REGISTER_S."""
+        if self._epoch_us not in (None, seen.epoch_us):
+            self._until = now + REGISTER_S
+        self._epoch_us = seen.epoch_us
+        if now < self._until and seen.healthy_gpus < self._healthy:
+            return True
+        self._healthy, self._until = seen.healthy_gpus, -math.inf
+        return False
+
+
 class _ObservedCell:
     """One pool in one cell, as a publisher sees it. At most one call runs at a time."""
 
@@ -184,11 +208,12 @@ class _ObservedCell:
         self._presence: Presence | None = None
         self._seen: Observation | None = None
         self._seen_at = 0.0
+        self._registrations = Registrations()
         self._call: asyncio.Task[None] | None = None
 
     @property
     def seen(self) -> Observation | None:
-        """The last observation; None if the cell is lost."""
+        """The last observation; None if the cell is lost, or its workers have yet to register again."""
         return self._seen if self._clock() - self._seen_at < LOST_S else None
 
     def observe(self) -> "asyncio.Task[None]":
@@ -225,8 +250,9 @@ class _ObservedCell:
             url = await server_url(self._url)
             self._client = command_client(url)
             self._presence = Presence(self._client, Keys.at(url, self.plan.pool))
-        self._seen = await self._presence.observe([tier.name for tier in self.plan.tiers])
-        self._seen_at = self._clock()
+        seen = await self._presence.observe([tier.name for tier in self.plan.tiers])
+        now = self._clock()
+        self._seen, self._seen_at = None if self._registrations.lacking(seen, now) else seen, now
 
     async def _publish(self, document: bytes) -> None:
         if self._presence is not None:

@@ -2,7 +2,8 @@
 -- observe: return everything that health, limits and schedulers observe of a pool, atomically.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms without a heartbeat after which a worker is lost.
 -- Returns packed {queues, workers, {ms since its last heartbeat, stats} of each gateway, outbox length, dlq length, ms since
---   the last pass of a scheduler or -1 if unknown, the same of any process that does its work, notices of schedulers}.
+--   the last pass of a scheduler or -1 if unknown, the same of any process that does its work, notices of schedulers, the
+--   epoch in microseconds or 0 before the first heartbeat of a gateway}.
 -- include: prelude, backlogs, queues, worker_status, workers
 local gateways = {}
 local heartbeats = call('ZRANGE', P .. 'gateways', 0, -1, 'WITHSCORES')
@@ -16,4 +17,4 @@ if type(scheduler_pass) ~= 'string' then scheduler_pass = last_pass end -- an ol
 local function age(at) return at and tonumber(at) >= 0 and math.max(0, now - at) or -1 end
 return cmsgpack.pack({queues(cmsgpack.unpack(ARGV[2])), rows, gateways, call('LLEN', P .. 'outbox'),
   call('LLEN', P .. 'dlq'), age(scheduler_pass), age(last_pass),
-  call('ZRANGEBYSCORE', P .. 'notices', now, '+inf', 'LIMIT', 0, 20)})
+  call('ZRANGEBYSCORE', P .. 'notices', now, '+inf', 'LIMIT', 0, 20), tonumber(call('GET', P .. 'epoch')) or 0})

@@ -226,7 +226,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     Ages: of each gateway's last heartbeat, of the last pass of a scheduler, and of the last pass of any process, which may be
     a gateway that replaces the schedulers (None: unknown). `notices`: recent problems that schedulers report.
-    `background`: the background queue of each tier.
+    `background`: the background queue of each tier. `epoch_us`: when this Redis was first used; if it changes, data was lost.
     """
 
     now_ms: int
@@ -242,6 +242,7 @@ class Observation(msgspec.Struct, frozen=True):
     pass_age_ms: float | None = 0.0
     notices: list[str] = []
     background: dict[str, TierDepth] = {}
+    epoch_us: int = 0
 
     @property
     def healthy_gpus(self) -> int:

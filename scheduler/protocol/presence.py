@@ -244,6 +244,7 @@ _observed = msgspec.msgpack.Decoder(
         float,
         float,
         list[str],
+        int,
     ]
 )
 
@@ -356,7 +357,7 @@ class Presence:
 
 def decode_observation(packed: bytes) -> Observation:
     """Decode the reply of `observe`. A worker with an unreadable heartbeat is not healthy; the others are not affected."""
-    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms, notices = _observed.decode(packed)
+    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms, notices, epoch_us = _observed.decode(packed)
     reports = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
@@ -372,6 +373,7 @@ def decode_observation(packed: bytes) -> Observation:
         scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
         pass_age_ms=worked_ms if worked_ms >= 0 else None,
         notices=notices,
+        epoch_us=epoch_us,
     )
 
 

@@ -117,6 +117,7 @@ async def test_the_epoch_changes_when_redis_loses_its_data(pool: Pool) -> None:
         await pool.queue(1)
         second = int(await pool.client.get(pool.keys.epoch))
         assert (await pool.gateway_lives("g2")).epoch_us == second > first
+        assert (await pool.presence.observe(TIERS)).epoch_us == second
 
 
 async def test_a_gateway_heartbeat_returns_memory_and_eviction_policy(pool: Pool) -> None:

@@ -10,11 +10,13 @@ from ratelimit.shares import TierShare
 from scheduler.cells.moves import (
     BACKGROUND,
     PERIOD_S,
+    REGISTER_S,
     CellPlace,
     CellState,
     MoveDecision,
     Moves,
     PoolPlan,
+    Registrations,
     chances_of,
     documents,
     loads_of,
@@ -213,3 +215,26 @@ def test_the_refuge_from_a_lost_cell() -> None:
 def test_documents_follow_sooner_while_workers_move(moving: bool, expected_s: float) -> None:
     """The needs of cells change quickly then."""
     assert until_next_s(moving=moving) == expected_s
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # epoch, healthy workers, time, lacking
+        [(0, 0, 0.0, False), (1, 0, 0.25, False), (1, 3, 0.5, False), (1, 0, 0.75, False)],
+        [(1, 3, 0.0, False), (2, 0, 0.25, True), (2, 2, 0.5, True), (2, 3, 0.75, False), (2, 0, 1.0, False)],
+        # Emptied again before all have registered; a worker that does not return.
+        [(1, 3, 0.0, False), (2, 1, 0.5, True), (3, 0, 1.0, True), (3, 2, REGISTER_S + 1.0, False)],
+        [(1, 3, 0.0, False), (2, 2, 0.5, True), (2, 2, REGISTER_S + 0.4, True), (2, 2, REGISTER_S + 0.5, False)],
+        # A replica that takes over has the workers.
+        [(1, 3, 0.0, False), (2, 3, 0.25, False), (2, 1, 0.5, False)],
+    ],
+)
+def test_workers_that_an_emptied_redis_does_not_know_yet(steps: list[tuple[int, int, float, bool]]) -> None:
+    """For a second they are lacking, until as many are healthy as before; without a loss of data none is."""
+    registrations = Registrations()
+    found = [
+        registrations.lacking(observation([worker(f"w{n}") for n in range(healthy)], epoch_us=epoch_us), now)
+        for epoch_us, healthy, now, _ in steps
+    ]
+    assert found == [lacking for *_, lacking in steps]

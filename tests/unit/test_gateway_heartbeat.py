@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.heartbeat import GatewayHeartbeat
+from gateway.heartbeat import REGISTER_S, GatewayHeartbeat
 from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
 from gateway.limits.demand import DemandMeter
 from ledger.catalog.snapshot import Model, Snapshot, Tier
@@ -181,3 +181,24 @@ async def test_direct_mode_calls_the_workers_of_its_cell_first(
     await setup.beat(1.0)
 
     assert [worker.id for worker in setup.sender.workers] == called
+
+
+async def test_direct_mode_calls_the_workers_of_a_cell_whose_redis_has_lost_them() -> None:
+    """They register again within two seconds; only then does it call those of other cells, whose customers need them."""
+    elsewhere = await Setup([msgspec.structs.replace(WORKER, id="w3")]).observe(["enterprise", "free"])
+    setup = Setup(WORKERS, others=lambda: [elsewhere])
+    called = []
+    for epoch_us, workers, at in (
+        (7, WORKERS, 1.0),
+        (8, [], 1.25),
+        (8, WORKERS[:1], 1.5),
+        (8, [], 1.25 + REGISTER_S - 0.01),
+        (8, [], 1.25 + REGISTER_S),
+        (8, WORKERS, 9.0),
+        (8, [], 9.25),
+    ):
+        setup.epoch_us, setup.workers = epoch_us, workers
+        await setup.beat(at)
+        called.append([worker.id for worker in setup.sender.workers])
+
+    assert called == [["w1", "w2"], ["w1", "w2"], ["w1"], ["w1"], ["w3"], ["w1", "w2"], ["w3"]]
