@@ -209,7 +209,7 @@ class Worker:
                 if not await self._may_claim():
                     self._destination = None
                     await self._leave_lost_cell()
-                elif (url := self._decided()) is not None:
+                elif (url := await self._decided_now()) is not None:
                     await self._move(url)
                 else:
                     await self._next_batch()
@@ -275,6 +275,12 @@ class Worker:
             self._pop_ended = asyncio.get_running_loop().create_future()
             ending = self._end_pop(link, self._pop_ended, time.monotonic() + BLOCK_S)
             self._ending_pop = asyncio.create_task(ending, name="end pop")
+
+    async def _decided_now(self) -> str | None:
+        """The same, by the present document: that of the last heartbeat may be older than a period."""
+        if self._destination is None and self._decision.would_draw(time.monotonic()):
+            self._decision.receive(await self._link.presence.moves())
+        return self._decided()
 
     def _decided(self) -> str | None:
         """The URL of the cell to which the worker moves now; None: it stays."""

@@ -2,8 +2,9 @@
 
 Four times a second, and eight times while workers should move, each scheduler observes a pool in all cells, computes the
 chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat
-contains this document, so that it costs no call of its own. Several schedulers may publish: a worker decides at most once by a
-document and once in a period of its own clock.
+contains this document, so that it costs no call of its own. But a busy worker whose last document lets it move reads the
+present one before it decides: by then, others may have moved by the same one, and as many would move back. Several schedulers
+may publish: a worker decides at most once by a document and once in a period of its own clock.
 
 A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw; nor has one
 whose Redis has lost its data, until its workers have registered again: others would go to them. A draining cell keeps workers
@@ -359,11 +360,19 @@ class MoveDecision:
     def destination(self, now: float) -> str | None:
         """The URL of the cell to which the worker moves; None: it stays. At most one draw for each document and period."""
         moves = self._moves
-        if moves is None or moves.number == self._decided or now - self._decided_at < EARLIEST * PERIOD_S:
+        if moves is None or not self._is_due(moves, now):
             return None
         self._decided, self._decided_at = moves.number, now
         cell = destination(moves.chances, self._draw())
         return None if cell is None else self._urls().get(cell)
+
+    def would_draw(self, now: float) -> bool:
+        """Whether `destination` would draw: then the document should be the present one, since others have moved by it."""
+        moves = self._moves
+        return moves is not None and bool(moves.chances) and self._is_due(moves, now)
+
+    def _is_due(self, moves: Moves, now: float) -> bool:
+        return moves.number != self._decided and now - self._decided_at >= EARLIEST * PERIOD_S
 
     @property
     def is_moving(self) -> bool:

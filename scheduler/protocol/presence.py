@@ -336,6 +336,12 @@ class Presence:
         async with bounded(pipelined(self._client).timeout_s):
             await self._client.set(self._keys.moves, packed, px=MOVES_KEEP_MS)
 
+    async def moves(self) -> bytes | None:
+        """The present `moves`; None: there is none."""
+        async with bounded(pipelined(self._client).timeout_s):
+            packed = await self._client.get(self._keys.moves)
+        return packed if isinstance(packed, bytes) else None
+
     async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
         """Update `healthy_gpu_count`. Returns (healthy, known) workers. `notices`: problems for health.
 

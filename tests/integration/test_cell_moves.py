@@ -133,9 +133,12 @@ class TestCells:
 
     async def order(self, destination: str, *others: CellPlace) -> None:
         """Let all workers of the default cell move to `destination`, without a publisher."""
+        await self.publish_once(1, {destination: 1.0}, *others)
+
+    async def publish_once(self, number: int, chances: dict[str, float], *others: CellPlace) -> None:
+        """Publish one document in the default cell."""
         places = [CellPlace("default", None, "open"), CellPlace("west", self.servers[1].url, "open"), *others]
-        packed = msgspec.msgpack.encode(Moves(1, {destination: 1.0}, places))
-        await self.default.pool.presence.publish_moves(packed)
+        await self.default.pool.presence.publish_moves(msgspec.msgpack.encode(Moves(number, chances, places)))
 
     async def stop(self) -> None:
         if self._publishing is not None:
@@ -265,6 +268,22 @@ async def test_a_worker_stays_if_the_other_cell_does_not_respond(
 
     assert {reply.worker_id for reply in await cells.default.answered()} == {"w0"}
     assert moves == [f"unix://{tmp_path}/nobody#gone"]
+
+
+async def test_a_busy_worker_decides_by_the_present_document(cells: TestCells, start_here: StartHere) -> None:
+    """Not by that of its last heartbeat, by which others may have moved."""
+    (worker,) = await started(start_here, cells, 1, "simulated:500", heartbeat_ms=10_000)
+    await cells.default.send(1)
+    await eventually(lambda: worker._execution.running, "a batch runs")
+    await cells.order("west")
+    worker._link.heartbeat.now()
+    await eventually(lambda: worker._decision.is_moving, "a heartbeat has brought the document")
+
+    await cells.publish_once(2, {})
+
+    await cells.default.answered()
+    await eventually(lambda: worker._popping, "it waits for a batch")
+    assert (worker._link.cell, worker._decision.is_moving) == ("default", False)
 
 
 async def test_a_batch_popped_by_a_moving_worker_is_pushed_back(cells: TestCells, start_here: StartHere) -> None:

@@ -186,6 +186,8 @@ def test_a_worker_decides_once_by_a_document_and_once_in_a_period() -> None:
 
     for at, document, url, count in table:
         decision.receive(document)
+        drawn = len(draws)
+        assert decision.would_draw(at) == (count > drawn)
         assert (decision.destination(at), len(draws)) == (url, count), at
 
 

@@ -3,7 +3,7 @@
 As in `gpu_pool/worker/`: one batch runs, the next is claimed shortly before its end if batches come without a pause, and the
 service times and the served rate are those of the real `ServiceTime` and `ServedRate`. Others see it as its last heartbeat
 reported it. With several cells, it decides before each claim, and while it is idle with each heartbeat, whether it moves, by
-the document that the heartbeat brought. While it moves, its run goes on.
+the document that the heartbeat brought, or, if that lets it move, by the present one. While it moves, its run goes on.
 """
 
 import math
@@ -170,6 +170,8 @@ class SimulatedWorker:
 
     def _departs(self, cell: BatchSource) -> bool:
         """Whether it moves to another cell now: at most one draw for each document and period."""
+        if self._moves.chances:  # Others may have moved by that of the last heartbeat.
+            self._moves = cell.moves
         now, moves = self._loop.now, self._moves
         if moves.number == self._decided or now - self._decided_s < EARLIEST * PERIOD_S:
             return False
