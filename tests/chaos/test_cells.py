@@ -174,7 +174,8 @@ async def test_a_cell_is_lost_again_and_again(stack: Stack, fault: Callable[[Sta
     print(modes)
 
     assert {row.status for row in rows.values()} == {"completed"}
-    assert {is_own: set(found) for is_own, found in modes.items()} == {True: {"queue", "direct"}, False: {"queue"}}
+    assert (set(modes[True]) <= {"queue", "direct"}, set(modes[False])) == (True, {"queue"})
+    assert fault is kill or "direct" in modes[True]  # A killed server may be back before the breaker opens.
     assert [each.longest_s for each in others if each.longest_s > LATE_S] == []
     await eventually(lambda: is_empty(stack), "nothing is left in any cell", 90.0)
     await stack.healthy(4)
