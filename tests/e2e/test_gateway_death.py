@@ -107,7 +107,10 @@ async def test_its_queued_requests_do_not_run_and_the_retries_run_once(stack: St
     assert {(row["status"], row["attempts"]) for row in ran.values()} == {("completed", 1)}
     failed = "SELECT error_code, attempts, gpu_ms FROM requests WHERE gateway_id = $1 AND status = 'failed'"
     lost = await eventually(lambda: rows(stack, failed, gateway), "their rows are closed", 5.0)
-    assert [(row["error_code"], row["attempts"], row["gpu_ms"]) for row in lost] == [("gateway_lost", 0, None)] * 9
+    assert [(row["attempts"], row["gpu_ms"]) for row in lost] == [(0, None)] * 9
+    # A batch has to be formed in their cell to notice; the one worker of several cells may come after their deadline.
+    ends = {"gateway_lost"} if len(stack.cells) == 1 else {"gateway_lost", "deadline_exceeded"}
+    assert {row["error_code"] for row in lost} <= ends
 
 
 async def test_its_running_request_is_replayed_and_does_not_run_twice(stack: Stack, tmp_path: Path) -> None:
