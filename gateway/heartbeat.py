@@ -25,8 +25,9 @@ from scheduler.protocol.presence import Presence
 from scheduler.tasks import next_tick
 
 BEAT_S = 0.25
-REGISTER_S = 2.0
-"""The time in which workers register again with a Redis that has lost its data; those of a lost cell return to it meanwhile."""
+KEEP_WORKERS_S = 2.0
+"""How long the workers that a Redis knew before it lost its data count as those of its cell. They register again meanwhile, or
+return from the cells to which they went."""
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class GatewayHeartbeat:
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())
-                self._registered_at = self._clock() + REGISTER_S
+                self._registered_at = self._clock() + KEEP_WORKERS_S
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy
             self._listener.heartbeat(reply.epoch_us)

@@ -277,7 +277,7 @@ class Worker:
             self._ending_pop = asyncio.create_task(ending, name="end pop")
 
     async def _decided_now(self) -> str | None:
-        """The same, by the present document: that of the last heartbeat may be older than a period."""
+        """As `_decided`, by the present document if the last one lets the worker move: others may have moved by that one."""
         if self._destination is None and self._decision.would_draw(time.monotonic()):
             self._decision.receive(await self._link.presence.moves())
         return self._decided()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.heartbeat import REGISTER_S, GatewayHeartbeat
+from gateway.heartbeat import KEEP_WORKERS_S, GatewayHeartbeat
 from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
 from gateway.limits.demand import DemandMeter
 from ledger.catalog.snapshot import Model, Snapshot, Tier
@@ -192,8 +192,8 @@ async def test_direct_mode_calls_the_workers_of_a_cell_whose_redis_has_lost_them
         (7, WORKERS, 1.0),
         (8, [], 1.25),
         (8, WORKERS[:1], 1.5),
-        (8, [], 1.25 + REGISTER_S - 0.01),
-        (8, [], 1.25 + REGISTER_S),
+        (8, [], 1.25 + KEEP_WORKERS_S - 0.01),
+        (8, [], 1.25 + KEEP_WORKERS_S),
         (8, WORKERS, 9.0),
         (8, [], 9.25),
     ):
