@@ -82,7 +82,9 @@ class GatewayHeartbeat:
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
         self._served_by: Sequence[WorkerView] = ()  # The workers of the last observation with a healthy one.
-        self._registered_at = -math.inf  # When the workers should have registered after a loss of data.
+        self._served_until = (
+            -math.inf
+        )  # Until then these count although Redis has lost its data and does not know them.
         self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
         self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
         self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
@@ -114,7 +116,7 @@ class GatewayHeartbeat:
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())
-                self._registered_at = self._clock() + KEEP_WORKERS_S
+                self._served_until = self._clock() + KEEP_WORKERS_S
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy
             self._listener.heartbeat(reply.epoch_us)
@@ -169,7 +171,7 @@ class GatewayHeartbeat:
         """
         seen = self.observation
         has_workers = seen is not None and seen.healthy_gpus > 0
-        if self._served_by and (has_workers or self.observed_at < self._registered_at):
+        if self._served_by and (has_workers or self.observed_at < self._served_until):
             return self._served_by
         others = self._others()
         return combined(others).workers if others else seen.workers if seen is not None else ()

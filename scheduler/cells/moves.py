@@ -3,8 +3,8 @@
 Four times a second, and eight times while workers should move, each scheduler observes a pool in all cells, computes the
 chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat
 contains this document, so that it costs no call of its own. But a busy worker whose last document lets it move reads the
-present one before it decides: by then, others may have moved by the same one, and as many would move back. Several schedulers
-may publish: a worker decides at most once by a document and once in a period of its own clock.
+present one before it decides: others may have moved by the same document meanwhile, and too many would leave. Several
+schedulers may publish: a worker decides at most once by a document and once in a period of its own clock.
 
 A cell whose Redis does not respond for a second has no part in this, and its workers leave it without a draw; nor has one
 whose Redis has lost its data, until its workers have registered again: others would go to them. A draining cell keeps workers
