@@ -82,9 +82,7 @@ class GatewayHeartbeat:
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
         self._served_by: Sequence[WorkerView] = ()  # The workers of the last observation with a healthy one.
-        self._served_until = (
-            -math.inf
-        )  # Until then these count although Redis has lost its data and does not know them.
+        self._served_until = -math.inf  # Until then these count, although Redis has lost its data.
         self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
         self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
         self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
