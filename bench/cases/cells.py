@@ -43,6 +43,7 @@ LATENCY = """
 SELECT percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_ms) FROM requests
 WHERE tier = 'enterprise' AND extract(epoch FROM created_at) BETWEEN {start} AND {end}
 """
+DIRECT_AT = "SELECT coalesce(extract(epoch FROM max(created_at)), 0) FROM requests WHERE mode = 'direct'"
 JUMP_S, JUMPS = 5.0, 6
 LOOK_S = 0.05
 RATE, COST_S = 400.0, 10.0
@@ -105,6 +106,7 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         none_of("One cell killed: refused or failed in the others", lost["failed"]),
         figure("One cell killed: not answered with 200 in it", listed(lost["own_causes"])),
         at_most("One cell killed: until the last of its requests that failed", lost["back_s"], MOST_BACK_S, " s", 2),
+        at_most("One cell killed: until the last of its requests in direct mode", lost["direct_s"], MOST_BACK_S, " s", 2),
     ]
 
 
@@ -204,7 +206,8 @@ def _lost(stack: Stack, keys: Sequence[str], seconds: float) -> dict[str, Any]:
         os.kill(pid, signal.SIGKILL)
         killed_at = time.monotonic() - started_at
 
-    run_loads(stack, loads, kill)
+    began = run_loads(stack, loads, kill)
+    wait_for_audit(stack, began, loads)
     before = answers_due_in(others, Window(1.0, killed_at))
     after = answers_due_in(others, Window(killed_at, killed_at + seconds - 1.0))
     lost = answers_due_in([own], Window(killed_at, 2 * seconds))
@@ -216,6 +219,7 @@ def _lost(stack: Stack, keys: Sequence[str], seconds: float) -> dict[str, Any]:
         "own_causes": causes(lost),
         "own_answered": len(latencies_of(lost)),
         "back_s": _last_fault_s(lost, killed_at),
+        "direct_s": max(0.0, float(stack.value(DIRECT_AT)) - began - killed_at),
     }
 
 

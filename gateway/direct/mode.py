@@ -4,7 +4,7 @@
     on       Redis is unavailable: requests go to workers directly
     leaving  Redis was available for long enough: new requests go through Redis, direct requests are completed
 
-Leaving takes five seconds without a failed call, so that requests do not alternate between the paths while Redis is
+Leaving takes two seconds without a failed call, so that requests do not alternate between the paths while Redis is
 unstable. If no worker can be called directly, direct mode ends at once; if no worker has a direct endpoint, requests are
 rejected at once. Direct mode accepts new requests in place of admission, and takes over pending requests, the highest tier
 first. A request may run twice, which costs only the second run: inference has no side effects, and each request gets one
@@ -38,7 +38,7 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.states import Admission
 from scheduler.tasks import Loop, end_all, next_tick
 
-LEAVE_AFTER_S = 5.0
+LEAVE_AFTER_S = 2.0
 
 
 class RequestPath(StrEnum):
