@@ -106,7 +106,9 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         none_of("One cell killed: refused or failed in the others", lost["failed"]),
         figure("One cell killed: not answered with 200 in it", listed(lost["own_causes"])),
         at_most("One cell killed: until the last of its requests that failed", lost["back_s"], MOST_BACK_S, " s", 2),
-        at_most("One cell killed: until the last of its requests in direct mode", lost["direct_s"], MOST_BACK_S, " s", 2),
+        at_most(
+            "One cell killed: until the last of its requests in direct mode", lost["direct_s"], MOST_BACK_S, " s", 2
+        ),
     ]
 
 
