@@ -7,7 +7,8 @@ part of the customers of every other cell, and a cell that is closed gives its c
 Workers go where they are needed. Each cell publishes how many workers each of its tiers needs (`workers_needed`). All workers
 together are shared among the tiers as a single queue would share them (`ratelimit/shares.py`: guaranteed shares, then strict
 priority), and the part of a tier is divided among the cells in proportion to their needs. The others are spread so that all
-cells are equally busy. That gives each cell a number of workers.
+cells are equally busy. That gives each cell a number of workers. A cell gets whole workers for its highest tier: with one for a
+need of 1.2, ever more requests would wait until a second worker comes.
 
 In a single queue, requests of a tier above the lowest one run on the next of all workers; in a cell with as few workers as they
 keep busy, they would wait for one of these. So such a cell also gets workers that are ready (`ready_workers`), from those
@@ -123,21 +124,40 @@ class CellLoad(NamedTuple):
 
 def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, float]:
     """How many workers each cell should have: the sum is the number of all workers."""
+    fair = _shared(loads, tiers, {load.name: load.needed for load in loads})
+    highest = min(tiers, key=lambda tier: tier.priority).name
+    needs = {}
+    for load in loads:
+        more = max(0.0, _whole(load, tiers) - max(fair[load.name], load.above))
+        needs[load.name] = {**load.needed, highest: load.needed.get(highest, 0.0) + more}
+    return _shared(loads, tiers, needs)
+
+
+def _shared(
+    loads: Sequence[CellLoad], tiers: Sequence[TierShare], needs: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """The workers of each cell for these needs by cell and tier."""
     total = sum(load.workers for load in loads)
-    demand = {tier.name: sum(load.needed.get(tier.name, 0.0) for load in loads) for tier in tiers}
+    demand = {tier.name: sum(each.get(tier.name, 0.0) for each in needs.values()) for tier in tiers}
     granted = allocate(total, tiers, demand)
     parts = {name: granted[name] / needed for name, needed in demand.items() if needed > 0}
-    wanted = {load.name: sum(load.needed.get(name, 0.0) * part for name, part in parts.items()) for load in loads}
+    wanted = {cell: sum(each.get(name, 0.0) * part for name, part in parts.items()) for cell, each in needs.items()}
     needed = sum(wanted.values())
     if needed <= 0:
         return {load.name: float(load.workers) for load in loads}
     return {name: workers * total / needed for name, workers in wanted.items()}
 
 
+def _whole(load: CellLoad, tiers: Sequence[TierShare]) -> int:
+    """The whole workers that the highest tier of a cell keeps busy, at most by BUSY if they are few."""
+    needed = load.needed.get(min(tiers, key=lambda tier: tier.priority).name, 0.0)
+    return math.ceil(min(needed / BUSY, needed + 0.5) - LEAST)
+
+
 def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, dict[str, float]]:
     """For the workers of each cell: the cells to which one that decides now moves, each with its probability; else it stays."""
     by_need = fair_workers(loads, tiers)
-    fair = _with_least(loads, _with_ready(loads, by_need))
+    fair = _with_least(loads, tiers, _with_ready(loads, by_need))
     some_idle = any(load.workers and load.needs <= LEAST for load in loads)
     lacks = {
         load.name: _lacks(load, fair[load.name], some_idle or fair[load.name] > by_need[load.name]) for load in loads
@@ -157,11 +177,21 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 
 
 def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
-    """Each cell that accepts workers should have those that are ready, as far as others serve only lower tiers."""
+    """Each cell that accepts workers should have those that are ready, as far as others serve only lower tiers.
+
+    None gives its last worker.
+    """
     lacking = {load.name: max(0.0, load.ready - fair[load.name]) for load in loads if load.accepts}
     giving = {
-        load.name: max(0.0, fair[load.name] - max(load.ready, load.above)) for load in loads if load.needs > load.above
+        load.name: max(0.0, fair[load.name] - max(load.ready, load.above, 1.0))
+        for load in loads
+        if load.needs > load.above
     }
+    return _moved(fair, lacking, giving)
+
+
+def _moved(fair: Mapping[str, float], lacking: Mapping[str, float], giving: Mapping[str, float]) -> dict[str, float]:
+    """The workers of each cell after as many as possible of those that some lack were taken from what others can give."""
     moved = min(sum(lacking.values()), sum(giving.values()))
     if moved <= 0:
         return dict(fair)
@@ -171,15 +201,21 @@ def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[st
     }
 
 
-def _with_least(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
-    """Each cell that has requests should have a worker, one without workers FIRST; with fewer workers than cells, an even part."""
+def _with_least(loads: Sequence[CellLoad], tiers: Sequence[TierShare], fair: Mapping[str, float]) -> dict[str, float]:
+    """Each cell that has requests should have a worker, one without workers FIRST; with fewer workers than cells, an even part.
+
+    They are taken from what others have beyond the need of their tiers above the lowest one.
+    """
     needing = [load for load in loads if load.accepts and load.needs > LEAST]
     even = sum(fair.values()) / max(1, len(needing))
     raised = {load.name: min(even, 1.0 if load.workers else FIRST) for load in needing}
-    raised = {name: least for name, least in raised.items() if fair[name] < least}
-    others = sum(workers for name, workers in fair.items() if name not in raised)
-    part = max(0.0, sum(fair.values()) - sum(raised.values())) / others if others > 0 else 0.0
-    return {name: raised.get(name, workers * part) for name, workers in fair.items()}
+    lacking = {name: least - fair[name] for name, least in raised.items() if fair[name] < least}
+    giving = {
+        load.name: max(0.0, fair[load.name] - max(load.above, _whole(load, tiers)))
+        for load in loads
+        if load.name not in lacking
+    }
+    return _moved(fair, lacking, giving)
 
 
 def _lacks(load: CellLoad, fair: float, wants_ready: bool) -> float:  # noqa: FBT001 - one of two kinds of need

@@ -101,11 +101,16 @@ def test_ready_workers() -> None:
         # what is left over is spread so that cells are equally busy
         ([load("a", 4, free=1), load("b", 4, free=3)], {"a": 2, "b": 6}),
         # too few: enterprise of any cell comes before free of any other
-        ([load("a", 10, free=20), load("b", 0, enterprise=6)], {"a": 4, "b": 6}),
+        ([load("a", 10, free=20), load("b", 0, enterprise=5.5)], {"a": 4, "b": 6}),
         # the guaranteed share of free remains
         ([load("a", 10, free=20), load("b", 0, enterprise=20)], {"a": 1, "b": 9}),
         # within a tier, in proportion to the needs
         ([load("a", 5, free=10), load("b", 5, free=30)], {"a": 2.5, "b": 7.5}),
+        # whole workers for enterprise, at most 80 % busy if they are few
+        ([load("a", 1, enterprise=1.2), load("b", 3, free=9)], {"a": 2, "b": 2}),
+        ([load("a", 1, enterprise=0.9), load("b", 3, free=9)], {"a": 2, "b": 2}),
+        # but not beside workers that serve free there
+        ([load("a", 4, enterprise=1.2, free=3), load("b", 0, free=3)], {"a": 2.6, "b": 1.4}),
     ],
 )
 def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
@@ -141,6 +146,11 @@ def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
         ([load("a", 10, free=30), load("b", 0, enterprise=0.1)], {"a": {"b": 0.3}}),
         # fewer workers than cells with requests: the worker goes round
         ([load("a", 1, free=9), load("b", 0, free=1)], {"a": {"b": 0.5}}),
+        # the lowest tier has its share of the time if enterprise needs the others
+        (
+            [load("a", 2, enterprise=1.2, ready=5), load("b", 2, enterprise=1.2, ready=5), load("c", 0, free=3)],
+            {"a": {"c": 0.1}, "b": {"c": 0.1}},
+        ),
         # workers of a cell that accepts none leave it, also if nobody needs them
         ([CellLoad("a", 2, {}, 2, accepts=False), load("b", 4)], {"a": {"b": 1.0}}),
     ],
