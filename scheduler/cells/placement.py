@@ -149,7 +149,9 @@ def _shared(
 
 
 def _whole(load: CellLoad, tiers: Sequence[TierShare]) -> int:
-    """The whole workers that the highest tier of a cell keeps busy, at most by BUSY if they are few."""
+    """The whole workers that the highest tier of a cell keeps busy, at most by BUSY if they are few. 0 if it is the lowest too."""
+    if load.above <= LEAST:
+        return 0
     needed = load.needed.get(min(tiers, key=lambda tier: tier.priority).name, 0.0)
     return math.ceil(min(needed / BUSY, needed + 0.5) - LEAST)
 

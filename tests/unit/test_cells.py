@@ -118,6 +118,13 @@ def test_fair_workers(loads: list[CellLoad], fair: dict[str, float]) -> None:
     assert fair_workers(loads, TIERS) == pytest.approx(fair)
 
 
+def test_fair_workers_of_a_single_tier() -> None:
+    """It is the lowest one too, and is divided in proportion to the needs, not by whole workers."""
+    loads = [load("a", 3, free=9), load("b", 1, free=1)]
+
+    assert fair_workers(loads, [TierShare("free", 1, 0.1)]) == pytest.approx({"a": 3.6, "b": 0.4})
+
+
 @pytest.mark.parametrize(
     ("loads", "chances"),
     [
