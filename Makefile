@@ -40,15 +40,18 @@ up: $(INSTALLED) ## Start everything on this machine; Ctrl-C stops it
 
 # Tests with servers wait most of the time, so several processes run them, each with servers of its own; a file stays in
 # one process. The others compute: they run beside them at a lower priority, and print a line if they pass, so that the
-# failures of the first are the last lines.
+# failures of the first are the last lines. Tests that are marked `alone` follow: another stack that starts takes both
+# processors for a second.
 TEST_PROCESSES ?= 2
 
 test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)
 	@log=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$log 2>&1 & computing=$$!; \
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture; servers=$$?; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture \
+		-m "not chaos and not browser and not clients and not alone"; servers=$$?; \
 	wait $$computing; computed=$$?; if test $$computed -eq 0; then tail -n 1 $$log; else cat $$log; fi; rm -f $$log; \
-	test $$servers -eq 0 -a $$computed -eq 0
+	$(BIN)/python -m pytest -m alone tests/e2e; alone=$$?; \
+	test $$servers -eq 0 -a $$computed -eq 0 -a $$alone -eq 0
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

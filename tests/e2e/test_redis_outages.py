@@ -82,6 +82,7 @@ async def check(stack: Stack, results: list[Timed]) -> dict[str, asyncpg.Record]
     return rows
 
 
+@pytest.mark.alone
 async def test_redis_is_stopped_for_three_seconds(simulated: Stack) -> None:
     """Enterprise is served within a second and from then on, in direct mode, and the rows say so."""
     pids = await simulated.primaries()
