@@ -29,7 +29,10 @@ FAULTS = ("429", "", "reset", "", "503", "", "half", "", "500", "", "junk", "", 
 """In turn, with good calls in between."""
 
 REJECTED = {"rate_limit_exceeded", "reduced_capacity", "shed_for_priority", "queue_full", "no_capacity"}
-FAILED = {"worker_lost", "gpu_timeout", "invalid_output", "queue_timeout", "deadline_exceeded"}
+FAILED = {
+    *("worker_lost", "gpu_timeout", "invalid_output", "queue_timeout", "deadline_exceeded"),
+    "poison_request",  # A 500 again for the same input (docs/endpoint.md).
+}
 OPTIONS = ("--workers", "2", "--max-batch-size", "16")
 ENVIRONMENT = {"TIERLANE_ENDPOINT_API_KEY": KEY, "TIERLANE_ENDPOINT_TOTAL_MS": "700"}
 
