@@ -96,6 +96,10 @@ def needed_above(tiers: Sequence[TierShare], needed: Mapping[str, float]) -> flo
     return sum(needed.get(tier.name, 0.0) for tier in tiers if tier.name != lowest)
 
 
+def _highest(tiers: Sequence[TierShare]) -> str:
+    return min(tiers, key=lambda tier: tier.priority).name
+
+
 def _lowest(tiers: Sequence[TierShare]) -> str:
     return max(tiers, key=lambda tier: tier.priority).name
 
@@ -125,8 +129,7 @@ class CellLoad(NamedTuple):
 def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, float]:
     """How many workers each cell should have: the sum is the number of all workers."""
     fair = _shared(loads, tiers, {load.name: load.needed for load in loads})
-    highest = min(tiers, key=lambda tier: tier.priority).name
-    needs = {}
+    highest, needs = _highest(tiers), {}
     for load in loads:
         more = max(0.0, _whole(load, tiers) - max(fair[load.name], load.above))
         needs[load.name] = {**load.needed, highest: load.needed.get(highest, 0.0) + more}
@@ -152,7 +155,7 @@ def _whole(load: CellLoad, tiers: Sequence[TierShare]) -> int:
     """The whole workers that the highest tier of a cell keeps busy, at most by BUSY if they are few. 0 if it is the lowest too."""
     if load.above <= LEAST:
         return 0
-    needed = load.needed.get(min(tiers, key=lambda tier: tier.priority).name, 0.0)
+    needed = load.needed.get(_highest(tiers), 0.0)
     return math.ceil(min(needed / BUSY, needed + 0.5) - LEAST)
 
 
