@@ -45,6 +45,14 @@ def ceilings(capacity: float, tiers: Sequence[TierShare], demand: Mapping[str, f
     return {tier.name: allocate(capacity, tiers, {**demand, tier.name: math.inf})[tier.name] for tier in tiers}
 
 
+def share_in_part(share: float, of_tier: float, of_capacity: float) -> float:
+    """The guaranteed share of a tier of a part of the capacity, 0..1, such that all parts together give it `share`.
+
+    `of_tier`: the part of the tier's demand that is to be served there; `of_capacity`: the part of the capacity.
+    """
+    return min(1.0, share * of_tier / of_capacity) if of_capacity > 0 else share
+
+
 REMEMBERED_S = 60.0
 """The time in which the remembered demand of a reduced tier decays to 1 / e."""
 

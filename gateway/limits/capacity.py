@@ -26,7 +26,7 @@ from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
 from ratelimit.quotas import Meter
-from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
+from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered, share_in_part
 from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
@@ -80,6 +80,8 @@ class LiveLimits:
         self.registering = False
         """Whether Redis was emptied a moment ago and has fewer workers than before, or no scheduler."""
         self._cell_part = 1.0  # Of the capacity, for predicted waits in this cell.
+        self._cell_demand: Mapping[str, float] = {}
+        self._tier_parts: Mapping[str, float] = {}  # Of the needs of all cells, this one's by tier; without those of 0.
         self._cell_gpus = 1.0  # Of the healthy GPUs, those that serve this cell now.
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
@@ -95,8 +97,11 @@ class LiveLimits:
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
         # Workers follow the need, but a quiet cell has some that are ready, and one that all have left gets one for its first
         # request: its need alone would predict long waits.
-        by_need = _need(cell) / need if (need := _need(observation)) > 0 else 1.0
+        own, needs = _needs(cell), _needs(observation)
+        by_need = sum(own.values()) / need if (need := sum(needs.values())) > 0 else 1.0
         self._cell_part = max(by_need, max(1, cell.healthy_gpus) / gpus if gpus else 1.0)
+        self._cell_demand = _total(cell.gateways, lambda stats: stats.demand_rps)
+        self._tier_parts = {name: rps / needs[name] for name, rps in own.items() if rps > 0}
         if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
@@ -256,7 +261,12 @@ class LiveLimits:
         self._ceilings = ceilings(shared_rps, shares, self._demand)
         growth = self._growth()
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
-        limits = [self._tier_limit(tier, snapshot) for tier in snapshot.tiers]
+        here = [share._replace(guaranteed_share=self._share_here(share)) for share in shares]
+        rates = ceilings(shared_rps * self._cell_part, here, self._cell_demand)
+        limits = [
+            self._tier_limit(tier, snapshot, share.guaranteed_share, rates[tier.name])
+            for tier, share in zip(snapshot.tiers, here, strict=True)
+        ]
         wait_rps = self.estimate.wait_rps * _target(snapshot, self._pool)
         self._limits = AdmissionLimits(limits, wait_rps * self._cell_part)
 
@@ -273,26 +283,35 @@ class LiveLimits:
         # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
         return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
 
-    def _tier_limit(self, tier: TierRow, snapshot: SnapshotView) -> TierLimit:
-        rate = self.ceiling(tier.name)
+    def _share_here(self, tier: TierShare) -> float:
+        """The guaranteed share of a tier of the part of the capacity that serves this cell."""
+        of_tier = self._tier_parts.get(tier.name, self._cell_part)
+        return share_in_part(tier.guaranteed_share, of_tier, self._cell_part)
+
+    def _tier_limit(self, tier: TierRow, snapshot: SnapshotView, share: float, rate: float) -> TierLimit:
+        """`share` and `rate`: what this cell guarantees to the tier, and gives it at most."""
+        ceiling = self.ceiling(tier.name)
         return TierLimit(
             name=tier.name,
-            rate=rate,
-            burst=max(1.0, rate * TIER_BURST_S),
+            rate=min(rate, ceiling),
+            # Of all cells: when the load of one rises, its part of the capacity follows with the next observations.
+            burst=max(1.0, ceiling * TIER_BURST_S),
             max_depth=tier.max_queue_depth,
             ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
             shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
-            share=tier.guaranteed_share,
+            share=share,
             shadow=tier.shadow,
             places=batch_size(snapshot, self._pool) or PLACES,
         )
 
 
-def _need(observation: Observation) -> float:
-    """The rate that a pool in a cell needs, requests/s: for its arrivals and for what waits."""
-    waiting = sum(tier.depth for tier in observation.tiers.values())
-    return sum(_total(observation.gateways, lambda stats: stats.demand_rps).values()) + waiting / HORIZON_S
+def _needs(observation: Observation) -> dict[str, float]:
+    """The rate that each tier of a pool in a cell needs, requests/s: for its arrivals and for what waits."""
+    needs = _total(observation.gateways, lambda stats: stats.demand_rps)
+    for name, queue in observation.tiers.items():
+        needs[name] = needs.get(name, 0.0) + queue.depth / HORIZON_S
+    return needs
 
 
 def is_slow(worker: WorkerView) -> bool:

@@ -68,6 +68,13 @@ class BatchPolicy:
         """The tiers by priority."""
         return sorted(self.tiers, key=lambda tier: tier.priority)
 
+    def with_shares(self, shares: Mapping[str, float]) -> "BatchPolicy":
+        """The policy with these guaranteed shares of tiers; a tier that is not in `shares` keeps its own."""
+        if not shares:
+            return self
+        tiers = [replace(t, guaranteed_share=shares.get(t.name, t.guaranteed_share)) for t in self.tiers]
+        return replace(self, tiers=tiers)
+
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:

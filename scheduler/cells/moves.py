@@ -1,5 +1,7 @@
 """Moves of workers between cells: the document that schedulers publish, and the decision of a worker.
 
+The same loads give the guaranteed share of each tier in each cell, which the dispatchers of the process use.
+
 Four times a second, and eight times while workers should move, each scheduler observes a pool in all cells, computes the
 chances of a move (`placement.py`) and writes them into each cell, in the key `moves`. The reply to a worker's heartbeat
 contains this document, so that it costs no call of its own. But a busy worker whose last document lets it move reads the
@@ -31,7 +33,15 @@ from redis.asyncio import Redis
 
 from ratelimit.capacity import GpuRate
 from ratelimit.shares import TierShare
-from scheduler.cells.placement import CellLoad, destination, move_chances, needed_above, ready_workers, workers_needed
+from scheduler.cells.placement import (
+    CellLoad,
+    Placement,
+    destination,
+    needed_above,
+    placed,
+    ready_workers,
+    workers_needed,
+)
 from scheduler.cells.places import CellServer, cell_urls, with_credentials, without_credentials
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
@@ -156,9 +166,9 @@ def _decides(worker: WorkerView) -> float:
     return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 
-def chances_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> dict[str, dict[str, float]]:
-    """For the workers of each cell: the cells to which one that decides now moves, each with its probability."""
-    return move_chances(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
+def placement(plan: PoolPlan, cells: Mapping[str, CellState]) -> Placement:
+    """Where the workers of a pool should move, and how those of each cell are shared among tiers."""
+    return placed(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
 
 
 def documents(
@@ -283,6 +293,7 @@ class MovesPublisher:
         self._rows = rows
         self._clock = clock
         self._cells: dict[tuple[str, str], _ObservedCell] = {}  # By pool and URL.
+        self._shares: Mapping[tuple[str, str], Mapping[str, float]] = {}  # By pool and cell.
 
     async def run(self) -> None:
         """Publish; never returns."""
@@ -293,7 +304,7 @@ class MovesPublisher:
                 await asyncio.sleep(max(PERIOD_S / 2.5, until_next_s(moving=moving) - (self._clock() - began)))
         finally:
             await asyncio.gather(*(each.close() for each in self._cells.values()))
-            self._cells = {}
+            self._cells, self._shares = {}, {}
 
     async def turn(self) -> bool:
         """Observe all cells, and publish one document in each that responds. Returns whether any worker should move."""
@@ -303,16 +314,22 @@ class MovesPublisher:
         await _within([call for each in self._cells.values() if (call := each.observe()) and each.seen is not None])
         places = places_of(rows, self._base_url)
         states = {place.name: place.state for place in places}
-        writes, moving = [], False
+        writes, moving, shares = [], False, dict[tuple[str, str], Mapping[str, float]]()
         for plan in plans.values():
             cells = {each.cell: each for (pool, _), each in self._cells.items() if pool == plan.pool}
             seen = {name: CellState(states[name], each.seen) for name, each in cells.items() if each.seen is not None}
-            chances = chances_of(plan, seen)
-            moving = moving or any(chances.values())
-            packed = documents(chances, seen, places, random.getrandbits(62))
+            found = placement(plan, seen)
+            shares |= {(plan.pool, name): of_tiers for name, of_tiers in found.shares.items()}
+            moving = moving or any(found.chances.values())
+            packed = documents(found.chances, seen, places, random.getrandbits(62))
             writes += [cells[name].publish(document) for name, document in packed.items()]
+        self._shares = shares
         await _within(writes)
         return moving
+
+    def shares(self, pool: str, cell: str) -> Mapping[str, float]:
+        """The guaranteed share of each tier in a cell, as of the last turn; empty: that of its row."""
+        return self._shares.get((pool, cell), {})
 
     async def _follow(self, plans: Mapping[str, PoolPlan], rows: Sequence[CellServer]) -> None:
         """One connection for each pool in each cell."""

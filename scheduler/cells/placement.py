@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ratelimit.shares import TierShare, allocate
+from ratelimit.shares import TierShare, allocate, share_in_part
 
 HORIZON_S = 0.5
 """The time in which the queues of a cell should be served: it turns a backlog into a number of workers."""
@@ -126,6 +126,22 @@ class CellLoad(NamedTuple):
         return sum(self.needed.values())
 
 
+class Placement(NamedTuple):
+    """What follows from the loads of all cells.
+
+    `chances`: for the workers of each cell, the cells to which one that decides now moves, each with its probability; else it
+    stays. `shares`: by cell, the guaranteed share of each tier of its batches.
+    """
+
+    chances: dict[str, dict[str, float]]
+    shares: dict[str, dict[str, float]]
+
+
+def placed(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> Placement:
+    """Where workers should move, and how those of each cell are shared among tiers."""
+    return Placement(move_chances(loads, tiers), shares_in_cells(loads, tiers))
+
+
 def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, float]:
     """How many workers each cell should have: the sum is the number of all workers."""
     fair = _shared(loads, tiers, {load.name: load.needed for load in loads})
@@ -134,6 +150,25 @@ def fair_workers(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
         more = max(0.0, _whole(load, tiers) - max(fair[load.name], load.above))
         needs[load.name] = {**load.needed, highest: load.needed.get(highest, 0.0) + more}
     return _shared(loads, tiers, needs)
+
+
+def shares_in_cells(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[str, dict[str, float]]:
+    """By cell, the guaranteed share of each tier of its batches, such that the tier has its share of all workers.
+
+    More than that only as far as the cell needs it; a tier that has no requests in a cell keeps its share there.
+    """
+    total, fair = max(1, sum(load.workers for load in loads)), fair_workers(loads, tiers)
+    demand = {tier.name: sum(load.needed.get(tier.name, 0.0) for load in loads) for tier in tiers}
+    shares: dict[str, dict[str, float]] = {}
+    for load in loads:
+        # Where most workers have yet to come, the first ones are not given to the guaranteed tiers alone.
+        workers, of_cell = max(fair[load.name] / 2, load.workers, LEAST), shares.setdefault(load.name, {})
+        for tier in tiers:
+            needed = load.needed.get(tier.name, 0.0)
+            if needed > LEAST:
+                share = share_in_part(tier.guaranteed_share, needed / demand[tier.name], workers / total)
+                of_cell[tier.name] = min(share, max(tier.guaranteed_share, needed / workers))
+    return shares
 
 
 def _shared(

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 EIGHT_SMALL = ("--backend", "simulated:100", "--workers", "8", "--max-batch-size", "2")
 CALM_RATE = 40.0  # Requests/s of enterprise without a flood: under a third of the capacity.
 WARM_S, MEASURED_S = 4.0, 30.0
+FLOODS = {**NO_LIMITS, "spread": 4}
+"""Limits of a customer that sends more than a cell serves: it has up to four, and where there is only one, that."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def served(interval: Interval) -> float:
 async def test_a_flood_of_free_does_not_slow_enterprise(eight_gpus: Stack) -> None:
     """At ten times the capacity the p99 of enterprise stays within 1.2 x of its p99 alone, and the GPUs stay busy."""
     stack = eight_gpus
-    flooder = await add_customer(stack, "flood-free", "free", **NO_LIMITS)
+    flooder = await add_customer(stack, "flood-free", "free", **FLOODS)
     calm = Stream(stack.key("enterprise"), CALM_RATE)
     unloaded = await measured(stack, {"enterprise": calm}, seed=1)
     capacity = await usable_capacity(stack)
@@ -76,7 +78,7 @@ async def test_a_flood_of_free_does_not_slow_enterprise(eight_gpus: Stack) -> No
 async def test_a_flood_of_enterprise_does_not_take_the_share_of_free(eight_gpus: Stack) -> None:
     """Free sends twice its guaranteed tenth of the capacity, and gets the tenth."""
     stack = eight_gpus
-    flooder = await add_customer(stack, "flood-enterprise", "enterprise", **NO_LIMITS)
+    flooder = await add_customer(stack, "flood-enterprise", "enterprise", **FLOODS)
     customer = await add_customer(stack, "steady-free", "free", **NO_LIMITS)
     capacity = await usable_capacity(stack)
     streams = {"enterprise": Stream(flooder.key, 10 * capacity), "free": Stream(customer.key, 0.2 * capacity)}

@@ -424,3 +424,14 @@ async def test_a_lost_cell_does_not_delay_the_documents_of_others(cells: TestCel
         os.kill(cells.servers[1].pid, signal.SIGCONT)
     cells.rows = []
     await eventually(lambda: cells.publisher._cells == {}, "with one cell nothing is published")
+
+
+async def test_the_guaranteed_shares_of_each_cell_follow_its_requests(cells: TestCells) -> None:
+    """Those of a tier that waits in one cell; with one cell, the rows of the tiers hold."""
+    cells.publish()
+    await cells.west.send(100)
+
+    await eventually(lambda: cells.publisher.shares("default", "west").get("free", 0.0) > 0.1, "free has more in west")
+    assert cells.publisher.shares("default", "default") == {}
+    cells.rows = []
+    await eventually(lambda: cells.publisher.shares("default", "west") == {}, "the rows of the tiers hold again")

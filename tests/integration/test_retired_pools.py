@@ -117,7 +117,7 @@ async def test_a_request_of_a_retired_pool_ends(
     (waiting,) = await old.queue(1, customer_id=CUSTOMER, api_key_id="k" * 12, queue_ms=50)
     stop = asyncio.Event()
     settings = Settings(redis_url=redis_url, database_url=database_url)
-    serving = asyncio.create_task(serve_pools(settings, stop, CATALOG, client))
+    serving = asyncio.create_task(serve_pools(settings, stop, CATALOG, client, lambda *_: {}))
 
     async def code() -> str | None:
         row = await find_request(db, waiting)

@@ -17,9 +17,9 @@ from scheduler.cells.moves import (
     Moves,
     PoolPlan,
     Registrations,
-    chances_of,
     documents,
     loads_of,
+    placement,
     places_of,
     until_next_s,
 )
@@ -131,7 +131,9 @@ def test_the_document_of_each_cell() -> None:
         "west": CellState("open", observation([worker("w3")], free=500)),
     }
 
-    found = {name: decoded(packed) for name, packed in documents(chances_of(PLAN, cells), cells, PLACES, 7).items()}
+    found = {
+        name: decoded(packed) for name, packed in documents(placement(PLAN, cells).chances, cells, PLACES, 7).items()
+    }
 
     assert [
         CellPlace("default", "redis://one:1/0", "open"),
@@ -148,7 +150,7 @@ def test_a_draining_cell_keeps_the_workers_that_it_needs_until_it_is_empty() -> 
 
     def chances(draining: Observation) -> float:
         cells = {"default": CellState("draining", draining), "west": west}
-        return sum(decoded(documents(chances_of(PLAN, cells), cells, PLACES, 7)["default"]).chances.values())
+        return sum(decoded(documents(placement(PLAN, cells).chances, cells, PLACES, 7)["default"]).chances.values())
 
     assert chances(observation(workers, free=5)) == pytest.approx(3 / 4)
     assert chances(observation(workers)) == 1.0

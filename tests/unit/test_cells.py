@@ -16,6 +16,7 @@ from scheduler.cells.placement import (
     homes,
     move_chances,
     ready_workers,
+    shares_in_cells,
     workers_needed,
 )
 from scheduler.cells.places import cell_urls, cells_of, former_homes
@@ -123,6 +124,41 @@ def test_fair_workers_of_a_single_tier() -> None:
     loads = [load("a", 3, free=9), load("b", 1, free=1)]
 
     assert fair_workers(loads, [TierShare("free", 1, 0.1)]) == pytest.approx({"a": 3.6, "b": 0.4})
+
+
+@pytest.mark.parametrize(
+    ("loads", "shares"),
+    [
+        # as much of both tiers in every cell
+        (
+            [load("a", 4, enterprise=8, free=8), load("b", 4, enterprise=8, free=8)],
+            {"a": (0.05, 0.1), "b": (0.05, 0.1)},
+        ),
+        # all of free in one cell: a tenth of all workers is a fifth of this half of them
+        ([load("a", 4, enterprise=40), load("b", 4, enterprise=40, free=5)], {"a": (0.05, None), "b": (0.05, 0.2)}),
+        # not more than it needs
+        ([load("a", 4, enterprise=40), load("b", 4, enterprise=40, free=0.6)], {"a": (0.05, None), "b": (0.05, 0.15)}),
+        ([load("a", 4, enterprise=40), load("b", 4, enterprise=40, free=0.1)], {"a": (0.05, None), "b": (0.05, 0.1)}),
+        # less where it needs less than elsewhere
+        (
+            [load("a", 4, enterprise=40, free=9), load("b", 4, enterprise=40, free=1)],
+            {"a": (0.05, 0.18), "b": (0.05, 0.02)},
+        ),
+        # the first worker of a cell that should have four is not given to free
+        (
+            [load("a", 7, enterprise=40), load("b", 1, enterprise=40, free=5)],
+            {"a": (0.2 / 7, None), "b": (0.2 / 2.2, 0.8 / 2.2)},
+        ),
+    ],
+)
+def test_guaranteed_shares_in_cells(loads: list[CellLoad], shares: dict[str, tuple[float, float | None]]) -> None:
+    """A tier has its share of the workers of all cells together, wherever its requests are."""
+    found = shares_in_cells(loads, TIERS)
+
+    assert {name: (of["enterprise"], of.get("free")) for name, of in found.items()} == {
+        name: (pytest.approx(enterprise), free if free is None else pytest.approx(free))
+        for name, (enterprise, free) in shares.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,23 @@ def test_a_quiet_cell_predicts_waits_by_the_workers_that_it_has(here: int) -> No
     assert limits.current(SNAPSHOT).capacity_rps == pytest.approx(80.0)
 
 
+def test_a_cell_has_its_part_of_the_capacity() -> None:
+    """All of free is here: its tenth of all workers is 0.15 of the two thirds that serve this cell, and enterprise has the rest.
+
+    Regression: each cell had the rate of the whole pool, and accepted requests that then waited until their deadline.
+    """
+    here, there = look(worker("a"), enterprise=100.0, free=100.0), look(worker("b"), enterprise=100.0)
+    limits, single = LiveLimits("default"), observed(combined([here, there]))
+
+    limits.observe(here, SNAPSHOT, 0.0, combined([here, there]))
+
+    enterprise, paid, free = limits.current(SNAPSHOT).tiers
+    assert (free.share, free.rate) == (pytest.approx(0.15), pytest.approx(16.0))
+    assert (enterprise.share, enterprise.rate) == (pytest.approx(0.0375), pytest.approx(160 * 2 / 3 - 16.0))
+    assert paid.share == 0.25  # No request of it is known.
+    assert [each.burst for each in (enterprise, paid, free)] == [each.burst for each in single.current(SNAPSHOT).tiers]
+
+
 def test_a_worker_that_has_moved_counts_in_the_cell_of_its_latest_heartbeat() -> None:
     """For a moment both cells know it."""
     old = msgspec.structs.replace(worker("a", healthy=False), age_ms=900.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered
+from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered, share_in_part
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("paid", 2, 0.25), TierShare("free", 3, 0.10))
 INF = math.inf
@@ -101,6 +101,15 @@ def test_a_satisfied_demand_is_exact() -> None:
 def test_factor(allocated: float, demand: float, kept: float) -> None:
     """A tier whose demand is satisfied has full limits."""
     assert factor(allocated, demand) == kept
+
+
+@pytest.mark.parametrize(
+    ("of_tier", "of_capacity", "share"),
+    [(0.5, 0.5, 0.1), (1.0, 0.5, 0.2), (0.1, 0.5, 0.02), (0.0, 0.5, 0.0), (1.0, 0.05, 1.0), (1.0, 0.0, 0.1)],
+)
+def test_a_share_in_a_part_of_the_capacity(of_tier: float, of_capacity: float, share: float) -> None:
+    """A share of 0.1, in proportion to the part of the tier's demand there; at most all of the part."""
+    assert share_in_part(0.1, of_tier, of_capacity) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

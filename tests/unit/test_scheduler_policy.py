@@ -154,6 +154,14 @@ def test_a_small_share_accumulates_as_credit() -> None:
     assert places == 80  # 100 batches x 8 places x 0.10
 
 
+def test_shares_of_a_cell() -> None:
+    """They replace those of the tiers that they name."""
+    changed = policy().with_shares({"free": 0.4, "background": 0.2})
+
+    assert [tier.guaranteed_share for tier in changed.tiers] == [0.05, 0.25, 0.4]
+    assert policy().with_shares({}) == policy()
+
+
 DEPTHS = st.integers(0, 80)
 AGES = st.floats(0, 3000)
 

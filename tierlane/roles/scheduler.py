@@ -11,7 +11,7 @@ it, and a pool that is finished and unnamed is forgotten.
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -117,28 +117,45 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
     )
 
 
+CellShares = Callable[[str, str], Mapping[str, float]]
+"""The guaranteed shares of tiers in a pool and a cell, as in `MovesPublisher`."""
+
 MIN_LEFT_MS = 50
 """A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
 
 
 async def run_pool(
-    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, *, standing_in: bool = False
+    settings: "Settings",
+    stop: asyncio.Event,
+    catalog: Catalog,
+    client: Redis,
+    shares: CellShares,
+    *,
+    standing_in: bool = False,
 ) -> None:
     """Run until `stop`; then the auditor writes what waits. `client` is for commands, of any pool."""
     blocking = blocking_client(settings.redis_url)
     try:
-        await _run_loops(settings, stop, catalog, client, blocking, standing_in=standing_in)
+        await _run_loops(settings, stop, catalog, client, blocking, shares=shares, standing_in=standing_in)
     finally:
         await blocking.aclose()
 
 
 async def _run_loops(
-    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis, *, standing_in: bool
+    settings: "Settings",
+    stop: asyncio.Event,
+    catalog: Catalog,
+    client: Redis,
+    blocking: Redis,
+    *,
+    shares: CellShares,
+    standing_in: bool,
 ) -> None:
     keys, leaving, tasks = Keys.at(settings.redis_url, settings.pool), LeavingTiers(time.monotonic), TaskRegistry()
+    cell = cell_of(settings.redis_url)
 
     def policy() -> BatchPolicy:
-        return leaving.kept(batch_policy(catalog.snapshot, settings))
+        return leaving.kept(batch_policy(catalog.snapshot, settings)).with_shares(shares(settings.pool, cell))
 
     def tier_names() -> list[str]:
         return [tier.name for tier in policy().tiers]
@@ -289,6 +306,7 @@ class StandIn:
         self._settings = settings
         self._catalog = catalog
         self._served: dict[str, set[str]] = {}  # By cell.
+        self._moves = moves_publisher(settings, catalog)
 
     async def run(self, redis_url: str, pool: str, stop: asyncio.Event) -> None:
         """Run for `pool` in the cell at this URL until `stop`. With the gateway's own pool, also look for those that are left."""
@@ -302,9 +320,9 @@ class StandIn:
             async with asyncio.TaskGroup() as group:
                 besides = [group.create_task(left.run())] if is_own and settings.serve_pools == "all" else []
                 if is_own and cell == DEFAULT_CELL:
-                    besides.append(group.create_task(publish_moves(self._settings, self._catalog)))
+                    besides.append(group.create_task(publish_moves(self._moves)))
                     besides.append(group.create_task(run_allotter(self._settings, self._catalog)))
-                await run_pool(settings, stop, self._catalog, client, standing_in=True)
+                await run_pool(settings, stop, self._catalog, client, self._moves.shares, standing_in=True)
                 await end_all(besides)
         finally:
             await client.aclose()
@@ -342,16 +360,17 @@ async def _serve(settings: "Settings") -> int:
 async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalog) -> None:
     """Serve every cell of the catalog until `stop`, or until it is closed."""
     running: dict[str, asyncio.Event] = {}
+    moves = moves_publisher(settings, catalog)
     async with asyncio.TaskGroup() as group:
         of_all_cells = [
-            group.create_task(publish_moves(settings, catalog), name="moves of workers"),
+            group.create_task(publish_moves(moves), name="moves of workers"),
             group.create_task(run_allotter(settings, catalog), name="allotter"),
         ]
         while not stop.is_set():
             urls = cell_urls(settings.redis_url, catalog.snapshot.cells if catalog.snapshot is not None else ())
             for cell in sorted(urls.keys() - running.keys()):
                 closed = running[cell] = asyncio.Event()
-                group.create_task(_serve_cell(settings, urls[cell], closed, catalog), name=f"cell {cell}")
+                group.create_task(_serve_cell(settings, urls[cell], closed, catalog, moves.shares), name=f"cell {cell}")
             for cell in running.keys() - urls.keys():
                 log.info("cell closed", cell=cell)
                 running.pop(cell).set()
@@ -361,8 +380,8 @@ async def serve_cells(settings: "Settings", stop: asyncio.Event, catalog: Catalo
         await end_all(of_all_cells)
 
 
-async def publish_moves(settings: "Settings", catalog: Catalog) -> None:
-    """Publish the moves of workers between cells; never returns."""
+def moves_publisher(settings: "Settings", catalog: Catalog) -> MovesPublisher:
+    """The moves of workers between the cells of the catalog."""
 
     def rows() -> Sequence[CellRow]:
         return catalog.snapshot.cells if catalog.snapshot is not None else ()
@@ -370,7 +389,12 @@ async def publish_moves(settings: "Settings", catalog: Catalog) -> None:
     def plans() -> list[PoolPlan]:
         return [pool_plan(catalog.snapshot, pool, settings) for pool in sorted(wanted_pools(settings, catalog))]
 
-    await TaskRegistry().run_forever("moves of workers", MovesPublisher(settings.redis_url, plans, rows).run)
+    return MovesPublisher(settings.redis_url, plans, rows)
+
+
+async def publish_moves(moves: MovesPublisher) -> None:
+    """Publish the moves of workers; never returns."""
+    await TaskRegistry().run_forever("moves of workers", moves.run)
 
 
 def pool_plan(snapshot: Snapshot | None, pool: str, settings: "Settings") -> PoolPlan:
@@ -386,7 +410,9 @@ def pool_plan(snapshot: Snapshot | None, pool: str, settings: "Settings") -> Poo
     )
 
 
-async def _serve_cell(settings: "Settings", redis_url: str, stop: asyncio.Event, catalog: Catalog) -> None:
+async def _serve_cell(
+    settings: "Settings", redis_url: str, stop: asyncio.Event, catalog: Catalog, shares: CellShares
+) -> None:
     """A fault of one cell does not affect the others; one of the default cell ends the process, which is restarted."""
     cell = cell_of(redis_url)
     while not stop.is_set():
@@ -394,7 +420,7 @@ async def _serve_cell(settings: "Settings", redis_url: str, stop: asyncio.Event,
             redis_url = await server_url(redis_url)
             client = command_client(redis_url)
             try:
-                await serve_pools(settings.model_copy(update={"redis_url": redis_url}), stop, catalog, client)
+                await serve_pools(settings.model_copy(update={"redis_url": redis_url}), stop, catalog, client, shares)
             finally:
                 await client.aclose()
         except Exception as error:
@@ -404,7 +430,9 @@ async def _serve_cell(settings: "Settings", redis_url: str, stop: asyncio.Event,
             await _asked_to_stop(stop, CELL_RETRY_S)
 
 
-async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
+async def serve_pools(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, shares: CellShares
+) -> None:
     """A pool is served from its first appearance until the process ends, because requests may still be queued in it."""
     served: set[str] = set()
     left = LeftPools(client, catalog, settings.database_url, served, cell=cell_of(settings.redis_url))
@@ -415,7 +443,7 @@ async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalo
                 log.info("pool served", pool=pool)
                 served.add(pool)
                 of_pool = settings.model_copy(update={"pool": pool})
-                group.create_task(run_pool(of_pool, stop, catalog, client), name=f"pool {pool}")
+                group.create_task(run_pool(of_pool, stop, catalog, client, shares), name=f"pool {pool}")
             await _asked_to_stop(stop, STOP_LOOK_S)
         if looking is not None:
             looking.cancel()

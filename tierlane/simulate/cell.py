@@ -178,7 +178,7 @@ class SimulatedCell:
         self.leaving: Callable[[SimulatedWorker, str], None] = lambda *_: None
         tiers = [TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers]
         settings = scenario.scheduler
-        policy = BatchPolicy(
+        self._policy = BatchPolicy(
             batch,
             scenario.model.max_wait_ms,
             settings.batch_lookahead_workers,
@@ -186,7 +186,7 @@ class SimulatedCell:
             [tier for tier in tiers if not tier.paused],
             headroom=settings.batch_headroom,
         )
-        self.dispatcher = CellDispatcher(self, loop, policy)
+        self.dispatcher = CellDispatcher(self, loop, self._policy)
 
     @property
     def depth(self) -> int:
@@ -197,6 +197,10 @@ class SimulatedCell:
     def healthy(self) -> int:
         """Workers that count."""
         return len(self.workers)
+
+    def share(self, shares: Mapping[str, float]) -> None:
+        """Set the guaranteed shares of tiers in this cell; those of their rows if it is empty."""
+        self.dispatcher.policy = self._policy.with_shares(shares)
 
     def start(self) -> None:
         """Begin the readings of service times."""

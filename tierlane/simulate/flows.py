@@ -21,7 +21,7 @@ from ratelimit.shares import TierShare, ceilings, factor, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
 from scheduler.cells.moves import PERIOD_S, until_next_s
-from scheduler.cells.placement import Cell, CellLoad, home, move_chances, needed_above, ready_workers, workers_needed
+from scheduler.cells.placement import Cell, CellLoad, home, needed_above, placed, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
@@ -92,8 +92,9 @@ class TierFlow:
         self.classes = classes
         self.demand = self.before = self.recent = 0.0
         self.factor = 1.0
-        self.ceiling = math.inf
+        self.ceiling = self.rate = math.inf
         self.level = 0.0
+        self.share = tier.guaranteed_share  # Of the batches of this cell.
 
     @property
     def waiting(self) -> int:
@@ -125,13 +126,10 @@ class FlowCell:
         self._recorder = recorder
         self._random = random
         self._credit: Mapping[str, float] = {}
-        self._places = 0.0
-        self._rate = 0.0
+        self._places = self._rate = self._running = 0.0
         self._words = 10.0
         self.capacity = 0.0  # Of all cells, the part for predicted waits in this one.
         self._started: deque[tuple[float, float]] = deque()  # Batches by the step in which they began, for one run.
-        self._running = 0.0
-        self._policies = [TierPolicy(t.tier.name, t.tier.priority, t.tier.guaranteed_share) for t in tiers]
         self._shares = [TierShare(t.tier.name, t.tier.priority, t.tier.guaranteed_share) for t in tiers]
 
     @property
@@ -161,9 +159,12 @@ class FlowCell:
     def limit(self, capacity: float, need: float, demand: Mapping[str, float]) -> None:
         """Compute the limits again, as `LiveLimits` does with each heartbeat, from those of all cells."""
         self.capacity = capacity * self.need / need if need > 0 else capacity
+        here = [TierShare(each.tier.name, each.tier.priority, each.share) for each in self.tiers]
         found = ceilings(capacity, self._shares, demand)
+        rates = ceilings(self.capacity, here, {each.tier.name: each.demand for each in self.tiers})
         for each in self.tiers:
             each.ceiling, wanted = found[each.tier.name], demand[each.tier.name]
+            each.rate = min(each.ceiling, rates[each.tier.name])
             each.before = remembered(each.before, wanted, each.factor, BEAT_S)
             target = 1.0 if each.tier.shadow else factor(each.ceiling, min(wanted, each.before))
             each.factor = relax(each.factor, target, BEAT_S)
@@ -215,10 +216,9 @@ class FlowCell:
 
     def _admit(self, tier: TierFlow, wanted: Sequence[int], ahead: int, step_s: float) -> list[int]:
         """The requests of each class that the tier accepts: its bucket, shedding, its depth."""
-        rate = tier.ceiling
-        if not rate < math.inf:
+        if not tier.ceiling < math.inf:
             return list(wanted)
-        tier.level = min(max(1.0, rate), tier.level + rate * step_s)
+        tier.level = min(max(1.0, tier.ceiling), tier.level + tier.rate * step_s)
         parts = water_fill(
             wanted, [each.customers * each.section.weight for each in tier.classes], max(0.0, tier.level)
         )
@@ -242,8 +242,8 @@ class FlowCell:
         if not count or self.capacity <= 0:
             return 0, 0
         row, own, capacity = tier.tier, self._own_depth(tier, each), self.capacity
-        in_share = own / row.guaranteed_share if row.guaranteed_share else math.inf
-        rate = max(min(tier.ceiling, capacity), row.guaranteed_share * capacity, 0.001)
+        in_share = own / tier.share if tier.share else math.inf
+        rate = max(min(tier.rate, capacity), tier.share * capacity, 0.001)
         wait_ms = 1000 * min(ahead / capacity + own / rate, in_share / capacity)
         chance = max(
             shed_chance(min(ahead + own, in_share), -1 if row.shed_depth is None else row.shed_depth),
@@ -280,8 +280,7 @@ class FlowCell:
         self._places = min(self._places + most, max(most, float(self._batch))) if waiting else 0.0
         places = min(waiting, int(self._places))
         self._places -= places
-        is_saturated = waiting > places
-        rate = max(waiting / step_s, self._rate)
+        is_saturated, rate = waiting > places, max(waiting / step_s, self._rate)
         size = float(self._batch if is_saturated else target_size(rate, max(1, self.workers), service, self._batch))
         run_ms = self._scenario.costs.run_ms(size, size * self._words)
         busy_s = min(self.workers * step_s, places / max(1.0, size) * run_ms / 1000)
@@ -296,7 +295,8 @@ class FlowCell:
         if not places:
             return
         tiers = {t.tier.name: TierQueue(t.waiting, self._oldest_ms(t, now)) for t in self.tiers if t.waiting}
-        policy = BatchPolicy(places, 0.0, 1, settings.ageing_ms, self._policies)
+        order = [TierPolicy(each.tier.name, each.tier.priority, each.share) for each in self.tiers]
+        policy = BatchPolicy(places, 0.0, 1, settings.ageing_ms, order)
         picks, self._credit = choose(tiers, policy, self._credit)
         gathering_ms = self._wait_ms(size, apart_ms, waiting / step_s, is_saturated=is_saturated)
         for tier in self.tiers:
@@ -306,11 +306,8 @@ class FlowCell:
         """The longest wait within a step: until the next batch leaves."""
         if is_saturated:
             return apart_ms or self.full_ms() / max(1, self.workers)
-        if size <= 1:
-            return 0.0
-        return min(
-            window_ms(int(size), max(rate, self._rate), self._scenario.model.max_wait_ms), 1000 * size / max(rate, 1.0)
-        )
+        window = window_ms(int(size), max(rate, self._rate), self._scenario.model.max_wait_ms)
+        return min(window, 1000 * size / max(rate, 1.0)) if size > 1 else 0.0
 
     def _oldest_ms(self, tier: TierFlow, now: float) -> float:
         return max(((now - each.parcels[0][0]) * 1000 for each in tier.classes if each.parcels), default=0.0)
@@ -465,7 +462,10 @@ class FlowSimulation:
         """Workers that decide now move. Returns the number of steps until the next digests."""
         cells = {cell.name: cell for cell in self._cells if not cell.isolated}
         loads = {name: cell.load(max(self._scenario.step_s, PERIOD_S)) for name, cell in cells.items()}
-        found, calm_s = move_chances(list(loads.values()), self._shares), self._scenario.cells.digest_ms / 1000
+        (found, shares), calm_s = placed(list(loads.values()), self._shares), self._scenario.cells.digest_ms / 1000
+        for name, cell in cells.items():
+            for each in cell.tiers:
+                each.share = shares[name].get(each.tier.name, each.tier.guaranteed_share)
         for name, chances in found.items():
             deciding = min(loads[name].deciding, float(cells[name].workers))
             for destination, chance in chances.items():

@@ -11,7 +11,7 @@ from random import Random
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
-from scheduler.cells.moves import PoolPlan, chances_of, until_next_s
+from scheduler.cells.moves import PoolPlan, placement, until_next_s
 from scheduler.cells.placement import Cell, home
 from scheduler.protocol.pool_view import Observation, combined
 from tierlane.simulate.admission import CustomerAccount
@@ -202,9 +202,10 @@ class RequestSimulation:
     def _publish_moves(self) -> None:
         self._documents += 1
         cells = {name: cell.state for name, cell in self._by_name.items() if not cell.isolated}
-        chances = chances_of(self._plan, cells)
-        for name in self._by_name:
-            self._by_name[name].moves = MovesDocument(self._documents, chances.get(name, {}))
+        chances, shares = placement(self._plan, cells)
+        for name, cell in self._by_name.items():
+            cell.moves = MovesDocument(self._documents, chances.get(name, {}))
+            cell.share(shares.get(name, {}))
         calm_s = self._scenario.cells.digest_ms / 1000
         self._loop.after(until_next_s(moving=any(chances.values()), calm_s=calm_s), self._publish_moves)
 
