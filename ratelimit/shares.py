@@ -53,6 +53,39 @@ def share_in_part(share: float, of_tier: float, of_capacity: float) -> float:
     return min(1.0, share * of_tier / of_capacity) if of_capacity > 0 else share
 
 
+class CapacityPart(NamedTuple):
+    """The part of the capacity for some of the demand: `part` 0..1, the guaranteed shares of it, and the ceilings of tiers."""
+
+    part: float
+    shares: Sequence[TierShare]
+    rates: Mapping[str, float]
+
+
+def part_of_capacity(
+    capacity: float,
+    tiers: Sequence[TierShare],
+    needs: Mapping[str, float],
+    own: Mapping[str, float],
+    demand: Mapping[str, float],
+    *,
+    least: float = 0.0,
+) -> CapacityPart:
+    """The part that follows from `own`, a part of the `needs` of each tier, and is at least `least`; all of it without needs.
+
+    `demand`: the part of the demand. Rates and needs are in the unit of `capacity`.
+    """
+    granted = allocate(capacity, tiers, needs)
+    parts = {name: own.get(name, 0.0) / needs[name] for name, used in granted.items() if used > 0}
+    used = sum(granted.values())
+    part = sum(granted[name] * of_tier for name, of_tier in parts.items()) / used if used > 0 else 1.0
+    part = min(1.0, max(part, least))
+    shares = [
+        tier._replace(guaranteed_share=share_in_part(tier.guaranteed_share, parts.get(tier.name) or part, part))
+        for tier in tiers
+    ]
+    return CapacityPart(part, shares, ceilings(capacity * part, shares, demand))
+
+
 REMEMBERED_S = 60.0
 """The time in which the remembered demand of a reduced tier decays to 1 / e."""
 

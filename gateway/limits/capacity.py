@@ -26,7 +26,7 @@ from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
 from ratelimit.quotas import Meter
-from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered, share_in_part
+from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capacity, remembered
 from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
@@ -79,9 +79,10 @@ class LiveLimits:
         self._refill_until = 0.0
         self.registering = False
         """Whether Redis was emptied a moment ago and has fewer workers than before, or no scheduler."""
-        self._cell_part = 1.0  # Of the capacity, for predicted waits in this cell.
+        self._needs: Mapping[str, float] = {}
+        self._cell_needs: Mapping[str, float] = {}
         self._cell_demand: Mapping[str, float] = {}
-        self._tier_parts: Mapping[str, float] = {}  # Of the needs of all cells, this one's by tier; without those of 0.
+        self._cell_least = 1.0  # The least part of the capacity of this cell.
         self._cell_gpus = 1.0  # Of the healthy GPUs, those that serve this cell now.
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
@@ -97,11 +98,9 @@ class LiveLimits:
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
         # Workers follow the need, but a quiet cell has some that are ready, and one that all have left gets one for its first
         # request: its need alone would predict long waits.
-        own, needs = _needs(cell), _needs(observation)
-        by_need = sum(own.values()) / need if (need := sum(needs.values())) > 0 else 1.0
-        self._cell_part = max(by_need, max(1, cell.healthy_gpus) / gpus if gpus else 1.0)
+        self._cell_least = max(1, cell.healthy_gpus) / gpus if gpus else 1.0
+        self._needs, self._cell_needs = _needs(observation), _needs(cell)
         self._cell_demand = _total(cell.gateways, lambda stats: stats.demand_rps)
-        self._tier_parts = {name: rps / needs[name] for name, rps in own.items() if rps > 0}
         if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
@@ -261,14 +260,15 @@ class LiveLimits:
         self._ceilings = ceilings(shared_rps, shares, self._demand)
         growth = self._growth()
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
-        here = [share._replace(guaranteed_share=self._share_here(share)) for share in shares]
-        rates = ceilings(shared_rps * self._cell_part, here, self._cell_demand)
+        here = part_of_capacity(
+            shared_rps, shares, self._needs, self._cell_needs, self._cell_demand, least=self._cell_least
+        )
         limits = [
-            self._tier_limit(tier, snapshot, share.guaranteed_share, rates[tier.name])
-            for tier, share in zip(snapshot.tiers, here, strict=True)
+            self._tier_limit(tier, snapshot, share.guaranteed_share, here.rates[tier.name])
+            for tier, share in zip(snapshot.tiers, here.shares, strict=True)
         ]
         wait_rps = self.estimate.wait_rps * _target(snapshot, self._pool)
-        self._limits = AdmissionLimits(limits, wait_rps * self._cell_part)
+        self._limits = AdmissionLimits(limits, wait_rps * here.part)
 
     def _growth(self) -> float:
         """How many times higher the capacity of a GPU is than at the last observation; at least 1."""
@@ -282,11 +282,6 @@ class LiveLimits:
         target = factor(self.ceiling(tier.name), self._unreduced.get(tier.name, 0.0))
         # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
         return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
-
-    def _share_here(self, tier: TierShare) -> float:
-        """The guaranteed share of a tier of the part of the capacity that serves this cell."""
-        of_tier = self._tier_parts.get(tier.name, self._cell_part)
-        return share_in_part(tier.guaranteed_share, of_tier, self._cell_part)
 
     def _tier_limit(self, tier: TierRow, snapshot: SnapshotView, share: float, rate: float) -> TierLimit:
         """`share` and `rate`: what this cell guarantees to the tier, and gives it at most."""

@@ -308,7 +308,7 @@ def test_a_quiet_cell_predicts_waits_by_the_workers_that_it_has(here: int) -> No
 
 
 def test_a_cell_has_its_part_of_the_capacity() -> None:
-    """All of free is here: its tenth of all workers is 0.15 of the two thirds that serve this cell, and enterprise has the rest.
+    """All of free is here, and half of enterprise, so 88 of 160/s: the tenth of free, and half of what is left for enterprise.
 
     Regression: each cell had the rate of the whole pool, and accepted requests that then waited until their deadline.
     """
@@ -318,8 +318,9 @@ def test_a_cell_has_its_part_of_the_capacity() -> None:
     limits.observe(here, SNAPSHOT, 0.0, combined([here, there]))
 
     enterprise, paid, free = limits.current(SNAPSHOT).tiers
-    assert (free.share, free.rate) == (pytest.approx(0.15), pytest.approx(16.0))
-    assert (enterprise.share, enterprise.rate) == (pytest.approx(0.0375), pytest.approx(160 * 2 / 3 - 16.0))
+    assert limits.current(SNAPSHOT).capacity_rps == pytest.approx(88.0)
+    assert (free.share, free.rate) == (pytest.approx(16 / 88), pytest.approx(16.0))
+    assert (enterprise.share, enterprise.rate) == (pytest.approx(4 / 88), pytest.approx(72.0))
     assert paid.share == 0.25  # No request of it is known.
     assert [each.burst for each in (enterprise, paid, free)] == [each.burst for each in single.current(SNAPSHOT).tiers]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit.shares import TierShare, allocate, ceilings, factor, remembered, share_in_part
+from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capacity, remembered, share_in_part
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("paid", 2, 0.25), TierShare("free", 3, 0.10))
 INF = math.inf
@@ -101,6 +101,41 @@ def test_a_satisfied_demand_is_exact() -> None:
 def test_factor(allocated: float, demand: float, kept: float) -> None:
     """A tier whose demand is satisfied has full limits."""
     assert factor(allocated, demand) == kept
+
+
+ALL = by_tier(40.0, 40.0, 100.0)
+"""Needs of more than 100, of which free gets 20."""
+
+
+@pytest.mark.parametrize(
+    ("needs", "own", "least", "part", "shares", "rates"),
+    [
+        # everything is served here: as without parts
+        (ALL, ALL, 0.0, 1.0, by_tier(0.05, 0.25, 0.1), by_tier(65.0, 50.0, 20.0)),
+        # half of each tier
+        (ALL, by_tier(20.0, 20.0, 50.0), 0.0, 0.5, by_tier(0.05, 0.25, 0.1), by_tier(32.5, 25.0, 10.0)),
+        # all of free: a fifth of the capacity, whatever the size of its need, of which half is guaranteed
+        (ALL, by_tier(0.0, 0.0, 100.0), 0.0, 0.2, by_tier(0.05, 0.25, 0.5), by_tier(10.0, 10.0, 20.0)),
+        # half of the workers are here
+        (ALL, by_tier(0.0, 0.0, 100.0), 0.5, 0.5, by_tier(0.05, 0.25, 0.2), by_tier(40.0, 40.0, 50.0)),
+        # nothing is needed
+        ({}, {}, 0.5, 1.0, by_tier(0.05, 0.25, 0.1), by_tier(100.0, 100.0, 100.0)),
+    ],
+)
+def test_a_part_of_the_capacity(
+    needs: dict[str, float],
+    own: dict[str, float],
+    least: float,
+    part: float,
+    shares: dict[str, float],
+    rates: dict[str, float],
+) -> None:
+    """What the tiers get of the capacity is divided by their needs; each keeps its guarantee."""
+    found = part_of_capacity(100.0, TIERS, needs, own, own, least=least)
+
+    assert found.part == pytest.approx(part)
+    assert {tier.name: tier.guaranteed_share for tier in found.shares} == pytest.approx(shares)
+    assert found.rates == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ledger.catalog.snapshot import Tier
 from ratelimit.capacity import relax
 from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUEST_BUCKET, Values, value_of
-from ratelimit.shares import TierShare, ceilings, factor, remembered
+from ratelimit.shares import TierShare, ceilings, factor, part_of_capacity, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
 from scheduler.cells.moves import PERIOD_S, until_next_s
@@ -91,15 +91,19 @@ class TierFlow:
         self.tier = tier
         self.classes = classes
         self.demand = self.before = self.recent = 0.0
-        self.factor = 1.0
+        self.factor, self.level = 1.0, 0.0
         self.ceiling = self.rate = math.inf
-        self.level = 0.0
-        self.share = tier.guaranteed_share  # Of the batches of this cell.
+        self.share = self.wait_share = tier.guaranteed_share  # In this cell: of batches, and for predicted waits.
 
     @property
     def waiting(self) -> int:
         """Requests in its queue."""
         return sum(each.waiting for each in self.classes)
+
+    @property
+    def need(self) -> float:
+        """The requests/s that it needs, for its arrivals and for what waits."""
+        return workers_needed(self.demand, self.waiting, 1000.0)
 
 
 class Departure(NamedTuple):
@@ -151,20 +155,15 @@ class FlowCell:
         item_ms = (self.full_ms() - costs.run_ms(1, self._words)) / max(1, self._batch - 1)
         return Service(max(0.0, self.full_ms() - self._batch * item_ms), max(0.0, item_ms), self._batch, steady=True)
 
-    @property
-    def need(self) -> float:
-        """The requests/s that it needs, for its arrivals and for what waits."""
-        return workers_needed(sum(each.demand for each in self.tiers), self.depth, 1000.0)
-
-    def limit(self, capacity: float, need: float, demand: Mapping[str, float]) -> None:
+    def limit(self, capacity: float, needs: Mapping[str, float], demand: Mapping[str, float], least: float) -> None:
         """Compute the limits again, as `LiveLimits` does with each heartbeat, from those of all cells."""
-        self.capacity = capacity * self.need / need if need > 0 else capacity
-        here = [TierShare(each.tier.name, each.tier.priority, each.share) for each in self.tiers]
-        found = ceilings(capacity, self._shares, demand)
-        rates = ceilings(self.capacity, here, {each.tier.name: each.demand for each in self.tiers})
-        for each in self.tiers:
+        own = {each.tier.name: each.demand for each in self.tiers}
+        own_needs = {each.tier.name: each.need for each in self.tiers}
+        part, shares, rates = part_of_capacity(capacity, self._shares, needs, own_needs, own, least=least)
+        self.capacity, found = capacity * part, ceilings(capacity, self._shares, demand)
+        for each, share in zip(self.tiers, shares, strict=True):
             each.ceiling, wanted = found[each.tier.name], demand[each.tier.name]
-            each.rate = min(each.ceiling, rates[each.tier.name])
+            each.rate, each.wait_share = min(each.ceiling, rates[each.tier.name]), share.guaranteed_share
             each.before = remembered(each.before, wanted, each.factor, BEAT_S)
             target = 1.0 if each.tier.shadow else factor(each.ceiling, min(wanted, each.before))
             each.factor = relax(each.factor, target, BEAT_S)
@@ -242,8 +241,8 @@ class FlowCell:
         if not count or self.capacity <= 0:
             return 0, 0
         row, own, capacity = tier.tier, self._own_depth(tier, each), self.capacity
-        in_share = own / tier.share if tier.share else math.inf
-        rate = max(min(tier.rate, capacity), tier.share * capacity, 0.001)
+        in_share = own / tier.wait_share if tier.wait_share else math.inf
+        rate = max(min(tier.rate, capacity), tier.wait_share * capacity, 0.001)
         wait_ms = 1000 * min(ahead / capacity + own / rate, in_share / capacity)
         chance = max(
             shed_chance(min(ahead + own, in_share), -1 if row.shed_depth is None else row.shed_depth),
@@ -402,12 +401,13 @@ class FlowSimulation:
 
     def _limit(self, cells: Sequence[FlowCell]) -> None:
         """These cells share their workers."""
-        model, need = self._scenario.model, sum(cell.need for cell in cells)
+        model, workers = self._scenario.model, sum(cell.workers for cell in cells)
         full_rps = sum(cell.workers * 1000 * model.max_batch_size / cell.full_ms() for cell in cells)
-        tiers = zip(*(cell.tiers for cell in cells), strict=True)
+        tiers = list(zip(*(cell.tiers for cell in cells), strict=True))
         demand = {each[0].tier.name: sum(tier.demand for tier in each) for each in tiers}
+        needs = {each[0].tier.name: sum(tier.need for tier in each) for each in tiers}
         for cell in cells if full_rps > 0 else ():
-            cell.limit(full_rps * model.target_utilization, need, demand)
+            cell.limit(full_rps * model.target_utilization, needs, demand, max(1, cell.workers) / workers)
 
     def _sample(self) -> None:
         for cell in self._cells:
