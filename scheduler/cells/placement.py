@@ -12,13 +12,13 @@ need of 1.2, ever more requests would wait until a second worker comes.
 
 In a single queue, requests of a tier above the lowest one run on the next of all workers; in a cell with as few workers as they
 keep busy, they would wait for one of these. So such a cell also gets workers that are ready (`ready_workers`), from those
-that are idle or serve the lowest tier in other cells.
+that are idle or, if requests are refused in any case, serve the lowest tier in other cells.
 
 Three rules keep workers in place otherwise. A worker moves only to a cell that is busy (`BUSY`) or lacks ready workers, and only
-if that cell lacks more than a tenth of its workers (`SLACK`), because each move costs a reconnection. A worker decides at the end
-of a batch, or while idle when new digests arrive, by a random draw: the chances are such that, over all workers that decide
-before the next digests, as many move as the cell has too many and others lack. So a herd cannot move. A cell without any worker
-attracts `FIRST` workers instead of one, because with one the draw would often move none.
+if that cell lacks more than a tenth of its workers (`SLACK`) and more than half a worker, because each move costs a
+reconnection. A worker decides at the end of a batch, or while idle when new digests arrive, by a random draw: the chances are
+such that, over all workers that decide before the next digests, as many move as the cell has too many and others lack. So a herd
+cannot move. A cell without any worker attracts `FIRST` workers instead of one, because with one the draw would often move none.
 
 A cell that needs a worker for its highest tier therefore waits for at most one batch (until a worker elsewhere decides), one
 period of digests and one move longer than it would in a single queue.
@@ -37,11 +37,14 @@ HORIZON_S = 0.5
 BUSY = 0.8
 """A cell attracts workers of other cells if it needs more than this part of those that it has."""
 
-SLACK = 0.1
-"""A cell that lacks at most this part of its workers attracts none."""
+SLACK, LEAST_LACK = 0.1, 0.5
+"""A cell that lacks at most this part of its workers, or so many, attracts none: only a whole one can come."""
 
 READY = 5.0
 """Workers that a cell has at least for many requests above the lowest tier: one becomes free within a fifth of a run."""
+
+OVERLOAD = 0.25
+"""With so many more workers needed than there are, the lowest tier keeps none for which another cell has use as a ready one."""
 
 LEAST = 0.001
 """A cell that needs less has no requests: means of past arrivals never become 0."""
@@ -219,15 +222,21 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
 def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, float]:
     """Each cell that accepts workers should have those that are ready, as far as others serve only lower tiers.
 
-    None gives its last worker.
+    None gives its last worker, nor, while there are enough for all requests, one that it needs.
     """
     lacking = {load.name: max(0.0, load.ready - fair[load.name]) for load in loads if load.accepts}
+    kept = _kept(sum(load.needs for load in loads) / max(1.0, sum(fair.values())))
     giving = {
-        load.name: max(0.0, fair[load.name] - max(load.ready, load.above, 1.0))
+        load.name: max(0.0, fair[load.name] - max(load.ready, load.above, kept * load.needs, 1.0))
         for load in loads
         if load.needs > load.above
     }
     return _moved(fair, lacking, giving)
+
+
+def _kept(needed: float) -> float:
+    """The part of its need that the lowest tier keeps. `needed`: of all workers, by all cells; above 1 some requests are refused."""
+    return min(1.0, max(0.0, 1.0 - (needed - 1.0) / OVERLOAD))
 
 
 def _moved(fair: Mapping[str, float], lacking: Mapping[str, float], giving: Mapping[str, float]) -> dict[str, float]:
@@ -265,7 +274,7 @@ def _lacks(load: CellLoad, fair: float, wants_ready: bool) -> float:  # noqa: FB
     if load.needs <= BUSY * load.workers:
         fair = min(fair, load.ready) if wants_ready else 0.0
     lacks = max(0.0, fair - load.workers)
-    return lacks if lacks > SLACK * load.workers else 0.0
+    return lacks if not load.workers or lacks > max(SLACK * load.workers, LEAST_LACK) else 0.0
 
 
 def _surplus(load: CellLoad, fair: float) -> float:

@@ -172,10 +172,15 @@ def test_guaranteed_shares_in_cells(loads: list[CellLoad], shares: dict[str, tup
         ([load("a", 4, free=0.1), load("b", 4, free=3)], {}),
         # a cell that lacks less than a tenth attracts nobody
         ([load("a", 10, free=10), load("b", 10, free=12)], {}),
+        # nor does one that lacks less than half a worker
+        ([load("a", 2, free=2.2), load("b", 2, free=2.8)], {}),
         # fewer decide than should move: each of them more probably
         ([load("a", 10, deciding=4, free=10), load("b", 10, free=15)], {"a": {"b": 0.5}}),
         # workers of the lowest tier become ready ones of a higher tier, although its cell is not busy
         ([load("a", 14, free=30), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
+        # but not those that it needs, as long as there are enough for all requests
+        ([load("a", 8, free=8), load("b", 2, enterprise=1, ready=5)], {}),
+        ([load("a", 14, free=10), load("b", 2, enterprise=1, ready=5)], {"a": {"b": 3 / 14}}),
         # those of the same tier do not
         ([load("a", 14, enterprise=13, ready=5), load("b", 2, enterprise=1.5, ready=5)], {}),
         # so do idle ones, but only for a higher tier
