@@ -54,11 +54,19 @@ def share_in_part(share: float, of_tier: float, of_capacity: float) -> float:
 
 
 class CapacityPart(NamedTuple):
-    """The part of the capacity for some of the demand: `part` 0..1, the guaranteed shares of it, and the ceilings of tiers."""
+    """The part of the capacity for some of the demand: `part` 0..1, the guaranteed shares of it, and the ceilings of tiers.
+
+    `elsewhere`: what each tier gets for the rest of its demand.
+    """
 
     part: float
     shares: Sequence[TierShare]
     rates: Mapping[str, float]
+    elsewhere: Mapping[str, float]
+
+    def ceiling(self, tier: str, whole: float) -> float:
+        """What a tier may use here at most. `whole`: its ceiling for all of the capacity, of which the rest may be moved here."""
+        return min(whole, max(self.rates[tier], whole - self.elsewhere[tier]))
 
 
 def part_of_capacity(
@@ -83,7 +91,8 @@ def part_of_capacity(
         tier._replace(guaranteed_share=share_in_part(tier.guaranteed_share, parts.get(tier.name) or part, part))
         for tier in tiers
     ]
-    return CapacityPart(part, shares, ceilings(capacity * part, shares, demand))
+    elsewhere = {name: used * (1.0 - parts.get(name, 0.0)) for name, used in granted.items()}
+    return CapacityPart(part, shares, ceilings(capacity * part, shares, demand), elsewhere)
 
 
 REMEMBERED_S = 60.0

@@ -264,7 +264,7 @@ class LiveLimits:
             shared_rps, shares, self._needs, self._cell_needs, self._cell_demand, least=self._cell_least
         )
         limits = [
-            self._tier_limit(tier, snapshot, share.guaranteed_share, here.rates[tier.name])
+            self._tier_limit(tier, snapshot, share.guaranteed_share, here.ceiling(tier.name, self.ceiling(tier.name)))
             for tier, share in zip(snapshot.tiers, here.shares, strict=True)
         ]
         wait_rps = self.estimate.wait_rps * _target(snapshot, self._pool)
@@ -285,12 +285,11 @@ class LiveLimits:
 
     def _tier_limit(self, tier: TierRow, snapshot: SnapshotView, share: float, rate: float) -> TierLimit:
         """`share` and `rate`: what this cell guarantees to the tier, and gives it at most."""
-        ceiling = self.ceiling(tier.name)
         return TierLimit(
             name=tier.name,
-            rate=min(rate, ceiling),
+            rate=rate,
             # Of all cells: when the load of one rises, its part of the capacity follows with the next observations.
-            burst=max(1.0, ceiling * TIER_BURST_S),
+            burst=max(1.0, self.ceiling(tier.name) * TIER_BURST_S),
             max_depth=tier.max_queue_depth,
             ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,

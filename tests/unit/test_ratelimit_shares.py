@@ -138,6 +138,16 @@ def test_a_part_of_the_capacity(
     assert found.rates == pytest.approx(rates)
 
 
+def test_a_tier_may_use_here_what_it_does_not_use_elsewhere() -> None:
+    """Workers follow the higher tiers: only what the tier gets elsewhere is not available here; at least the part that is here."""
+    found = part_of_capacity(100.0, TIERS, ALL, by_tier(10.0, 0.0, 50.0), {}, least=0.25)
+
+    assert found.elsewhere == pytest.approx(by_tier(30.0, 40.0, 10.0))
+    assert found.ceiling("enterprise", 65.0) == pytest.approx(35.0)
+    assert found.ceiling("paid", 50.0) == pytest.approx(25.0)
+    assert found.ceiling("free", 20.0) == 20.0
+
+
 @pytest.mark.parametrize(
     ("of_tier", "of_capacity", "share"),
     [(0.5, 0.5, 0.1), (1.0, 0.5, 0.2), (0.1, 0.5, 0.02), (0.0, 0.5, 0.0), (1.0, 0.05, 1.0), (1.0, 0.0, 0.1)],

@@ -159,11 +159,11 @@ class FlowCell:
         """Compute the limits again, as `LiveLimits` does with each heartbeat, from those of all cells."""
         own = {each.tier.name: each.demand for each in self.tiers}
         own_needs = {each.tier.name: each.need for each in self.tiers}
-        part, shares, rates = part_of_capacity(capacity, self._shares, needs, own_needs, own, least=least)
-        self.capacity, found = capacity * part, ceilings(capacity, self._shares, demand)
-        for each, share in zip(self.tiers, shares, strict=True):
+        here = part_of_capacity(capacity, self._shares, needs, own_needs, own, least=least)
+        self.capacity, found = capacity * here.part, ceilings(capacity, self._shares, demand)
+        for each, share in zip(self.tiers, here.shares, strict=True):
             each.ceiling, wanted = found[each.tier.name], demand[each.tier.name]
-            each.rate, each.wait_share = min(each.ceiling, rates[each.tier.name]), share.guaranteed_share
+            each.rate, each.wait_share = here.ceiling(each.tier.name, each.ceiling), share.guaranteed_share
             each.before = remembered(each.before, wanted, each.factor, BEAT_S)
             target = 1.0 if each.tier.shadow else factor(each.ceiling, min(wanted, each.before))
             each.factor = relax(each.factor, target, BEAT_S)
