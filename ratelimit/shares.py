@@ -54,7 +54,7 @@ def share_in_part(share: float, of_tier: float, of_capacity: float) -> float:
 
 
 class CapacityPart(NamedTuple):
-    """The part of the capacity for some of the demand: `part` 0..1, the guaranteed shares of it, and the ceilings of tiers.
+    """The part of the capacity that serves a part of the demand: `part` 0..1, the guaranteed shares and the ceilings of tiers in it.
 
     `elsewhere`: what each tier gets for the rest of its demand.
     """

@@ -44,7 +44,7 @@ READY = 5.0
 """Workers that a cell has at least for many requests above the lowest tier: one becomes free within a fifth of a run."""
 
 OVERLOAD = 0.25
-"""With so many more workers needed than there are, the lowest tier keeps none for which another cell has use as a ready one."""
+"""If this part more workers are needed than there are, the lowest tier keeps none that another cell could have as ready ones."""
 
 LEAST = 0.001
 """A cell that needs less has no requests: means of past arrivals never become 0."""

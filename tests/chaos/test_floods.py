@@ -19,7 +19,7 @@ EIGHT_SMALL = ("--backend", "simulated:100", "--workers", "8", "--max-batch-size
 CALM_RATE = 40.0  # Requests/s of enterprise without a flood: under a third of the capacity.
 WARM_S, MEASURED_S = 4.0, 30.0
 FLOODS = {**NO_LIMITS, "spread": 4}
-"""Limits of a customer that sends more than a cell serves: it has up to four, and where there is only one, that."""
+"""Limits of a customer that sends more than a cell serves: it uses up to four cells, or the only one."""
 
 
 @pytest.fixture(scope="module")
