@@ -83,15 +83,16 @@ def part_of_capacity(
     `demand`: the part of the demand. Rates and needs are in the unit of `capacity`.
     """
     granted = allocate(capacity, tiers, needs)
-    parts = {name: own.get(name, 0.0) / needs[name] for name, used in granted.items() if used > 0}
-    used = sum(granted.values())
-    part = sum(granted[name] * of_tier for name, of_tier in parts.items()) / used if used > 0 else 1.0
+    parts = {name: own.get(name, 0.0) / needs[name] for name, rate in granted.items() if rate > 0}
+    total = sum(granted.values())
+    part = sum(granted[name] * of_tier for name, of_tier in parts.items()) / total if total > 0 else 1.0
     part = min(1.0, max(part, least))
+    # A tier without needs here keeps its share, for the first request that comes.
     shares = [
         tier._replace(guaranteed_share=share_in_part(tier.guaranteed_share, parts.get(tier.name) or part, part))
         for tier in tiers
     ]
-    elsewhere = {name: used * (1.0 - parts.get(name, 0.0)) for name, used in granted.items()}
+    elsewhere = {name: rate * (1.0 - parts.get(name, 0.0)) for name, rate in granted.items()}
     return CapacityPart(part, shares, ceilings(capacity * part, shares, demand), elsewhere)
 
 
