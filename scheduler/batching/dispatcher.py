@@ -2,8 +2,8 @@
 
 One turn observes the queues, decides, forms batches, and decides again with the queues that forming returned. Then the
 dispatcher sleeps until the window of a part batch ends, or until a wake token arrives: from an admission, claim or finish
-that meets its wake condition, or from a worker whose status changed. The wake condition is stored in Redis and sent only
-when it changes. Service times are read once a second from the heartbeats of the workers.
+that meets its wake condition, or from a worker that can run batches now, or no longer. The wake condition is stored in Redis
+and sent only when it changes. Service times are read once a second from the heartbeats of the workers.
 """
 
 import asyncio

@@ -373,8 +373,13 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> Waits | None:
     target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
     distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, max(1, snapshot.waiting), rate)
-    if (paced_ms := distance - snapshot.since_formed_ms) >= 1 and policy.headroom:
-        return Waits(paced_ms, WakeCondition(policy.max_batch_size, -1), target)
+    if distance and policy.headroom:
+        # At the mean time for the target, so that batches have this size in the mean and leave at even distances.
+        gathered_ms = min(1000 * target / rate, longest_ms)
+        if (paced_ms := max(distance, gathered_ms) - snapshot.since_formed_ms) >= 1:
+            return Waits(paced_ms, WakeCondition(policy.max_batch_size, -1), 1)
+        if snapshot.waiting:
+            return None
     if not snapshot.waiting:
         return Waits(longest_ms or None, WakeCondition(target))
     left_ms = longest_ms - snapshot.oldest_ms

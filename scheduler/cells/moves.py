@@ -46,7 +46,7 @@ from scheduler.cells.places import CellServer, cell_urls, with_credentials, with
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import Observation, WorkerView
-from scheduler.protocol.presence import Presence
+from scheduler.protocol.presence import GONE_MS, Presence
 from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
 from scheduler.tasks import end_all
@@ -97,13 +97,17 @@ _moves = msgspec.msgpack.Decoder(Moves)
 
 
 class PoolPlan(NamedTuple):
-    """A pool: its tiers, the paused ones, requests in a full batch, and the GPU time of a request while none is measured."""
+    """A pool: its tiers, the paused ones, requests in a full batch, and the GPU time of a request while none is measured.
+
+    `gone_ms`: the age of the last heartbeat from which a worker counts as lost.
+    """
 
     pool: str
     tiers: Sequence[TierShare]
     paused: frozenset[str]
     batch: int
     request_ms: float
+    gone_ms: int = GONE_MS
 
 
 class CellState(NamedTuple):
@@ -260,7 +264,7 @@ class _ObservedCell:
         if self._presence is None:
             url = await server_url(self._url)
             self._client = command_client(url)
-            self._presence = Presence(self._client, Keys.at(url, self.plan.pool))
+            self._presence = Presence(self._client, Keys.at(url, self.plan.pool), gone_ms=self.plan.gone_ms)
         seen = await self._presence.observe([tier.name for tier in self.plan.tiers])
         now = self._clock()
         self._seen, self._seen_at = None if self._registrations.lacking(seen, now) else seen, now

@@ -139,3 +139,15 @@ async def test_a_finish_wakes_at_the_number_of_ready_batches(
         await pool.claim_next()
 
     assert await tokens(pool) == woken
+
+
+@pytest.mark.parametrize(("status", "woken"), [("ready", 1), ("busy", 0), ("paused", 1)])
+async def test_a_worker_wakes_when_it_can_run_batches_or_no_longer(pool: Pool, status: str, woken: int) -> None:
+    """Not when it is busy, or ready again: its claims and ends of batches wake."""
+    if status != "ready":
+        await pool.worker_beats("w1", "ready")
+    await pool.client.delete(pool.keys.wake)
+
+    await pool.worker_beats("w1", status)
+
+    assert await tokens(pool) == woken

@@ -386,6 +386,9 @@ def test_the_batches_of_a_saturated_pool_are_paced(
         (3, 2, 10.0, {}, 3.25),  # half of the workers are idle
         (3, 1, 10.0, {}, None),  # more are
         (3, 0, 0.0, {}, None),  # nothing runs
+        (3, 3, 10.0, {"rate": 1000.0}, 9.0),  # the target of 19 requests arrives within 19 ms
+        (3, 3, 18.5, {"rate": 1000.0}, None),  # fewer leave then too
+        (3, 3, 10.0, {"rate": 1000.0, "max_wait_ms": 15.0}, 5.0),  # the model's window
         (32, 3, 0.0, {}, None),  # a full batch
         (3, 3, 10.0, {"rate": 37.0}, None),  # less than half of a request is expected within the distance
         (3, 3, 10.0, {"headroom": 0.0}, None),  # no distances
@@ -400,11 +403,12 @@ def test_part_batches_are_paced_while_few_workers_are_idle(
     rate, service = changes.get("rate", 100.0), changes.get("service", PARTS)
     snapshot = PoolSnapshot(waiting(free=waits, oldest_ms=50.0), 0, leased, 4, rate, service, since_formed_ms=since_ms)
 
-    decision = decide(snapshot, replace(policy(), headroom=changes.get("headroom", 0.05)), {})
+    rule = replace(policy(), headroom=changes.get("headroom", 0.05), max_wait_ms=changes.get("max_wait_ms", 40.0))
+    decision = decide(snapshot, rule, {})
 
     assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
     assert decision.condition == (NEVER if wait_ms is None else WakeCondition(32, -1))
-    assert decision.least == int(wait_ms is not None)  # A request is the target of this load, and then leaves at once.
+    assert decision.least == int(wait_ms is not None)  # Then all requests that have arrived leave at once.
     assert bool(decision.picks) is (wait_ms is None)
 
 

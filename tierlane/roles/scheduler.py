@@ -407,6 +407,7 @@ def pool_plan(snapshot: Snapshot | None, pool: str, settings: "Settings") -> Poo
         frozenset(tier.name for tier in policy.tiers if tier.paused),
         policy.max_batch_size,
         1000 / max(1.0, model.rps_per_gpu if model else 0.0),
+        settings.gone_ms,
     )
 
 
