@@ -20,7 +20,7 @@ from gateway.limits.demand import DemandMeter
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import RejectionRecord
-from scheduler.protocol.pool_view import Observation, WorkerView, combined
+from scheduler.protocol.pool_view import Observation, WorkerView, combined, with_moving
 from scheduler.protocol.presence import Presence
 from scheduler.tasks import next_tick
 
@@ -136,10 +136,12 @@ class GatewayHeartbeat:
         return result
 
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
-        self.observation, self.observed_at = observation, self._clock()
+        before, self.observation, self.observed_at = self.observation, observation, self._clock()
         if observation.healthy_gpus:
             self._served_by = observation.workers
-        whole = self.whole = combined([observation, *self._others()])
+        others = self._others()
+        with_left = with_moving(observation, before) if others else observation
+        whole = self.whole = combined([with_left, *others])
         self.redis_problem = None
         # After a loss of its data, Redis has no workers for a short time: keep the last value.
         healthy = [worker.service_p95_ms for worker in whole.workers if worker.healthy]
@@ -150,7 +152,7 @@ class GatewayHeartbeat:
             self.passes_on = passes_chats_on(whole.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at, whole)
-        self._observed(observation)
+        self._observed(with_left)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
         self.redis_problem = problem

@@ -253,6 +253,19 @@ class Observation(msgspec.Struct, frozen=True):
         return len(self.workers)
 
 
+def with_moving(seen: Observation, before: Observation | None) -> Observation:
+    """An observation of a cell, with the workers that have left it since the one before, as they were then.
+
+    They probably serve another cell, whose last observation may be too old to have them.
+    """
+    if before is None:
+        return seen
+    here = [worker for worker in seen.workers if worker.status != "draining"]
+    known = {worker.id for worker in here}
+    left = [worker for worker in before.workers if worker.healthy and worker.id not in known]
+    return msgspec.structs.replace(seen, workers=[*here, *left]) if left else seen
+
+
 def combined(cells: Sequence[Observation]) -> Observation:
     """One observation of a pool from those of its cells, the gateway's view of a single queue. Ages are those of the first.
 

@@ -202,3 +202,22 @@ async def test_direct_mode_calls_the_workers_of_a_cell_whose_redis_has_lost_them
         called.append([worker.id for worker in setup.sender.workers])
 
     assert called == [["w1", "w2"], ["w1", "w2"], ["w1"], ["w1"], ["w3"], ["w1", "w2"], ["w3"]]
+
+
+@pytest.mark.parametrize(("has_others", "whole", "own"), [(False, [2, 1, 1], [2, 1, 1]), (True, [3, 3, 2], [2, 2, 1])])
+async def test_a_worker_that_moves_counts_until_its_new_cell_is_observed(
+    has_others: bool, whole: list[int], own: list[int]
+) -> None:
+    """With one cell it is gone at once. `observed` receives it too, for the limits of the other cells."""
+    elsewhere = await Setup([msgspec.structs.replace(WORKER, id="w3")]).observe(["enterprise", "free"])
+    recorded: list[Observation | None] = []
+    setup = Setup(WORKERS, others=lambda: [elsewhere] if has_others else [], observed=recorded.append)
+    counts = []
+    for workers in (WORKERS, WORKERS[:1], WORKERS[:1]):
+        setup.workers = workers
+        await setup.beat()
+        assert setup.sender.whole is not None
+        counts.append(setup.sender.whole.healthy_gpus)
+
+    assert counts == whole
+    assert [seen.healthy_gpus for seen in recorded if seen is not None] == own

@@ -7,7 +7,15 @@ from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_
 from ledger.catalog.snapshot import Model, Price, Snapshot, Tier
 from ratelimit.capacity import CapacityEvidence
 from ratelimit.quotas import Meter
-from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView, combined
+from scheduler.protocol.pool_view import (
+    GatewayStats,
+    Observation,
+    TierDepth,
+    TierStats,
+    WorkerView,
+    combined,
+    with_moving,
+)
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
 MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)
@@ -331,3 +339,21 @@ def test_a_worker_that_has_moved_counts_in_the_cell_of_its_latest_heartbeat() ->
 
     assert combined([look(old), look(worker("a"))]).healthy_gpus == 1
     assert combined([look(worker("a")), look(old)]).healthy_gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "count"),
+    [
+        ([], 2),  # deregistered
+        ([msgspec.structs.replace(worker("a", healthy=False), status="draining"), worker("b")], 2),
+        ([msgspec.structs.replace(worker("a", healthy=False), status="failed"), worker("b")], 1),
+        ([worker("a"), worker("b")], 2),
+    ],
+)
+def test_a_worker_that_has_left_a_cell_counts_until_its_next_heartbeat(now: list[WorkerView], count: int) -> None:
+    """The last observation of the cell that it serves then may be older, and limits would fall for a quarter of a second."""
+    before, seen = look(worker("a"), worker("b")), look(*now)
+
+    assert with_moving(seen, before).healthy_gpus == count
+    assert combined([with_moving(seen, before), look(worker("c"))]).healthy_gpus == count + 1
+    assert with_moving(seen, None) is seen

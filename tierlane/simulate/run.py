@@ -13,7 +13,7 @@ from ratelimit.limits import LIMIT_COLUMNS, effective
 from ratelimit.shares import TierShare
 from scheduler.cells.moves import PoolPlan, placement, until_next_s
 from scheduler.cells.placement import Cell, home
-from scheduler.protocol.pool_view import Observation, combined
+from scheduler.protocol.pool_view import Observation, combined, with_moving
 from tierlane.simulate.admission import CustomerAccount
 from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
@@ -89,7 +89,8 @@ class RequestSimulation:
         self._homes: list[SimulatedCell] = []
         self._workers: list[SimulatedWorker] = []
         self._made = 0
-        self._seen: dict[str, Observation] = {}
+        self._last: dict[str, Observation] = {}
+        self._seen: dict[str, Observation] = {}  # The same, with workers that have just left (`with_moving`).
         self._documents = 0
         self._arrivals = self._sources(recorded)
 
@@ -154,10 +155,12 @@ class RequestSimulation:
 
     def _beat(self, cell: SimulatedCell) -> None:
         """A heartbeat: the limits of a cell follow from the last observations of all cells, those of a lost one from its own."""
-        own = self._seen[cell.name] = cell.beat()
+        before, own = self._last.get(cell.name), cell.beat()
         cells = [] if cell.isolated else self._by_name.values()
         others = [each for each in cells if each is not cell and not each.isolated and each.name in self._seen]
-        cell.limit(own, combined([own, *(self._seen[each.name] for each in others)]))
+        self._last[cell.name] = own
+        with_left = self._seen[cell.name] = with_moving(own, before) if others else own
+        cell.limit(own, combined([with_left, *(self._seen[each.name] for each in others)]))
 
     # Workers.
 
