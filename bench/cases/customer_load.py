@@ -6,6 +6,7 @@ are seconds of the run.
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -175,7 +176,8 @@ async def _run(stack: Stack, loads: Sequence[Load], beside: Callable[[], Corouti
     async with AsyncExitStack() as sessions:
         shared = await sessions.enter_async_context(_session())
         own = [[await sessions.enter_async_context(each) for each in await _own(stack, load)] for load in loads]
-        began, start = time.time(), time.monotonic()
+        # Whole milliseconds, as `created_at` has: else a first request within the same one would not count.
+        began, start = math.floor(1000 * time.time()) / 1000, time.monotonic()
         async with asyncio.TaskGroup() as group:
             if beside:
                 group.create_task(beside())
