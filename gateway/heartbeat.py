@@ -140,8 +140,8 @@ class GatewayHeartbeat:
         if observation.healthy_gpus:
             self._served_by = observation.workers
         others = self._others()
-        with_left = with_moving(observation, before) if others else observation
-        whole = self.whole = combined([with_left, *others])
+        counted = with_moving(observation, before) if others else observation
+        whole = self.whole = combined([counted, *others])
         self.redis_problem = None
         # After a loss of its data, Redis has no workers for a short time: keep the last value.
         healthy = [worker.service_p95_ms for worker in whole.workers if worker.healthy]
@@ -152,7 +152,7 @@ class GatewayHeartbeat:
             self.passes_on = passes_chats_on(whole.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at, whole)
-        self._observed(with_left)
+        self._observed(counted)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
         self.redis_problem = problem

@@ -374,7 +374,7 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> Waits | None:
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
     distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, max(1, snapshot.waiting), rate)
     if distance and policy.headroom:
-        # At the mean time for the target, so that batches have this size in the mean and leave at even distances.
+        # At the time when the target is expected, not when it is reached: batches have that size on average, at even distances.
         gathered_ms = min(1000 * target / rate, longest_ms)
         if (paced_ms := max(distance, gathered_ms) - snapshot.since_formed_ms) >= 1:
             return Waits(paced_ms, WakeCondition(policy.max_batch_size, -1), 1)

@@ -11,8 +11,8 @@ continue so: then for most of a run no worker is free, and new requests of all t
 part of their time kept free (the headroom), a worker is nearly always free. This applies only if more requests are queued
 than the idle workers take, and if several workers have runs of similar duration. A late batch may be followed by an early
 one: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371. Part batches have a distance too, while at most half
-of the workers are idle: a run divided by the workers, or the time in which the target size arrives, if that is longer. Then they leave
-with what has arrived.
+of the workers are idle: a run divided by the workers, or the time in which the target size is expected, if that is longer. Then
+they leave with the requests that have arrived.
 """
 
 import math

@@ -22,7 +22,7 @@ from tierlane.roles.scheduler import (
 )
 from tierlane.settings.model import Settings
 
-SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03, background_share=0.1)
+SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03, background_share=0.1, gone_ms=1200)
 
 
 def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
@@ -65,7 +65,7 @@ def test_what_the_moves_of_a_pool_depend_on() -> None:
     snapshot = Snapshot(3, (gold,), {}, {}, {"a": model("a", "large", size=4), "b": model("b")}, ())
 
     assert pool_plan(snapshot, "large", SETTINGS) == PoolPlan(
-        "large", [TierShare("gold", 1, 0.5)], frozenset({"gold"}), 4, 50.0
+        "large", [TierShare("gold", 1, 0.5)], frozenset({"gold"}), 4, 50.0, 1200
     )
     assert pool_plan(None, "large", SETTINGS).tiers == [
         TierShare(*each) for each in (("enterprise", 1, 0.05), ("paid", 2, 0.25), ("free", 3, 0.10))

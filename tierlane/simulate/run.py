@@ -159,8 +159,8 @@ class RequestSimulation:
         cells = [] if cell.isolated else self._by_name.values()
         others = [each for each in cells if each is not cell and not each.isolated and each.name in self._seen]
         self._last[cell.name] = own
-        with_left = self._seen[cell.name] = with_moving(own, before) if others else own
-        cell.limit(own, combined([with_left, *(self._seen[each.name] for each in others)]))
+        counted = self._seen[cell.name] = with_moving(own, before) if others else own
+        cell.limit(own, combined([counted, *(self._seen[each.name] for each in others)]))
 
     # Workers.
 
