@@ -7,8 +7,9 @@ managed service is enough. All keys of a cell have one hash tag, so that they ar
 them.
 
 A new connection asks one of the known servers which primary has the slot. MOVED means that a command was not executed:
-it is sent again to the new primary. While single keys of the slot are being moved (ASK, TRYAGAIN), no server has all of
-them; scripts fail before they write anything (prelude.lua), and Redis counts as not available until the move ends.
+it is sent again to the new primary. The server that MOVED names is asked first, because the others may not have learned of
+the change yet. While single keys of the slot are being moved (ASK, TRYAGAIN), no server has all of them; scripts fail
+before they write anything (prelude.lua), and Redis counts as not available until the move ends.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
+    MovedError,
     RedisError,
     TryAgainError,
 )
@@ -86,6 +88,8 @@ class _FollowsSlot(SentinelManagedConnection):
         try:
             return await super().read_response(*args, **options)
         except REDIRECTIONS as error:
+            if isinstance(error, MovedError):
+                self.connection_pool.moved(error)
             await self.disconnect(nowait=True)
             raise ConnectionError(f"Another server has the slot: {error}") from error
 
@@ -108,6 +112,13 @@ class SlotPool(PrimaryPool):
         self._seeds = where.nodes
         self.slot = key_slot(tag.encode())
         self._nodes: list[Address] = []
+
+    def moved(self, error: MovedError) -> None:
+        """Ask the server that MOVED names first. Without a host it is at that of the server that sent it."""
+        host, port = error.node_addr
+        if host in ("", "?") and self._primary:
+            host = self._primary[0]
+        self._nodes = list(dict.fromkeys([(host, port), *self._nodes]))
 
     async def _discover(self) -> Address:
         failure: Exception | None = None

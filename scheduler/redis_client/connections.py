@@ -50,7 +50,8 @@ class PipelinedRedis(Redis):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.pipelined = PipelinedClient(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
+        pool = cast("ClientPool", self.connection_pool)
+        self.pipelined = PipelinedClient(pool.make_connection, COMMAND_TIMEOUT_S, pool.moved)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
         """Close the pipelined client too. Later calls fail, and leave no connection open."""

@@ -58,6 +58,7 @@ class Backoff:
 
 
 Argument = str | bytes | float
+OnMoved = Callable[[MovedError], None]
 
 pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.1
@@ -93,9 +94,12 @@ def _error(text: str) -> RedisError:
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """One connection after its login; `client_id` at the server. `usable`: it accepts new calls."""
+    """One connection after its login; `client_id` at the server. `usable`: it accepts new calls.
 
-    def __init__(self, connection: AbstractConnection, client_id: int) -> None:
+    `moved`: is called with each MOVED, before the call gets it.
+    """
+
+    def __init__(self, connection: AbstractConnection, client_id: int, moved: OnMoved) -> None:
         writer = connection._writer  # noqa: SLF001 - redis-py has no other way to its socket
         if writer is None:
             raise ConnectionError("The connection ended at once.")
@@ -106,6 +110,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
         self.client_id = client_id
+        self._moved = moved
         self.local_host = _host_of(self._transport.get_extra_info("sockname"))
         self.usable = True
         self._transport.set_protocol(self)
@@ -170,6 +175,8 @@ class PipelinedConnection(asyncio.Protocol):
         answer = self._answers.popleft()
         if isinstance(reply, _WRONG_SERVER):
             self.usable = False
+            if isinstance(reply, MovedError):
+                self._moved(reply)
         if answer.done():
             return
         if isinstance(reply, RedisError):
@@ -191,11 +198,15 @@ class PipelinedConnection(asyncio.Protocol):
 
 
 class PipelinedClient:
-    """The calls of one client. `make`: returns unconnected connections; `timeout_s`: of a call."""
+    """The calls of one client. `make`: returns unconnected connections; `timeout_s`: of a call.
 
-    def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float) -> None:
+    `moved`: is called with each MOVED, so that the next connection is to the server that it names.
+    """
+
+    def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float, moved: OnMoved) -> None:
         self.timeout_s = timeout_s
         self._make = make
+        self._moved = moved
         self._wire: PipelinedConnection | None = None
         self._connecting = asyncio.Lock()
         self._failures = 0  # The number of failed attempts to connect.
@@ -286,7 +297,7 @@ class PipelinedClient:
         if (wait_s := self._next_at - loop.time()) > 0:
             await asyncio.sleep(wait_s)
         try:
-            self._wire = await _connect(self._make())
+            self._wire = await _connect(self._make(), self._moved)
         except BaseException as error:
             self._next_at = loop.time() + self._backoff.next_s()
             if isinstance(
@@ -302,12 +313,12 @@ class PipelinedClient:
             raise ConnectionError(CLIENT_CLOSED)
 
 
-async def _connect(connection: AbstractConnection) -> PipelinedConnection:
+async def _connect(connection: AbstractConnection, moved: OnMoved) -> PipelinedConnection:
     connect: Callable[[], Awaitable[None]] = connection.connect
     try:
         await connect()
         await connection.send_command("CLIENT", "ID")
-        return PipelinedConnection(connection, int(await connection.read_response()))
+        return PipelinedConnection(connection, int(await connection.read_response()), moved)
     except BaseException:
         with suppress(RedisError, OSError):
             await connection.disconnect(nowait=True)

@@ -19,7 +19,10 @@ from urllib.parse import parse_qsl, unquote
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
-from redis.exceptions import ConnectionError  # noqa: A004 - as everywhere in redis-py
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 - as everywhere in redis-py
+    MovedError,
+)
 
 from scheduler.errors import StartError
 from scheduler.redis_client.pipeline import CLIENT_CLOSED
@@ -163,6 +166,9 @@ class ClientPool(BlockingConnectionPool):
         if self.ended:
             raise ConnectionError(CLIENT_CLOSED)
         return super().make_connection()  # type: ignore[no-untyped-call]
+
+    def moved(self, error: MovedError) -> None:
+        """Called with each MOVED of a server in cluster mode."""
 
     async def release(self, connection: Any) -> None:
         """Return a connection after its use."""

@@ -12,6 +12,8 @@ from scheduler.redis_client.connections import command_client
 from tierlane.chaos.faults.cluster import ClusterFaults
 from tierlane.embedded.cluster import EmbeddedCluster, free_ports
 
+CLUSTER_PASSWORD = "cluster-password"
+
 
 class Cluster(EmbeddedCluster):
     """The servers of a test."""
@@ -30,7 +32,7 @@ class Cluster(EmbeddedCluster):
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Six servers."""
-    servers = Cluster(tmp_path, tmp_path, 3, password="cluster-password", ephemeral=True, bind=free_ports)
+    servers = Cluster(tmp_path, tmp_path, 3, password=CLUSTER_PASSWORD, ephemeral=True, bind=free_ports)
     try:
         await servers.start()
         yield servers

@@ -2,25 +2,29 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from eventually import eventually
 from gateway.inference.pending import PendingRequests
 from gateway.inference.responses import ResponseSubscriber
-from integration.cluster_fixtures import Cluster, cluster, cluster_client
+from integration.cluster_fixtures import CLUSTER_PASSWORD, Cluster, cluster, cluster_client
 from integration.gateway_fixtures import running_stack
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import ReadyBatches
 from scheduler.protocol.replies import Results
+from scheduler.redis_client.cluster import parse
 from scheduler.redis_client.connections import (
     blocking_client,
     bounded,
     check_server,
     command_client,
+    pipelined,
     server_url,
     subscriber_client,
 )
@@ -116,6 +120,26 @@ async def test_a_slot_that_moves_key_by_key(cluster: Cluster, cluster_client: Re
 
     assert (await pool.batches.form("after", [("free", 30)], 1000, TIERS)).size == 20
     await eventually(lambda: can_write(cluster_client, keys), "commands go to the new primary")
+
+
+async def test_the_server_that_moved_names_is_asked_first(cluster: Cluster) -> None:
+    """The first call of a client succeeds although the server that it knows has not learned of the new primary."""
+    faults = cluster.faults
+    source, target = await faults.owner(), await faults.other_primary()
+    target_id = await faults.command(target, "CLUSTER", "MYID")
+    stale = []
+    for number in set(range(len(cluster.nodes))) - {source, target}:
+        with suppress(ResponseError):  # A replica of the target cannot forget it.
+            await faults.command(number, "CLUSTER", "FORGET", target_id.decode())  # It ignores the target for a minute.
+            stale.append(number)
+    assert len(stale) == 3
+    await faults.begin_move(source, target)
+    await faults.end_move(source, target)
+
+    for host, port in [parse(cluster.url).nodes[number] for number in stale]:
+        client = command_client(f"redis+cluster://:{CLUSTER_PASSWORD}@{host}:{port}")
+        assert await pipelined(client).call(("SET", f"{Keys.at(cluster.url).prefix}canary", "1")) == b"OK"
+        await client.aclose()
 
 
 async def test_a_gateway_on_a_cluster(cluster: Cluster, cluster_client: Redis) -> None:

@@ -115,7 +115,7 @@ async def test_calls_share_attempts_to_connect(tmp_path_factory: pytest.TempPath
         attempts += 1
         return client.connection_pool.make_connection()
 
-    calls = PipelinedClient(make, 0.25)
+    calls = PipelinedClient(make, 0.25, lambda error: None)
     failed = await asyncio.gather(*(echo(calls, "x", 0.25) for _ in range(100)), return_exceptions=True)
     assert [type(error) for error in failed] == [RedisConnectionError] * 100
     assert attempts <= 2  # the first may have failed before the other calls were made
