@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 PRELUDE = """
-import json, sys
+import faulthandler, json, sys
+faulthandler.dump_traceback_later(60, exit=True)  # Of all threads: where a call hangs. Open streams keep the process alive.
 import numpy as np
 
 def texts(*values, shape=None):

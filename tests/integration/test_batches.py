@@ -287,14 +287,21 @@ async def test_an_idempotency_key_creates_one_batch(bench: BatchBench) -> None:
 async def test_a_gateway_of_one_pool_runs_its_own_batches(start_batches: StartBatches) -> None:
     """Those that were created at gateways of another pool are left to them, since it has none of their models."""
     async with start_batches(only_own=True) as bench:
-        bench.stack.worker.hold = True
-        other = await bench.create([line("a")])
-        await bench.db.execute("UPDATE batches SET pool = 'other', owner = NULL, owned_until = NULL")
-        bench.stack.worker.hold = False
+        first, other = await bench.create([line("a")]), "batch_" + "0" * 32
+        await bench.until(first.id, "completed")
+        await bench.db.execute(
+            """
+            INSERT INTO batches (id, customer_id, api_key_id, endpoint, input_file_id, pool, deadline)
+            SELECT $2, customer_id, api_key_id, endpoint, input_file_id, 'other', deadline
+            FROM batches WHERE id = $1
+            """,
+            first.id,
+            other,
+        )
         await bench.until((await bench.create([line("b")])).id, "completed")
-        left = await bench.db.fetchrow("SELECT owner, completed FROM batches WHERE id = $1", other.id)
+        left = await bench.db.fetchrow("SELECT owner, status FROM batches WHERE id = $1", other)
 
-    assert tuple(left) == (None, 0)
+    assert tuple(left) == (None, "validating")
 
 
 async def test_operators(bench: BatchBench, database_url: str) -> None:
