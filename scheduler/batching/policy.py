@@ -167,12 +167,14 @@ class Decision:
     least: int = 0
 
 
-def ready_limit(workers: int, per_workers: int) -> int:
+def ready_limit(workers: int, per_workers: int, distance: float) -> int:
     """The number of batches that may be ready: one for each `per_workers` workers, and at least one.
 
-    Idle workers need no more, because each claims a ready batch at once.
+    Idle workers need no more, because each claims a ready batch at once. With a distance between batches half as many: a worker
+    is nearly always free then, and batches stay ready only if the pool is slower than known, as before lost workers are
+    noticed. New requests would wait for all of them.
     """
-    return max(1, math.ceil(workers / per_workers))
+    return max(1, math.ceil(workers / (2 * per_workers if distance else per_workers)))
 
 
 def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> Decision:
@@ -180,8 +182,8 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
 
     `credit`: the guaranteed places that earlier batches still owe to each tier; the decision has the new values.
     """
-    limit = ready_limit(snapshot.workers, policy.lookahead_workers)
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
+    limit = ready_limit(snapshot.workers, policy.lookahead_workers, distance)
     waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
         decision = Decision((), waits.wait_ms, waits.condition, limit, credit, snapshot.since_ms, waits.least)

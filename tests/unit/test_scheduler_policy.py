@@ -85,10 +85,12 @@ def test_when_a_batch_leaves(
     assert decision.condition == (condition or NEVER)
 
 
-@pytest.mark.parametrize(("workers", "limit"), [(0, 1), (1, 1), (4, 1), (5, 2), (34, 9), (200, 50)])
-def test_ready_limit(workers: int, limit: int) -> None:
-    """One ready batch per four workers, at least one."""
-    assert ready_limit(workers, 4) == limit
+@pytest.mark.parametrize(
+    ("workers", "limit", "with_distance"), [(0, 1, 1), (1, 1, 1), (4, 1, 1), (5, 2, 1), (34, 9, 5), (200, 50, 25)]
+)
+def test_ready_limit(workers: int, limit: int, with_distance: int) -> None:
+    """One ready batch per four workers, or per eight if batches have a distance; at least one."""
+    assert (ready_limit(workers, 4, 0.0), ready_limit(workers, 4, 6.25)) == (limit, with_distance)
 
 
 def test_an_idle_worker_raises_the_ready_limit() -> None:
