@@ -67,7 +67,8 @@ class MeteredCustomer:
 
         async def is_known() -> bool:
             nonlocal seen
-            policy = (await announced(self._stack.url, self._who.headers))["RateLimit-Policy"]
+            # A gateway that does not know the key yet announces nothing.
+            policy = (await announced(self._stack.url, self._who.headers)).get("RateLimit-Policy", "")
             seen = seen + 1 if f'"day-{self._mark}";q={shown};' in policy else 0
             return seen >= KNOWN_TIMES
 
