@@ -170,9 +170,9 @@ class Decision:
 def ready_limit(workers: int, per_workers: int, distance: float) -> int:
     """The number of batches that may be ready: one for each `per_workers` workers, and at least one.
 
-    Idle workers need no more, because each claims a ready batch at once. With a distance between batches half as many: a worker
-    is nearly always free then, and batches stay ready only if the pool is slower than known, as before lost workers are
-    noticed. New requests would wait for all of them.
+    Idle workers need no more, because each claims a ready batch at once. `distance`: ms between two batches, 0 for none. With one,
+    half as many may be ready: a worker is nearly always free then, and batches stay ready only if the pool is slower than
+    known, as before lost workers are noticed. New requests would wait for all of them.
     """
     return max(1, math.ceil(workers / (2 * per_workers if distance else per_workers)))
 

@@ -168,7 +168,7 @@ class ClientPool(BlockingConnectionPool):
         return super().make_connection()  # type: ignore[no-untyped-call]
 
     def moved(self, error: MovedError) -> None:
-        """Called with each MOVED of a server in cluster mode."""
+        """Called with each MOVED. Only `SlotPool` has several servers, and follows it."""
 
     async def release(self, connection: Any) -> None:
         """Return a connection after its use."""
