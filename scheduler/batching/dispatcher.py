@@ -14,7 +14,17 @@ import structlog
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from scheduler.batching.policy import BatchPolicy, Decision, PoolSnapshot, TierQueue, WakeCondition, plan
+from scheduler.batching.policy import (
+    FIRST_IDLE,
+    NEVER,
+    NO_WORKER,
+    BatchPolicy,
+    Decision,
+    PoolSnapshot,
+    TierQueue,
+    WakeCondition,
+    plan,
+)
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
@@ -39,6 +49,11 @@ WAKE_VALID_MS = 2000
 SIMILAR_DEPTH = 0.25
 """The stored wake condition is kept while the depth of the new one differs by no more than this share, since the arrival
 rate varies all the time and the window ends the sleep in any case."""
+
+STANDBY_S = 0.1
+"""How much later the timer of a dispatcher ends after another one formed the batch that both waited for: two timers for each
+batch would cost twice the scripts. Also the longest sleep until a worker is idle. If a dispatcher is killed that has the timer,
+or the token, a part batch leaves later by this time, once."""
 
 log = structlog.get_logger("scheduler")
 
@@ -109,8 +124,10 @@ class Dispatcher:
         self._ready_limit = 1
         self._wake_condition: tuple[WakeCondition, float] | None = None
         self._due_s = -math.inf
-        self._least = 0
-        """As many requests or more leave at once if the present sleep ends without a token; 0: that needs a decision."""
+        self._pace_ms = math.inf
+        """All queued requests leave at the end of the present sleep if no batch was formed for this time, else a decision is needed."""
+        self._has_timer = False
+        self._stands_by = False
         self._observed_s = 0.0
         self.formed = 0
 
@@ -130,7 +147,7 @@ class Dispatcher:
                 await backoff.sleep()
                 continue
             if await self._waker.wait(wait_s):
-                self._least = 0
+                self._woken()
 
     async def turn(self) -> float:
         """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
@@ -147,20 +164,37 @@ class Dispatcher:
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
             elif self._is_current(decision.condition):
-                self._least = decision.least
-                return MAX_SLEEP_S if decision.wait_ms is None else decision.wait_ms / 1000
+                return self._sleeps(decision)
             else:
                 queues = await self._set_wake_condition(decision.condition, names)
 
+    def _sleeps(self, decision: Decision) -> float:
+        """The seconds until the next turn, unless woken."""
+        self._pace_ms, self._has_timer = decision.pace_ms, decision.wait_ms is not None
+        if decision.wait_ms is None:
+            return STANDBY_S if decision.condition.ready == FIRST_IDLE else MAX_SLEEP_S
+        is_later = self._stands_by and decision.pace_ms < math.inf
+        return decision.wait_ms / 1000 + is_later * STANDBY_S
+
+    def _woken(self) -> None:
+        """The sleep ended with a token: no other dispatcher got it, so this one forms the batch, and its timer is not over."""
+        self._stands_by = False
+        if self._has_timer:
+            self._pace_ms = math.inf
+
     async def _read_queues(self, policy: BatchPolicy, names: list[str]) -> Queues:
-        """Read the queues. If a number of requests was waited for, also form a batch in the same call if there are as many."""
-        fewest, self._least = self._least, 0
-        if not fewest and self._wake_condition is not None and self._wake_condition[0].ready < 0:
-            fewest = self._wake_condition[0].depth
-        if not fewest:
+        """Read the queues. If a number of requests or a time was waited for, also form a batch in the same call if it is met."""
+        pace_ms, self._pace_ms = self._pace_ms, math.inf
+        stored = self._wake_condition[0] if self._wake_condition is not None else NEVER
+        fewest = stored.depth if stored.ready < 0 else 0
+        if not fewest and pace_ms == math.inf:
             return await self._batches.look(names)
+        slept_ms = (self._clock_s() - self._observed_s) * 1000
         everything = [(tier.name, policy.max_batch_size) for tier in policy.order]
-        return (await self._form(everything, policy, names, fewest=fewest)).queues
+        formed = await self._form(everything, policy, names, fewest, pace_ms)
+        if self._has_timer and pace_ms < math.inf:
+            self._stands_by = not formed.size and 0 <= formed.queues.since_formed_ms < slept_ms
+        return formed.queues
 
     async def _form_all(
         self, decisions: Sequence[Decision], policy: BatchPolicy, names: list[str]
@@ -172,7 +206,12 @@ class Dispatcher:
         return formed[-1].queues, sum(each.size for each in formed)
 
     async def _form(
-        self, picks: Sequence[tuple[str, int]], policy: BatchPolicy, names: list[str], fewest: int = 0
+        self,
+        picks: Sequence[tuple[str, int]],
+        policy: BatchPolicy,
+        names: list[str],
+        fewest: int = 0,
+        pace_ms: float = math.inf,
     ) -> Formed:
         failpoint("form_undone")
         formed = await self._batches.form(
@@ -183,6 +222,7 @@ class Dispatcher:
             max_tokens=policy.max_batch_tokens,
             aged_ms=policy.ageing_ms,
             fewest=fewest,
+            pace_ms=-1 if pace_ms == math.inf else max(0, math.floor(pace_ms) - 1),  # Redis rounds times down.
         )
         if formed.size:
             failpoint("form_unnoted")
@@ -200,8 +240,8 @@ class Dispatcher:
         if self._wake_condition is None or self._clock_s() - self._wake_condition[1] > WAKE_VALID_MS / 2000:
             return False
         stored = self._wake_condition[0]
-        # An unnecessary wake-up once no batch runs costs less than sending a new condition.
-        similar = stored.ready == condition.ready or (stored.ready, condition.ready) == (-1, -2)
+        # An unnecessary wake-up for the first idle worker costs less than sending a new condition.
+        similar = stored.ready == condition.ready or (stored.ready, condition.ready) == (FIRST_IDLE, NO_WORKER)
         return similar and abs(stored.depth - condition.depth) <= SIMILAR_DEPTH * min(stored.depth, condition.depth)
 
     async def _set_wake_condition(self, condition: WakeCondition, names: list[str]) -> Queues:

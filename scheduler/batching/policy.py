@@ -124,16 +124,20 @@ class PoolSnapshot:
         return max((tier.oldest_ms for tier in self.tiers.values() if tier.depth), default=0.0)
 
 
+FIRST_IDLE, NO_WORKER = -1, -2
+"""Values of `WakeCondition.ready`. FIRST_IDLE: only a worker that becomes idle while no other is, or while no batch runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class WakeCondition:
     """The condition that wakes a dispatcher.
 
     `depth` queued requests (0: arrivals do not wake), or a worker that claimed or ended a batch while at most `ready` batches
-    are ready (-1: only when no batch runs any more; -2: workers do not wake).
+    are ready, or FIRST_IDLE, or NO_WORKER.
     """
 
     depth: int
-    ready: int = -2
+    ready: int = NO_WORKER
 
 
 NEVER = WakeCondition(0)
@@ -142,12 +146,12 @@ NEVER = WakeCondition(0)
 class Waits(NamedTuple):
     """No batch leaves now: decide again after `wait_ms` or on `condition` (None: only then).
 
-    `least`: as many requests or more leave at once after `wait_ms`; 0: that needs a decision.
+    `pace_ms`: then all queued requests leave at once, if no batch was formed for that time; infinite: that needs a decision.
     """
 
     wait_ms: float | None
     condition: WakeCondition
-    least: int = 0
+    pace_ms: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class Decision:
     """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `condition` (None: only then).
 
     `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
-    `since_ms`: time since the batch was due. `least`: see `Waits`.
+    `since_ms`: time since the batch was due. `pace_ms`: see `Waits`.
     """
 
     picks: Sequence[tuple[str, int]]
@@ -164,7 +168,7 @@ class Decision:
     ready_limit: int
     credit: Mapping[str, float]
     since_ms: float = math.inf
-    least: int = 0
+    pace_ms: float = math.inf
 
 
 def ready_limit(workers: int, per_workers: int, distance: float) -> int:
@@ -186,7 +190,7 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
     limit = ready_limit(snapshot.workers, policy.lookahead_workers, distance)
     waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
-        decision = Decision((), waits.wait_ms, waits.condition, limit, credit, snapshot.since_ms, waits.least)
+        decision = Decision((), waits.wait_ms, waits.condition, limit, credit, snapshot.since_ms, waits.pace_ms)
         return _beside_background(snapshot, policy, decision)
     return _leaves(snapshot, policy, limit, credit)
 
@@ -212,7 +216,7 @@ def _beside_background(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decis
     """
     if not snapshot.in_background or not snapshot.workers:
         return waits
-    woken = replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)), least=0)
+    woken = replace(waits, condition=replace(waits.condition, ready=max(0, waits.condition.ready)), pace_ms=math.inf)
     size, waiting = policy.max_batch_size, snapshot.waiting
     are_ready = waiting and snapshot.ready_batches >= waits.ready_limit + snapshot.idle
     if not snapshot.idle or waiting >= size or are_ready:
@@ -354,7 +358,7 @@ def _waits(snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: fl
     if quiet or snapshot.waiting >= policy.max_batch_size:
         return None
     if snapshot.waiting and not snapshot.idle:
-        return Waits(None, WakeCondition(policy.max_batch_size, 0))
+        return Waits(None, WakeCondition(policy.max_batch_size, FIRST_IDLE), _pace_ms(snapshot, policy, 1) or math.inf)
     return _gathers(snapshot, policy)
 
 
@@ -374,12 +378,9 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> Waits | None:
         return None
     target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
-    distance = part_distance_ms(snapshot.workers, snapshot.idle, snapshot.service, max(1, snapshot.waiting), rate)
-    if distance and policy.headroom:
-        # At the time when the target is expected, not when it is reached: batches have that size on average, at even distances.
-        gathered_ms = min(1000 * target / rate, longest_ms)
-        if (paced_ms := max(distance, gathered_ms) - snapshot.since_formed_ms) >= 1:
-            return Waits(paced_ms, WakeCondition(policy.max_batch_size, -1), 1)
+    if pace_ms := _pace_ms(snapshot, policy, snapshot.idle):
+        if pace_ms - snapshot.since_formed_ms >= 1:
+            return Waits(pace_ms - snapshot.since_formed_ms, WakeCondition(policy.max_batch_size, FIRST_IDLE), pace_ms)
         if snapshot.waiting:
             return None
     if not snapshot.waiting:
@@ -387,7 +388,20 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> Waits | None:
     left_ms = longest_ms - snapshot.oldest_ms
     if snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
         return None
-    return Waits(left_ms, WakeCondition(target, -1), 1)
+    return Waits(left_ms, WakeCondition(target, FIRST_IDLE), left_ms)
+
+
+def _pace_ms(snapshot: PoolSnapshot, policy: BatchPolicy, idle: int) -> float:
+    """The time between two part batches while so many workers are idle; 0: they have no distances.
+
+    It ends when the target is expected, not when it is reached: batches have that size on average, at even distances.
+    """
+    rate, service = snapshot.arrivals_per_s, snapshot.service
+    distance = part_distance_ms(snapshot.workers, idle, service, max(1, snapshot.waiting), rate)
+    if not distance or not policy.headroom:
+        return 0.0
+    target = target_size(rate, snapshot.workers, service, policy.max_batch_size)
+    return max(distance, min(1000 * target / rate, window_ms(target, rate, policy.max_wait_ms)))
 
 
 def choose(

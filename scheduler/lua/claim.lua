@@ -46,5 +46,5 @@ each_member(batch, function(id, row, list)
 end, 'body')
 flush()
 if #out == 0 then delete_batch(batch) end
-wake_for_worker()
+wake_for_worker(#out == 0)
 return '\146' .. packed[absent] .. pack_array(out)

@@ -36,5 +36,5 @@ end
 flush() -- first: if an index is broken, the replies are sent, and the batch can be dropped later
 delete_batch(batch)
 -- Otherwise this worker claims the next batch, and the claim wakes.
-if call('LLEN', P .. 'batch_queue') == 0 then wake_for_worker() end
+if call('LLEN', P .. 'batch_queue') == 0 then wake_for_worker(true) end
 return {stale, followers_left and 1 or 0}

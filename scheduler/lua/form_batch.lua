@@ -4,8 +4,9 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...} in order of priority, 4 look-ahead in
 --   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms without a heartbeat after which a gateway is
 --   lost, 9 maximum tokens of a batch (0: no limit), 10 ms of waiting after which a request is not skipped for its length,
---   11 minimum number of queued requests for all of them to leave, if they fit the first pick and a worker is idle, else
---   none leaves; 0: no condition.
+--   11 number of queued requests at which all of them leave, if they fit the first pick and a worker is idle (0: none is
+--   enough), 12 ms since the last batch after which one request is enough (-1: never). If neither is met, none leaves;
+--   0 and -1: no condition.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
 -- include: prelude, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
@@ -23,13 +24,23 @@ local function add_to_batch(tier, ids)
   tiers_used[#tiers_used + 1], size = tier, size + #ids
 end
 
--- all_may_leave(picks, fewest): whether at least so many requests are queued, fit one batch, and a worker is idle.
-local function all_may_leave(picks, fewest)
+-- is_due(pace_ms): whether no batch was formed for that time, or TIME was set back since the last one.
+local function is_due(pace_ms)
+  if pace_ms < 0 then return false end
+  -- By pcall, because a Redis user with older ACL rules has no access to this key.
+  local last = redis.pcall('GET', P .. 'formed_at')
+  local since = type(last) == 'string' and now - (tonumber(last) or 0)
+  return not since or since < 0 or since >= pace_ms
+end
+
+-- all_may_leave(picks, fewest, pace_ms): whether enough requests are queued, fit one batch, and a worker is idle.
+local function all_may_leave(picks, fewest, pace_ms)
   local waiting = 0
   for _, pick in ipairs(picks) do
     waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) + backlogs.waiting[pick[1]]
   end
-  if waiting < fewest or waiting > picks[1][2] then return false end
+  if waiting == 0 or waiting > picks[1][2] then return false end
+  if not (fewest > 0 and waiting >= fewest or is_due(pace_ms)) then return false end
   return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
@@ -48,9 +59,11 @@ local function empty_part(picks)
   end
 end
 
-local picks, fewest, tiers = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11]), cmsgpack.unpack(ARGV[6])
+local picks, tiers = cmsgpack.unpack(ARGV[3]), cmsgpack.unpack(ARGV[6])
+local fewest, pace_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
+local has_condition = fewest > 0 or pace_ms >= 0
 backlogs.counts(tiers)
-if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
+if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
   local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks)
   for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end

@@ -9,7 +9,7 @@
 if protocol_error() then return protocol_error() end
 local rule = {reported = false, max_losses = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
   keep_ms = tonumber(ARGV[7])}
-local renewed, pushed, retried, unknown = 0, 0, 0, 0
+local renewed, pushed, retried, unknown, freed = 0, 0, 0, 0, 0
 -- A pass that is late by half a lease: Redis or the schedulers were suspended, and workers may have failed to renew.
 local last_pass = tonumber(call('GET', P .. 'reaped_at') or now)
 local was_suspended = now - last_pass > tonumber(ARGV[6]) + rule.lease_ms / 2
@@ -53,7 +53,8 @@ for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0
   elseif batch.state == 'running' then
     retry(batch, 'worker_lost', rule)
     retried = retried + 1
-  elseif end_overdue(batch) then
+  elseif not end_overdue(batch) then freed = freed + 1
+  else
     lease(batch, rule.lease_ms)
     keep(batch, rule.keep_ms)
     if call('LPOS', P .. 'batch_queue', id) then renewed = renewed + 1
@@ -64,5 +65,5 @@ for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0
   end
 end
 flush()
-if pushed + retried + unknown > 0 then wake() end
+if pushed + retried + unknown + freed > 0 then wake() end
 return {renewed, pushed, retried, unknown}

@@ -143,12 +143,14 @@ class Batches:
         max_tokens: int = 0,
         aged_ms: float = 1000.0,
         fewest: int = 0,
+        pace_ms: int = -1,
     ) -> Formed:
         """Move up to `picks` ids per tier into one ready batch, unless `lookahead` batches are ready already.
 
         With `max_tokens`, requests of similar length are grouped, no batch exceeds it, and requests that have waited for
-        `aged_ms` are not skipped because of their length. With `fewest`, either all queued requests leave or none: they leave if
-        there are at least `fewest`, at most the first pick, and a worker is idle.
+        `aged_ms` are not skipped because of their length. With `fewest` or `pace_ms`, either all queued requests leave or none:
+        they leave if there are at least `fewest`, or one and no batch was formed for `pace_ms`, at most as many as the first
+        pick, and a worker is idle.
         """
         packed = await self._form(
             batch_id,
@@ -161,6 +163,7 @@ class Batches:
             max_tokens,
             aged_ms,
             fewest,
+            pace_ms,
         )
         return Formed(*_formed.decode(packed))
 

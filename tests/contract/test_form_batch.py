@@ -189,6 +189,46 @@ async def test_all_queued_requests_leave_or_none(
     assert formed.queues.depth == waiting - members
 
 
+@pytest.mark.parametrize(
+    ("waiting", "fewest", "pace_ms", "members"),
+    [
+        (1, 2, -1, 0),
+        (1, 2, 60_000, 0),  # another batch was formed within this time
+        (1, 2, 0, 1),
+        (2, 2, 60_000, 2),  # enough requests
+        (1, 0, 60_000, 0),
+        (2, 0, 0, 2),
+        (0, 0, 0, 0),
+        (9, 0, 0, 0),  # more than one batch: the policy must choose
+    ],
+)
+async def test_one_request_is_enough_when_no_batch_was_formed_for_a_time(
+    pool: Pool, waiting: int, fewest: int, pace_ms: int, members: int
+) -> None:
+    """Of several dispatchers with the same timer only the first forms a batch."""
+    await start_workers(pool, 2, 0)
+    await pool.queue(1)
+    await pool.form([("free", 1)])
+    await pool.queue(waiting)
+
+    formed = await pool.batches.form("b", [("free", 8)], 9, TIERS, fewest=fewest, pace_ms=pace_ms)
+
+    assert formed.size == members
+
+
+async def test_a_batch_is_due_when_the_clock_was_set_back(pool: Pool) -> None:
+    """The last batch is then in the future; without one, any time has passed."""
+    await start_workers(pool, 3, 0)
+    for number, last in enumerate((await pool.now_ms() + 3_600_000, None)):
+        await pool.queue(1)
+        if last is None:
+            await pool.client.delete(pool.keys.formed_at)
+        else:
+            await pool.client.set(pool.keys.formed_at, last, px=60_000)
+
+        assert (await pool.batches.form(f"b{number}", [("free", 8)], 9, TIERS, pace_ms=60_000)).size == 1
+
+
 # Batches with a token limit
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batching.policy import NEVER, WakeCondition
+from scheduler.batching.policy import FIRST_IDLE, NEVER, NO_WORKER, WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedBatch
 
@@ -114,9 +114,10 @@ async def test_a_rejected_claim_wakes(pool: Pool) -> None:
     [
         (WakeCondition(0, 1), 2, 3, 0),  # enough batches are ready
         (WakeCondition(0, 1), 1, 3, 1),
-        (WakeCondition(8, -2), 0, 0, 0),  # woken only by requests
-        (WakeCondition(8, -1), 0, 2, 0),
-        (WakeCondition(8, -1), 0, 0, 1),  # nothing runs any more
+        (WakeCondition(8, NO_WORKER), 0, 0, 0),  # woken only by requests
+        (WakeCondition(8, FIRST_IDLE), 0, 3, 1),  # the first of four workers is idle
+        (WakeCondition(8, FIRST_IDLE), 0, 2, 0),  # another one was idle before
+        (WakeCondition(8, FIRST_IDLE), 0, 0, 1),  # nothing runs any more
         (WakeCondition(32, 0), 0, 2, 1),  # a worker is idle
     ],
 )
@@ -125,6 +126,7 @@ async def test_a_finish_wakes_at_the_number_of_ready_batches(
 ) -> None:
     """With this many ready and running batches after it."""
     claimed = [await pool.running(1) for _ in range(running + 1)]
+    await pool.client.set(pool.keys.healthy_gpu_count, 4, px=60_000)
     await pool.queue(ready)
     await pool.batches.look(TIERS, "d1", condition, 2000)
     for _ in range(ready):

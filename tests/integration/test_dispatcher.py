@@ -10,7 +10,7 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batching.dispatcher import MAX_SLEEP_S, Dispatcher, ServiceWatch, Waker
+from scheduler.batching.dispatcher import MAX_SLEEP_S, STANDBY_S, Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
 from scheduler.batching.timing import UNKNOWN, Service
@@ -187,6 +187,30 @@ async def test_two_dispatchers_form_no_request_twice(pool: Pool, redis_url: str)
         await client.aclose()
 
     assert sorted(served) == sorted(ids)
+
+
+async def test_of_two_dispatchers_with_a_timer_one_stands_by(pool: Pool, redis_url: str) -> None:
+    """When another dispatcher has formed the batch that both waited for, the timer of the next one ends later."""
+    blocking, now_s, service = blocking_client(redis_url), [0.0], Service(4000.0, 1.0, seen_batch=32.0, steady=True)
+    policy = BatchPolicy(32, 8000.0, 4, 60_000.0, POLICY.tiers, headroom=0.05)
+    dispatcher = Dispatcher(pool.batches, Waker(blocking, pool.keys), lambda: policy, lambda: now_s[0], lambda: service)
+    await workers_are_counted(pool, 8)
+    for _ in range(4):
+        await pool.running(1)
+    await dispatcher.turn()
+    await pool.queue(2)
+    now_s[0] += 0.2
+    alone_s = await dispatcher.turn()
+    assert dispatcher.formed == 2
+    assert alone_s == pytest.approx(0.5, abs=0.2)  # A run, divided by the workers.
+
+    await pool.queue(2)
+    await pool.form([("free", 1)])  # by another dispatcher
+    now_s[0] += alone_s
+
+    assert await dispatcher.turn() == pytest.approx(alone_s + STANDBY_S, abs=0.05)
+    assert dispatcher.formed == 2
+    await blocking.aclose()
 
 
 async def test_the_reaper_returns_the_batch_of_a_silent_worker(pool: Pool) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.batching.policy import (
+    FIRST_IDLE,
     NEVER,
     BatchPolicy,
     PoolSnapshot,
@@ -53,13 +54,13 @@ MEASURED = Service(base_ms=50.0, item_ms=0.0)
         (99, 1.0, 900.0, 0, 0, 0, None, WakeCondition(0)),  # no worker
         (1, 1.0, 0.0, 4, 0, 1, None, None),  # no other request is expected
         (1, 1.0, 100.0, 34, 0, 5, None, None),  # a worker is idle for each of them
-        (1, 0.0, 100.0, 2, 0, 1, 40.0, WakeCondition(2, -1)),  # single requests: 5 s of runs per second
+        (1, 0.0, 100.0, 2, 0, 1, 40.0, WakeCondition(2, FIRST_IDLE)),  # single requests: 5 s of runs per second
         (1, 31.0, 100.0, 2, 0, 1, None, None),  # less than one more is expected in the remaining 9 ms
-        (1, 1.0, 1000.0, 34, 0, 9, 15.0, WakeCondition(8, -1)),  # 8 ms of arrivals, in twice that time
+        (1, 1.0, 1000.0, 34, 0, 9, 15.0, WakeCondition(8, FIRST_IDLE)),  # 8 ms of arrivals, in twice that time
         (8, 5.0, 1000.0, 34, 0, 9, None, None),  # the size is reached
         (5, 16.0, 1000.0, 34, 0, 9, None, None),  # the window is over
         (5, 1.0, 1000.0, 34, 0, 0, None, None),  # nothing runs, so no client waits that could send more
-        (9, 55.0, 900.0, 4, 0, 4, None, WakeCondition(32, 0)),  # all workers are busy: waiting costs nothing
+        (9, 55.0, 900.0, 4, 0, 4, None, WakeCondition(32, FIRST_IDLE)),  # all workers are busy: waiting costs nothing
         (9, 55.0, 900.0, 4, 1, 4, None, WakeCondition(0, 0)),  # the same, and one is ready
         (32, 1.0, 900.0, 4, 1, 1, None, None),  # idle workers: the batch that was just formed will be claimed
         (32, 1.0, 900.0, 4, 3, 3, None, WakeCondition(0, 0)),  # workers count as idle but claim nothing
@@ -409,8 +410,9 @@ def test_part_batches_are_paced_while_few_workers_are_idle(
     decision = decide(snapshot, rule, {})
 
     assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
-    assert decision.condition == (NEVER if wait_ms is None else WakeCondition(32, -1))
-    assert decision.least == int(wait_ms is not None)  # Then all requests that have arrived leave at once.
+    assert decision.condition == (NEVER if wait_ms is None else WakeCondition(32, FIRST_IDLE))
+    pace_ms = math.inf if wait_ms is None else since_ms + wait_ms  # Then all requests that have arrived leave at once.
+    assert decision.pace_ms == pytest.approx(pace_ms, abs=0.01)
     assert bool(decision.picks) is (wait_ms is None)
 
 

@@ -17,8 +17,9 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
-from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S
+from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import (
+    FIRST_IDLE,
     NEVER,
     BatchPolicy,
     Decision,
@@ -71,10 +72,10 @@ class CellDispatcher:
         if urgent or 0 < self._condition.depth <= depth:
             self.turn()
 
-    def worker_changed(self) -> None:
-        """A worker claimed a batch or finished one."""
-        level = len(self._cell.ready) or (0 if self._cell.leased else -1)
-        if self._condition.ready >= level:
+    def worker_changed(self, is_first_idle: bool) -> None:  # noqa: FBT001  # An argument of an event.
+        """A worker claimed a batch, or finished one. `is_first_idle`: it is the only idle one now, or no batch runs."""
+        ready = len(self._cell.ready)
+        if self._condition.ready >= ready or (self._condition.ready == FIRST_IDLE and is_first_idle):
             self.turn()
 
     def turn(self) -> None:
@@ -100,7 +101,9 @@ class CellDispatcher:
             decision = decisions[0]
             if not decision.picks:
                 self._condition = decision.condition
-                return MAX_SLEEP_S if decision.wait_ms is None else max(1e-6, decision.wait_ms / 1000)
+                if decision.wait_ms is None:
+                    return STANDBY_S if decision.condition.ready == FIRST_IDLE else MAX_SLEEP_S
+                return max(1e-6, decision.wait_ms / 1000)
             self._condition = NEVER
             before = self._cell.depth
             now = self._loop.now
@@ -192,6 +195,11 @@ class SimulatedCell:
     def depth(self) -> int:
         """Requests in all queues."""
         return sum(queue.depth for queue in self.queues.values())
+
+    @property
+    def _is_first_idle(self) -> bool:
+        """Whether a worker that has just become idle is the only one, or no batch runs."""
+        return not self.ready and (not self.leased or self.healthy - self.leased == 1)
 
     @property
     def healthy(self) -> int:
@@ -354,7 +362,7 @@ class SimulatedCell:
         batch.requests = kept
         if not kept:
             self.leased -= 1
-        self._loop.after(0.0, self.dispatcher.worker_changed)
+        self._loop.after(0.0, self.dispatcher.worker_changed, not kept and self._is_first_idle)
         return bool(kept)
 
     def started(self, batch: SimulatedBatch, run_s: float) -> None:
@@ -379,7 +387,7 @@ class SimulatedCell:
             by_tier.setdefault(tier, []).append((request, cost_ms))
         for tier, costs in by_tier.items():
             self.queues[tier].settle(costs, batch.empty_part)
-        self._loop.after(0.0, self.dispatcher.worker_changed)
+        self._loop.after(0.0, self.dispatcher.worker_changed, self._is_first_idle)
 
     def lost(self, batch: SimulatedBatch) -> None:
         """Its worker was lost: when the lease ends, the requests run again, ahead of others, or fail."""

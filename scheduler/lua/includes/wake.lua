@@ -3,15 +3,16 @@ local function wake()
   if call('LLEN', P .. 'wake') == 0 then call('LPUSH', P .. 'wake', 1) end
 end
 
--- wake_if(is_met): pushes a token if is_met(depth, ready) for the condition of any sleeping dispatcher, or if none sleeps.
+-- wake_if(is_met): pushes a token if is_met(depth, ready, only) for the condition of any sleeping dispatcher, or if none sleeps.
+-- `only`: 'idle' if just the first idle worker wakes it; older processes then read 0 as `ready`.
 local function wake_if(is_met)
   local conditions, asleep = call('HGETALL', P .. 'wake_at'), false
   for i = 1, #conditions, 2 do
-    local depth, valid_until, ready = string.match(conditions[i + 1], '^(%d+) (%d+) ?(%-?%d*)')
+    local depth, valid_until, ready, only = string.match(conditions[i + 1], '^(%d+) (%d+) ?(%-?%d*) ?(%a*)')
     if tonumber(valid_until) < now then call('HDEL', P .. 'wake_at', conditions[i])
     else
       asleep = true
-      if is_met(tonumber(depth), tonumber(ready) or 0) then return wake() end
+      if is_met(tonumber(depth), tonumber(ready) or 0, only) then return wake() end
     end
   end
   if not asleep then wake() end
@@ -22,9 +23,16 @@ local function wake_for_depth(waiting)
   wake_if(function(depth) return depth > 0 and waiting >= depth end)
 end
 
--- wake_for_worker(): a worker claimed a batch or finished one.
-local function wake_for_worker()
-  local level = call('LLEN', P .. 'batch_queue')
-  if level == 0 and call('ZCARD', P .. 'leases') == 0 then level = -1 end
-  wake_if(function(_, ready) return ready >= level end)
+-- wake_for_worker(is_idle): a worker claimed a batch, or has none any more (`is_idle`).
+local function wake_for_worker(is_idle)
+  local level, is_first = call('LLEN', P .. 'batch_queue'), false
+  if level == 0 and is_idle then
+    local leased, healthy = call('ZCARD', P .. 'leases'), tonumber(call('GET', P .. 'healthy_gpu_count') or -1)
+    is_first = leased == 0 or healthy < 0 or healthy - leased == 1
+    if leased == 0 then level = -1 end
+  end
+  wake_if(function(_, ready, only)
+    if only == 'idle' then return is_first end
+    return ready >= level
+  end)
 end
