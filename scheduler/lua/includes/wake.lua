@@ -27,7 +27,7 @@ end
 local function wake_for_worker(is_idle)
   local level, is_first = call('LLEN', P .. 'batch_queue'), false
   if level == 0 and is_idle then
-    local leased, healthy = call('ZCARD', P .. 'leases'), tonumber(call('GET', P .. 'healthy_gpu_count') or -1)
+    local leased, healthy = call('ZCARD', P .. 'leases'), tonumber(call('GET', P .. 'healthy_gpu_count') or '') or -1
     is_first = leased == 0 or healthy < 0 or healthy - leased == 1
     if leased == 0 then level = -1 end
   end
