@@ -35,6 +35,5 @@ if ARGV[6] == '1' then
 end
 flush() -- first: if an index is broken, the replies are sent, and the batch can be dropped later
 delete_batch(batch)
--- Otherwise this worker claims the next batch, and the claim wakes.
-if call('LLEN', P .. 'batch_queue') == 0 then wake_for_worker(true) end
+wake_for_worker(true)
 return {stale, followers_left and 1 or 0}

@@ -143,6 +143,22 @@ async def test_a_finish_wakes_at_the_number_of_ready_batches(
     assert await tokens(pool) == woken
 
 
+async def test_a_finish_wakes_when_more_workers_are_idle_than_batches_are_ready(pool: Pool) -> None:
+    """The worker claims the ready batch, and another one is idle then. The claim does not wake."""
+    claimed = [await pool.running(1) for _ in range(3)]
+    await pool.client.set(pool.keys.healthy_gpu_count, 4, px=60_000)
+    await pool.queue(1)
+    await pool.batches.look(TIERS, "d1", WakeCondition(8, FIRST_IDLE), 2000)
+    await pool.form([("free", 1)])
+
+    await finish(pool, claimed[-1])
+    assert await tokens(pool) == 1
+
+    await pool.client.delete(pool.keys.wake)
+    await pool.claim_next()
+    assert await tokens(pool) == 0
+
+
 @pytest.mark.parametrize(("status", "woken"), [("ready", 1), ("busy", 0), ("paused", 1)])
 async def test_a_worker_wakes_when_it_can_run_batches_or_no_longer(pool: Pool, status: str, woken: int) -> None:
     """Not when it is busy, or ready again: its claims and ends of batches wake."""

@@ -199,7 +199,7 @@ class SimulatedCell:
     @property
     def _is_first_idle(self) -> bool:
         """Whether a worker that has just become idle is the only one, or no batch runs."""
-        return not self.ready and (not self.leased or self.healthy - self.leased == 1)
+        return not self.leased or self.healthy - self.leased == 1
 
     @property
     def healthy(self) -> int:

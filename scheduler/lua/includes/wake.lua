@@ -26,13 +26,14 @@ end
 -- wake_for_worker(is_idle): a worker claimed a batch, or has none any more (`is_idle`).
 local function wake_for_worker(is_idle)
   local level, is_first = call('LLEN', P .. 'batch_queue'), false
-  if level == 0 and is_idle then
+  if is_idle then
     local leased, healthy = call('ZCARD', P .. 'leases'), tonumber(call('GET', P .. 'healthy_gpu_count') or '') or -1
-    is_first = leased == 0 or healthy < 0 or healthy - leased == 1
-    if leased == 0 then level = -1 end
+    is_first = healthy - leased == 1 or level == 0 and (leased == 0 or healthy < 0)
+    if level > 0 and not is_first then return end -- this worker claims the next batch, and the claim wakes
+    if level == 0 and leased == 0 then level = -1 end
   end
   wake_if(function(_, ready, only)
     if only == 'idle' then return is_first end
-    return ready >= level
+    return ready >= level and (level <= 0 or not is_idle)
   end)
 end
