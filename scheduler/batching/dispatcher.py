@@ -52,8 +52,8 @@ rate varies all the time and the window ends the sleep in any case."""
 
 STANDBY_S = 0.1
 """How much later the timer of a dispatcher ends after another one formed the batch that both waited for: two timers for each
-batch would cost twice the scripts. Also the longest sleep until a worker is idle. If a dispatcher is killed that has the timer,
-or the token, a part batch leaves later by this time, once."""
+batch would cost twice the scripts. Also the longest sleep until a worker is idle. If the dispatcher that has the timer or the
+token is killed, one part batch leaves later by this time."""
 
 log = structlog.get_logger("scheduler")
 
@@ -147,7 +147,7 @@ class Dispatcher:
                 await backoff.sleep()
                 continue
             if await self._waker.wait(wait_s):
-                self._woken()
+                self._take_token()
 
     async def turn(self) -> float:
         """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
@@ -164,11 +164,11 @@ class Dispatcher:
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
             elif self._is_current(decision.condition):
-                return self._sleeps(decision)
+                return self._sleep_s(decision)
             else:
                 queues = await self._set_wake_condition(decision.condition, names)
 
-    def _sleeps(self, decision: Decision) -> float:
+    def _sleep_s(self, decision: Decision) -> float:
         """The seconds until the next turn, unless woken."""
         self._pace_ms, self._has_timer = decision.pace_ms, decision.wait_ms is not None
         if decision.wait_ms is None:
@@ -176,8 +176,8 @@ class Dispatcher:
         is_later = self._stands_by and decision.pace_ms < math.inf
         return decision.wait_ms / 1000 + is_later * STANDBY_S
 
-    def _woken(self) -> None:
-        """The sleep ended with a token: no other dispatcher got it, so this one forms the batch, and its timer is not over."""
+    def _take_token(self) -> None:
+        """The sleep ended with a token, before the timer. No other dispatcher gets this token, so this one must form the batch."""
         self._stands_by = False
         if self._has_timer:
             self._pace_ms = math.inf

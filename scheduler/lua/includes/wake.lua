@@ -3,16 +3,16 @@ local function wake()
   if call('LLEN', P .. 'wake') == 0 then call('LPUSH', P .. 'wake', 1) end
 end
 
--- wake_if(is_met): pushes a token if is_met(depth, ready, only) for the condition of any sleeping dispatcher, or if none sleeps.
--- `only`: 'idle' if just the first idle worker wakes it; older processes then read 0 as `ready`.
+-- wake_if(is_met): pushes a token if is_met(depth, ready, event) for the condition of any sleeping dispatcher, or if none sleeps.
+-- `event`: 'idle' if only the first idle worker wakes it, else ''. Older processes do not read it, and `ready` is 0 for them.
 local function wake_if(is_met)
   local conditions, asleep = call('HGETALL', P .. 'wake_at'), false
   for i = 1, #conditions, 2 do
-    local depth, valid_until, ready, only = string.match(conditions[i + 1], '^(%d+) (%d+) ?(%-?%d*) ?(%a*)')
+    local depth, valid_until, ready, event = string.match(conditions[i + 1], '^(%d+) (%d+) ?(%-?%d*) ?(%a*)')
     if tonumber(valid_until) < now then call('HDEL', P .. 'wake_at', conditions[i])
     else
       asleep = true
-      if is_met(tonumber(depth), tonumber(ready) or 0, only) then return wake() end
+      if is_met(tonumber(depth), tonumber(ready) or 0, event) then return wake() end
     end
   end
   if not asleep then wake() end
@@ -32,8 +32,8 @@ local function wake_for_worker(is_idle)
     if level > 0 and not is_first then return end -- this worker claims the next batch, and the claim wakes
     if level == 0 and leased == 0 then level = -1 end
   end
-  wake_if(function(_, ready, only)
-    if only == 'idle' then return is_first end
+  wake_if(function(_, ready, event)
+    if event == 'idle' then return is_first end
     return ready >= level and (level <= 0 or not is_idle)
   end)
 end
