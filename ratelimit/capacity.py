@@ -144,8 +144,10 @@ class CapacityEstimator:
 
     def look(self, gpus: Sequence[GpuRate], batch: int, prior_rps: float, load: PoolLoad, now: float) -> Capacity:
         """Update with an observation of all healthy GPUs; `prior_rps` (requests/s of one GPU) counts while nothing was measured."""
-        elapsed_s = min(LONGEST_STEP_S, max(0.0, now - self._looked_at)) if self._looked_at is not None else 0.0
-        self._looked_at = now
+        since_s = max(0.0, now - self._looked_at) if self._looked_at is not None else 0.0
+        elapsed_s, self._looked_at = min(LONGEST_STEP_S, since_s), now
+        if since_s > LONGEST_STEP_S:
+            self.interrupt()
         pool = PoolRate.of(gpus, batch)
         if pool.full_rps <= 0:
             self.correction, self._backlog_from = 1.0, None
@@ -161,6 +163,10 @@ class CapacityEstimator:
         self.correction = max(LEAST_CORRECTION, min(self.correction, pool.most_rps / pool.full_rps))
         evidence = CapacityEvidence.MEASURED if pool.confidence >= MEASURED_FROM else CapacityEvidence.PROBING
         return Capacity(pool.full_rps * self.correction, evidence, pool.confidence)
+
+    def interrupt(self) -> None:
+        """No GPU is healthy, or none could be observed: a rate served since before is that of the pause, and no capacity."""
+        self._backlog_from = None
 
     def resume(self, correction: float) -> None:
         """Start with the correction of a gateway that has more observations."""

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 
@@ -14,7 +15,7 @@ from stack import Stack
 from tierlane.up.data_dir import held_port
 
 
-def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(stack: Stack, home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
     addresses = stack.read()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
         "TIERLANE_REDIS_URL": addresses["redis_url"],
@@ -22,6 +23,7 @@ def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
         "TIERLANE_SERVICE_TOKEN": addresses["service_token"],
         "TIERLANE_PORT": str(port),
         "TIERLANE_DATA_DIR": str(home / "second"),
+        **settings,
     }
     with (home / "second.log").open("wb") as output:
         command = [sys.executable, "-P", "-m", "tierlane", "gateway"]
@@ -29,10 +31,12 @@ def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
-    """A second gateway on the same Redis and PostgreSQL: its process and its address."""
+async def second_gateway(
+    stack: Stack, home: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
+    """A second gateway on the same Redis and PostgreSQL, with these settings: its process and its address."""
     with held_port("127.0.0.1", 0) as port:
-        process = _start(stack, home, port)
+        process = _start(stack, home, port, settings)
         url = f"http://127.0.0.1:{port}"
         try:
             await eventually(lambda: _ready(url), "the second gateway is ready", 30.0)

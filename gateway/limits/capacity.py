@@ -227,8 +227,9 @@ class LiveLimits:
             self._no_gpu_since = None
             self.estimate = self._estimated(gpus, observation, snapshot, now)
             self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
-        elif self._no_gpu_since is None:
-            self._no_gpu_since = now
+        else:
+            self._estimator.interrupt()
+            self._no_gpu_since = now if self._no_gpu_since is None else self._no_gpu_since
         if self.capacity_rps <= 0:
             self._guess(snapshot)
 

@@ -211,6 +211,16 @@ def test_without_any_gpu_requests_wait_two_seconds() -> None:
     assert not new.no_gpu(100.0)
 
 
+def test_a_lost_gpu_that_returns_to_a_backlog_has_its_rate() -> None:
+    """The rate that it served spans its absence; the limits must not follow it."""
+    back = msgspec.structs.replace(worker(), base_ms=50.0, seen_batch=32.0, served_rps=64.0)
+    lost = msgspec.structs.replace(back, healthy=False)
+    queues = {"free": TierDepth("free", 5, 4000.0)}
+    looks = [Observation(0, queues, [each], [], 0, 1, 0, 0) for each in [back] * 4 + [lost] * 8 + [back] * 4]
+
+    assert observed(*looks, snapshot=LEARNED).capacity_rps == pytest.approx(0.8 * 640)
+
+
 SLOW = msgspec.structs.replace(SICK, status="slow")
 
 

@@ -101,6 +101,20 @@ def test_a_rate_served_before_a_change_of_speed_is_no_capacity() -> None:
     assert capacity.rps == 640.0
 
 
+@pytest.mark.parametrize(("interrupted", "pause_s"), [(True, 0.25), (False, 1.25)])
+def test_a_rate_served_across_a_pause_is_no_capacity(interrupted: bool, pause_s: float) -> None:
+    """All GPUs were lost for a moment, or nothing could be observed. The backlog must last again after that."""
+    estimator, gpus = CapacityEstimator(), [GpuRate(50.0, 0.0, 32.0, served_rps=64.0)]
+    for heartbeat in range(12):
+        estimator.look(gpus, 32, 20.0, BACKLOG, heartbeat / 4)
+    if interrupted:
+        estimator.interrupt()
+    back_s = 2.75 + pause_s
+    capacities = [estimator.look(gpus, 32, 20.0, BACKLOG, back_s + heartbeat / 4).rps for heartbeat in range(13)]
+
+    assert capacities == [640.0] * 12 + [64.0]
+
+
 def flat(ms: float) -> RunMs:
     return lambda _size, _now: ms
 
