@@ -19,7 +19,7 @@ TORCH := $(VENV)/.torch
 INSTALLED := $(VENV)/.installed
 TEST_READY := $(VENV)/.test-ready
 DOCS_READY := $(VENV)/.docs-ready
-CLIENTS_READY := $(VENV)/.clients-ready
+CLIENTS_READY := tests/clients/node_modules/.ready
 
 # Tests start hundreds of processes. If Python may not write bytecode, as in many container images, each of them compiles
 # every module anew, which takes more CPU time than the tests.
