@@ -165,7 +165,7 @@ class CapacityEstimator:
         return Capacity(pool.full_rps * self.correction, evidence, pool.confidence)
 
     def interrupt(self) -> None:
-        """No GPU is healthy, or none could be observed: a rate served since before is that of the pause, and no capacity."""
+        """Note that no GPU is healthy, or none could be observed: a rate served across that time is no capacity."""
         self._backlog_from = None
 
     def resume(self, correction: float) -> None:

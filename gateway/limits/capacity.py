@@ -229,7 +229,8 @@ class LiveLimits:
             self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
         else:
             self._estimator.interrupt()
-            self._no_gpu_since = now if self._no_gpu_since is None else self._no_gpu_since
+            if self._no_gpu_since is None:
+                self._no_gpu_since = now
         if self.capacity_rps <= 0:
             self._guess(snapshot)
 
