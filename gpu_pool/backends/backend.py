@@ -128,6 +128,23 @@ class ServingBackend(Backend, Protocol):
         """Once loaded: answer the worker's messages over `connection` until it is closed."""
 
 
+@runtime_checkable
+class SteppingBackend(Backend, Protocol):
+    """A backend whose items join and leave at every step of its loop, each with a result of its own."""
+
+    slots: int
+    """The most items at a time."""
+
+    def add(self, key: int, item: Item) -> None:
+        """Let the item join at the next step; an item that cannot run gets its error as the result of that step."""
+
+    def remove(self, key: int) -> None:
+        """Let the item leave without a result. Does nothing if it has ended."""
+
+    def step(self) -> list[tuple[int, ItemResult]]:
+        """Advance all items by one step. Returns the keys and results of those that ended; may raise anything."""
+
+
 Run = Callable[[Sequence[Item]], list[ItemResult]]
 
 

@@ -1,8 +1,11 @@
 """Messages between a worker and its model process (msgpack with a four-byte length), and the model process's end of the socket.
 
-    worker -> model process    Run, and Drop while it works
+    worker -> model process    Run, and Drop or Withdraw while it works
     model process -> worker    Ready once, then Progress and Pieces while it works and one Done or Refused for each
-                               Run; Available when that changes; Fatal at its end
+                               Run; Available and Slots when that changes; Fatal at its end
+
+A model with slots gets one request in each Run, runs several of them at a time, and answers each by itself. Its Pieces
+have the `seq` 0, and the `place` of a piece is the `seq` of its Run.
 
 Schemas are closed and sizes limited, so neither side can make the other execute or allocate what it sends. Nothing here
 imports asyncio, which the model process does not need.
@@ -53,11 +56,28 @@ class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
     places: list[int]
 
 
+class Withdraw(msgspec.Struct, array_like=True, frozen=True, tag="withdraw"):
+    """Hand back these Runs of a model with slots (Refused, not counted), unless they have sent output or have ended."""
+
+    seqs: list[int]
+
+
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
-    """The model is loaded and warm, and runs at most `most` batches at a time."""
+    """The model is loaded and warm, and runs at most `most` batches at a time.
+
+    `slots`: it runs single requests, that many at a time at first; 0: it runs batches.
+    """
 
     version: str
     most: int = 1
+    slots: int = 0
+
+
+class Slots(msgspec.Struct, array_like=True, frozen=True, tag="slots"):
+    """From now on `count` requests may run at a time. `source`: the evidence for this number, a phrase for operators."""
+
+    count: int
+    source: str
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
@@ -124,8 +144,8 @@ class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
     start_error: bool = False
 
 
-WorkerMessage = Run | Drop
-ModelMessage = Ready | Progress | Pieces | Done | Refused | Available | Fatal
+WorkerMessage = Run | Drop | Withdraw
+ModelMessage = Ready | Progress | Pieces | Done | Refused | Available | Slots | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)

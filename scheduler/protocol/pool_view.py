@@ -78,7 +78,9 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
 class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     """The heartbeat of a worker. `rps`: its measured rate with the largest batches (0: not measured yet).
 
-    A batch of n takes about `base_ms` + n x `item_ms`, measured with batches up to `seen_batch` (0: not measured).
+    A batch of n takes about `base_ms` + n x `item_ms`, measured with batches up to `seen_batch` (0: not measured). With slots,
+    `base_ms` is the mean time of a request in a slot, `item_ms` is 0, `seen_batch` is the mean number of requests that ran,
+    `width` equals `slots`, `service_p95_ms` is the p95 of that time, and `rps` is `slots` divided by its mean.
     """
 
     id: str
@@ -101,6 +103,8 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     served_rps: float = 0.0  # Requests/s of its recent runs.
     model_ms: float = 0.0  # Time of its last batch over the cap, or of the last trial batch; 0: not measured.
     timeout_ms: float = 0.0  # The cap of a batch.
+    slots: int = 0  # Requests that may run at a time, each started and ended by itself; 0: it runs batches.
+    slots_source: str = ""  # The evidence for that number.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -132,6 +136,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     served_rps: float = 0.0
     model_ms: float = 0.0
     timeout_ms: float = 0.0
+    slots: int = 0
+    slots_source: str = ""
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -413,6 +413,8 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         served_rps=heartbeat.served_rps,
         model_ms=heartbeat.model_ms,
         timeout_ms=heartbeat.timeout_ms,
+        slots=heartbeat.slots,
+        slots_source=heartbeat.slots_source,
     )
 
 
