@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.messages import (
@@ -35,6 +36,8 @@ from gpu_pool.model_process.messages import (
     Ready,
     Refused,
     Run,
+    Slots,
+    Withdraw,
     decode_model_message,
     pack,
 )
@@ -94,6 +97,19 @@ def ignore_pieces(_: Sequence[Piece]) -> None:
     """The default: pieces are ignored."""
 
 
+class RunListener(Protocol):
+    """One request that runs in a slot. Exactly one of `answered` and `lost` is called at its end."""
+
+    def on_piece(self, piece: Piece) -> None:
+        """The model added text to its stream."""
+
+    def answered(self, answer: "Done | Refused") -> None:
+        """The model answered, or handed it back."""
+
+    def lost(self, error: TierlaneError) -> None:
+        """The model process ended."""
+
+
 class ModelLost(TierlaneError):
     """The model process ended or its connection is broken."""
 
@@ -107,7 +123,10 @@ class RunRefused(TierlaneError):
 
 
 class ModelProcess:
-    """A model process made by `spawn`, for at most `most` batches at a time. `availability`: `unavailable` changed."""
+    """A model process made by `spawn`, for at most `most` batches at a time, or for `slots` requests, each by itself.
+
+    `availability` is called when `unavailable` changed.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, availability: Callable[[], None]) -> None:
         self._process = process
@@ -120,8 +139,14 @@ class ModelProcess:
         self._loaded: asyncio.Future[ModelMessage] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, asyncio.Future[ModelMessage]] = {}
         self._piece_callbacks: dict[int, PiecesCallback] = {}
+        self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
         self.most = 1
+        self.slots = 0
+        """Requests that may run at a time now, each by itself; 0: it runs batches."""
+        self.slots_source = ""
+        self.resized: Callable[[], None] = lambda: None
+        """Called when the number of slots changed."""
         self._fatal: Fatal | None = None
         self._closing = False
         self.progress_at = time.monotonic()
@@ -168,7 +193,7 @@ class ModelProcess:
         message = await self._loaded
         if not isinstance(message, Ready):
             raise self._protocol_error("an unexpected message instead of Ready")
-        self.most = message.most
+        self.most, self.slots = message.most, message.slots
         return message.version
 
     async def run(
@@ -199,6 +224,25 @@ class ModelProcess:
         if not isinstance(message, Done) or len(message.results) != len(bodies):
             raise self._protocol_error("an unexpected message instead of Done")
         return message
+
+    def start(self, body: bytes, left_ms: int, run: RunListener) -> int:
+        """Start one stored request with this time left in a slot; the number of its run. Raises ModelLost, FrameTooLarge."""
+        seq = self._seq + 1
+        frame = pack(Run(seq, left_ms, [body], [left_ms]))
+        if self.lost.is_set() or not self._line.send(frame):
+            raise ModelLost(self.why_lost)
+        if not self._slot_runs:
+            self.progress_at = time.monotonic()
+        self._seq, self._slot_runs[seq] = seq, run
+        return seq
+
+    def drop(self, seq: int) -> None:
+        """The client of a run in a slot has left; the model answers with what it used."""
+        self._drop(seq, [0])
+
+    def withdraw(self, seqs: Sequence[int]) -> None:
+        """Ask for these runs in slots back; those that have sent nothing are refused, uncounted."""
+        self._line.send(pack(Withdraw(list(seqs))))
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))
@@ -261,6 +305,14 @@ class ModelProcess:
         if isinstance(message, Pieces):
             if message.seq in self._answers and not self._answers[message.seq].done():
                 self._piece_callbacks[message.seq](message.pieces)
+            for piece in () if message.seq else message.pieces:
+                if (run := self._slot_runs.get(piece.place)) is not None:
+                    run.on_piece(piece)
+        elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
+            self._slot_answered(message)
+        elif isinstance(message, Slots):
+            self.slots, self.slots_source = message.count, message.source
+            self.resized()
         elif isinstance(message, Fatal):
             self._fatal = message
         elif isinstance(message, Available):
@@ -275,6 +327,13 @@ class ModelProcess:
         elif self._answers:
             self._fail(self._protocol_error("an unexpected message instead of Done"))
 
+    def _slot_answered(self, message: Done | Refused) -> None:
+        run = self._slot_runs.pop(message.seq)
+        if isinstance(message, Done) and len(message.results) != 1:
+            run.lost(self._protocol_error("a wrong number of results"))
+        else:
+            run.answered(message)
+
     def _mark_lost(self) -> None:
         self.lost.set()
         if self._fatal is not None and self._fatal.start_error:
@@ -287,6 +346,9 @@ class ModelProcess:
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()  # Marks it as retrieved if nothing awaits it.
+        runs, self._slot_runs = self._slot_runs, {}
+        for run in runs.values():
+            run.lost(error)
 
     def _protocol_error(self, what: str) -> ModelLost:
         self.kill()

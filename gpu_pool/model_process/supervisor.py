@@ -186,6 +186,7 @@ class ModelSupervisor:
                 self.version = await process.ready()
             ready_at = time.monotonic()
             self._respawn.loaded()
+            process.resized = self._changed
             self._set(_availability(process))
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()

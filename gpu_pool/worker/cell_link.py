@@ -18,10 +18,11 @@ import structlog
 from gpu_pool.config import WorkerConfig
 from gpu_pool.worker.execution import Execution
 from gpu_pool.worker.pipeline import BatchPipeline
+from gpu_pool.worker.slot_pipeline import SlotPipeline
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTraces
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.batches import Batches, ReadyBatches
+from scheduler.protocol.batches import Batches, ReadyBatches, StopSignals
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.protocol.presence import CordonStatus, Presence, WorkerBeatReply
 from scheduler.protocol.replies import IncrementChannel
@@ -30,12 +31,12 @@ from scheduler.redis_client.keys import Keys, cell_of
 from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 
-SLOTS = 10
+MOMENTS = 10
 """All heartbeats of a machine are aligned to this many moments of a period: processes that wake one after another find
 the interpreter in the CPU caches, and Redis reads several requests at once.
 """
 
-_EARLY = 0.01  # Timers may fire early by this share of a period; then the slot has not passed.
+_EARLY = 0.01  # Timers may fire early by this share of a period; then the moment has not passed.
 
 log = structlog.get_logger()
 
@@ -179,7 +180,7 @@ class Heartbeat:
     def _schedule(self) -> None:
         self._cancel_timer()
         early_s = _EARLY * self._every_s
-        beyond_s = (time.monotonic() + early_s) % (self._every_s / SLOTS) - early_s
+        beyond_s = (time.monotonic() + early_s) % (self._every_s / MOMENTS) - early_s
         after_s = min(self._every_s - beyond_s, self._within_s)
         self._timer = asyncio.get_running_loop().call_later(after_s, self._tick)
 
@@ -230,11 +231,40 @@ class CellLink:
         )
         self._outgoing = Outgoing(IncrementChannel(self._commands, keys))
         sending = self.heartbeat.fast_path_request
-        self.pipeline = BatchPipeline(config, self.batches, execution, self._outgoing, sending, traces=traces)
+        self.batch_pipeline = BatchPipeline(config, self.batches, execution, self._outgoing, sending, traces=traces)
+        self._stops = blocking_client(url)
+        stops = StopSignals(self._stops, keys, config.worker_id, BLOCK_S)
+        self.slot_pipeline = SlotPipeline(
+            config, self.batches, execution.slots, self._outgoing, sending, stops, traces=traces
+        )
+        self._slots = execution.slots
         self.left = False
         """The worker has moved: it reports that it is draining here, until its batches have ended."""
         self._sender: asyncio.Task[None] | None = None
         self._closing = self._closed = False
+
+    @property
+    def pipeline(self) -> BatchPipeline | SlotPipeline:
+        """The one for the present model."""
+        return self.slot_pipeline if self._slots.count else self.batch_pipeline
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were claimed and have not ended."""
+        return self.batch_pipeline.in_flight + self.slot_pipeline.in_flight
+
+    def drain(self) -> None:
+        """Start nothing more."""
+        self.batch_pipeline.drain()
+        self.slot_pipeline.drain()
+
+    async def settled(self, timeout_s: float | None) -> None:
+        """Wait until everything that was claimed is settled, for at most `timeout_s`."""
+        await asyncio.gather(self.batch_pipeline.settled(timeout_s), self.slot_pipeline.settled(timeout_s))
+
+    async def cancel(self) -> None:
+        """Cancel what is left; the reaper retries it."""
+        await asyncio.gather(self.batch_pipeline.close(), self.slot_pipeline.close())
 
     async def register(self) -> None:
         """The first heartbeat. Raises RedisUnavailable: then the link cannot be used."""
@@ -254,7 +284,7 @@ class CellLink:
     async def leave(self) -> None:
         """End the batches of this cell, and close. If it is cancelled, `close` must follow."""
         self.heartbeat.now()
-        await self.pipeline.settled(None)
+        await self.settled(None)
         await self.close(for_s=DEREGISTER_S)
 
     async def close(self, *, for_s: float = 0.0, deregister: bool = True) -> None:
@@ -262,7 +292,7 @@ class CellLink:
         if self._closed:
             return
         self._closing = True
-        await self.pipeline.close()
+        await self.cancel()
         await self.heartbeat.close()
         try:
             if deregister:
@@ -273,6 +303,7 @@ class CellLink:
             self._closed = True
             await self._commands.aclose()
             await self._blocking.aclose()
+            await self._stops.aclose()
 
     async def _deregister(self, for_s: float) -> None:
         until, backoff = time.monotonic() + for_s, Backoff()

@@ -29,6 +29,7 @@ from gpu_pool.model_process.messages import Done, FrameTooLarge
 from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
 from gpu_pool.worker.concurrency import AimdWidth, BusyShare, ConcurrencyLimit, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
+from gpu_pool.worker.slot_runs import SlotRuns
 from gpu_pool.worker.slow_model import SlowModel
 from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
@@ -53,7 +54,7 @@ def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: flo
     """`needed_ms`: the duration of a run; `gone_ms`: the time since the requests' time left was read."""
     least_ms = needed_ms + gone_ms
     early = [
-        _early_outcome(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body
+        early_outcome(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body
     ]
     fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
@@ -94,14 +95,16 @@ def rejected_outcomes(plan: BatchPlan, code: ErrorCode, sentence: str) -> list[O
     return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
 
 
-def _early_outcome(request: ClaimedRequest, least_ms: float) -> Outcome:
+def early_outcome(request: ClaimedRequest, least_ms: float) -> Outcome:
+    """The outcome of a request with no more than `least_ms` left, or without a body."""
     if request.ms_left <= least_ms:
         late = "Too little time was left to run this request."
         return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late)
     return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
 
 
-def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:
+def not_run(request_id: str, code: str, sentence: str) -> Outcome:
+    """The outcome of a request that did not run."""
     return Outcome(request_id, code, -1.0, 0, "", sentence)
 
 
@@ -129,6 +132,7 @@ class Execution:
         self.resized: Callable[[int], None] = lambda _: None
         self.slow_model = SlowModel(config.gpu_timeout_ms)
         self.slowed: Callable[[bytes], None] = lambda _: None
+        self.slots = SlotRuns(config, supervisor)
         self._hung: ModelProcess | None = None
         self._last_size = 1
         self._largest = 0
@@ -175,6 +179,10 @@ class Execution:
         """
         if self.slow_model.slow:  # Not after a wait for a trial batch.
             raise NotStarted("The model is too slow.")
+        if self.slots.count:
+            outcomes = await self.slots.run_all(requests, read_at) if wanted() else []
+            over()
+            return outcomes
         async with self._limit:
             if not wanted():
                 return []
@@ -192,6 +200,7 @@ class Execution:
     def stop(self) -> None:
         """Kill what runs and start nothing more: the drain time is over."""
         self.stopped = True
+        self.slots.stop()
         model = self._supervisor.model
         if self.running and model is not None:
             model.kill()

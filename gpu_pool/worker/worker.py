@@ -59,6 +59,8 @@ class WorkerReading(NamedTuple):
 
 def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
     """The content of a heartbeat."""
+    if execution.slots.count:
+        return _slot_beat(config, execution, reading)
     item_ms, base_ms = execution.service.fit()
     return WorkerReport(
         id=config.worker_id,
@@ -81,6 +83,34 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
         served_rps=round(execution.served.rps, 2),
         model_ms=round(reading.model_ms, 1),
         timeout_ms=config.gpu_timeout_ms,
+    )
+
+
+def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
+    slots, meter, now = execution.slots, execution.slots.meter, time.monotonic()
+    running = meter.mean_running(now)
+    return WorkerReport(
+        id=config.worker_id,
+        status=reading.status,
+        utilization=reading.share,
+        in_flight=reading.in_flight,
+        rps=1000 * slots.count / meter.mean_life_ms if meter.mean_life_ms else 0.0,
+        service_p95_ms=meter.p95_life_ms,
+        backend=config.backend,
+        model_version=reading.version,
+        direct=reading.address,
+        base_ms=round(meter.mean_life_ms, 3),
+        seen_batch=round(running, 1) if meter.mean_life_ms else 0.0,
+        gpu=reading.gpu,
+        model_pid=reading.model_pid,
+        width=slots.count,
+        fresh_batch=round(running, 1),
+        served_rps=round(meter.served_rps(now), 2),
+        model_ms=round(reading.model_ms, 1),
+        timeout_ms=config.gpu_timeout_ms,
+        slots=slots.count,
+        slots_source=slots.source,
+        free_slots=-1 if slots.is_claiming else max(0, slots.free),
     )
 
 
@@ -129,6 +159,7 @@ class Worker:
             execution.slow_model, execution.trial, self._supervisor.ready, self._state_changed, at_start=measured
         )
         execution.slowed = self._trials.became_slow
+        execution.slots.changed = self._update_slots
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
         self._traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, self._traces)
@@ -157,7 +188,11 @@ class Worker:
         )
 
     def _resized(self, width: int) -> None:
-        self._link.pipeline.resize(width)
+        self._link.batch_pipeline.resize(width)
+
+    def _update_slots(self) -> None:
+        for link in self._links:
+            link.slot_pipeline.update()
 
     def _local_host(self) -> str:
         return self._link.presence.local_host()
@@ -265,7 +300,7 @@ class Worker:
         if link is not self._link:
             return
         self._decision.receive(moves)
-        is_idle = self._popping and not link.pipeline.in_flight and not self._draining.is_set()
+        is_idle = self._popping and not link.in_flight and not self._draining.is_set()
         if not is_idle or self._destination is not None:
             return
         if self._decided() is None:
@@ -339,7 +374,7 @@ class Worker:
         link, leaving = self._left.get(cell, (None, None))
         if link is None or leaving is None:
             return True
-        if link.pipeline.in_flight:
+        if link.in_flight:
             return False
         del self._left[cell]
         await end_all([leaving])
@@ -353,7 +388,7 @@ class Worker:
         self._idle = False
         self._link.heartbeat.now()
         for link in self._links:
-            link.pipeline.drain()
+            link.drain()
         until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
         await self._end_pop(self._link, pump, until)
@@ -368,7 +403,7 @@ class Worker:
         return [self._link, *(link for link, _ in self._left.values())]
 
     async def _settled(self, timeout_s: float) -> None:
-        await asyncio.gather(*(link.pipeline.settled(timeout_s) for link in self._links))
+        await asyncio.gather(*(link.settled(timeout_s) for link in self._links))
 
     async def _end_pop(self, link: CellLink, ended: "asyncio.Future[None]", until: float) -> None:
         while not ended.done() and (left_s := until - time.monotonic()) > 0:
@@ -378,7 +413,7 @@ class Worker:
 
     async def _shut_down(self) -> None:
         links = self._links
-        await asyncio.gather(*(link.pipeline.close() for link in links))
+        await asyncio.gather(*(link.cancel() for link in links))
         self._gpu.stop()
         await self._endpoint.close()
         await self._direct.close()
@@ -394,6 +429,7 @@ class Worker:
         if self._supervisor.start_error is not None:
             self.drain()
         self._idle = False
+        self._update_slots()
         if at_once:
             self._link.heartbeat.now()
 
@@ -401,17 +437,18 @@ class Worker:
         """The current report to a cell; the same object if nothing has changed."""
         execution = self._execution
         if link.left:
-            reading = self._reading("draining", link.pipeline.in_flight, 0.0, "")
+            reading = self._reading("draining", link.in_flight, 0.0, "")
             return worker_beat(self._config, execution, reading)
-        in_flight = link.pipeline.in_flight + self._direct.in_flight
+        in_flight = link.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
-        unchanged = self._idle and not in_flight and execution.batches == self._batches_reported
+        begun = execution.batches + execution.slots.meter.started
+        unchanged = self._idle and not in_flight and begun == self._batches_reported
         if unchanged and report is not None and report.direct == address:
             return report
-        self._batches_reported = execution.batches
-        share = execution.busy.share(time.monotonic())
+        self._batches_reported = begun
+        share = self._busy_share(time.monotonic())
         reading = self._reading(self._status(), in_flight, share, address)
-        changing = (execution.batches, reading)
+        changing = (begun, reading, execution.slots.count, execution.slots.free)
         if self._last_report is None or changing != self._changing:
             self._changing, self._last_report = changing, worker_beat(self._config, execution, reading)
         self._idle = not share and not in_flight
@@ -443,7 +480,11 @@ class Worker:
             return status
         if not self._link.heartbeat.free.is_set():
             return "cordoned"
-        return "busy" if self._execution.running else "ready"
+        return "busy" if self._execution.running or self._execution.slots.meter.running else "ready"
+
+    def _busy_share(self, now: float) -> float:
+        slots = self._execution.slots
+        return min(1.0, slots.meter.mean_running(now) / slots.count) if slots.count else self._execution.busy.share(now)
 
     def _model_status(self) -> str:
         status = self._supervisor.status

@@ -16,6 +16,7 @@ from uuid_utils import uuid7
 
 from scheduler.batching.policy import (
     FIRST_IDLE,
+    FREE_SLOT,
     NEVER,
     NO_WORKER,
     BatchPolicy,
@@ -25,6 +26,7 @@ from scheduler.batching.policy import (
     WakeCondition,
     plan,
 )
+from scheduler.batching.slot_policy import fill, kept_free
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
@@ -129,6 +131,8 @@ class Dispatcher:
         self._has_timer = False
         self._stands_by = False
         self._observed_s = 0.0
+        self._has_slots = False
+        self._kept_free = 0
         self.formed = 0
 
     async def run(self) -> None:
@@ -186,7 +190,7 @@ class Dispatcher:
         """Read the queues. If a number of requests or a time was waited for, also form a batch in the same call if it is met."""
         pace_ms, self._pace_ms = self._pace_ms, math.inf
         stored = self._wake_condition[0] if self._wake_condition is not None else NEVER
-        fewest = stored.depth if stored.ready < 0 else 0
+        fewest = stored.depth if stored.ready in (FIRST_IDLE, NO_WORKER) else 0
         if not fewest and pace_ms == math.inf:
             return await self._batches.look(names)
         slept_ms = (self._clock_s() - self._observed_s) * 1000
@@ -223,6 +227,7 @@ class Dispatcher:
             aged_ms=policy.ageing_ms,
             fewest=fewest,
             pace_ms=-1 if pace_ms == math.inf else max(0, math.floor(pace_ms) - 1),  # Redis rounds times down.
+            kept_free=self._kept_free,
         )
         if formed.size:
             failpoint("form_unnoted")
@@ -231,8 +236,9 @@ class Dispatcher:
         return formed
 
     async def _refused(self, decision: Decision, names: list[str]) -> float:
-        """More batches are ready than were observed: try again when a worker has claimed one, or soon."""
-        await self._set_wake_condition(WakeCondition(0, decision.ready_limit - 1), names)
+        """More batches are ready than were observed, or fewer slots are free: try again when that changes, or soon."""
+        changed = WakeCondition(1, FREE_SLOT) if self._has_slots else WakeCondition(0, decision.ready_limit - 1)
+        await self._set_wake_condition(changed, names)
         return REFUSED_PAUSE_S
 
     def _is_current(self, condition: WakeCondition) -> bool:
@@ -267,8 +273,13 @@ class Dispatcher:
             since_ms=(now_s - self._due_s) * 1000,
             since_formed_ms=math.inf if queues.since_formed_ms < 0 else queues.since_formed_ms,
             quiet=queues.quiet,
+            slots=queues.slots,
         )
-        return plan(snapshot, policy, self._credit)
+        self._has_slots = queues.slots is not None
+        if queues.slots is None:
+            return plan(snapshot, policy, self._credit)
+        self._kept_free = kept_free(queues.slots, policy)
+        return fill(snapshot, policy, self._credit)
 
 
 def _by_tier(queues: Mapping[str, TierDepth]) -> dict[str, TierQueue]:

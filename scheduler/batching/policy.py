@@ -26,6 +26,7 @@ from scheduler.batching.timing import (
     target_size,
     window_ms,
 )
+from scheduler.protocol.pool_view import SlotView
 from scheduler.states import background_of
 
 AGED_SHARE = 0.05
@@ -89,7 +90,8 @@ class PoolSnapshot:
     """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
     `since_ms`: time since the last batch was due to leave; `since_formed_ms`: since any dispatcher formed one.
-    `background`: the background queue of each tier. `quiet`: tiers in which quiet customers wait.
+    `background`: the background queue of each tier. `quiet`: tiers in which quiet customers wait. `slots`: None in a pool that
+    runs batches.
     """
 
     tiers: Mapping[str, TierQueue]
@@ -102,6 +104,7 @@ class PoolSnapshot:
     background: Mapping[str, TierQueue] = field(default_factory=dict)
     quiet: Collection[str] = ()
     since_formed_ms: float = math.inf
+    slots: SlotView | None = None
 
     @property
     def waiting(self) -> int:
@@ -124,8 +127,9 @@ class PoolSnapshot:
         return max((tier.oldest_ms for tier in self.tiers.values() if tier.depth), default=0.0)
 
 
-FIRST_IDLE, NO_WORKER = -1, -2
-"""Values of `WakeCondition.ready`. FIRST_IDLE: only a worker that becomes idle while no other is, or while no batch runs."""
+FIRST_IDLE, NO_WORKER, FREE_SLOT = -1, -2, -3
+"""Values of `WakeCondition.ready`. FIRST_IDLE: only a worker that becomes idle while no other is, or while no batch runs; FREE_SLOT:
+only a slot that becomes free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class WakeCondition:
     """The condition that wakes a dispatcher.
 
     `depth` queued requests (0: arrivals do not wake), or a worker that claimed or ended a batch while at most `ready` batches
-    are ready, or FIRST_IDLE, or NO_WORKER.
+    are ready, or FIRST_IDLE, or NO_WORKER, or FREE_SLOT.
     """
 
     depth: int

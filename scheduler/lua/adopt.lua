@@ -4,7 +4,7 @@
 -- ended with another result than its client received is revoked, unless its reply was replayed since: then that one counts.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered}...}, 3 their audit records, as one outbox entry.
 -- Returns how many of them were still open.
--- include: prelude, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local count, replayed = 0, {}
 for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = result[1]

@@ -5,10 +5,11 @@
 --   last count, 5 the epoch in which it was made ('': none, or too old), 6 ms that notices are kept, 7... problems that this
 --   scheduler reports for health.
 -- Returns {healthy, known, epoch}.
--- include: prelude, protocol, epoch, wake, worker_status, workers
+-- include: prelude, protocol, slots, epoch, wake, worker_status, workers
 if protocol_error() then return protocol_error() end
 store_protocol()
 local healthy, known = count_workers(tonumber(ARGV[2]))
+slots.forget(is_usable(tonumber(ARGV[2])))
 local epoch = begin_epoch()
 if ARGV[5] ~= '' and ARGV[5] ~= epoch then healthy = math.max(healthy, tonumber(ARGV[4])) end
 local old_count = call('GET', P .. 'healthy_gpu_count')

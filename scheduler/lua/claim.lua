@@ -1,17 +1,20 @@
 #!lua flags=allow-oom
 -- claim: a worker claims a ready batch: owner, fencing token, running lease, one attempt counted.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 worker id, 4 token, 5 lease ms,
---   6 ms without a heartbeat after which a gateway is lost, 7 bytes of bodies after which the reply ends.
--- Returns nil if the batch cannot be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the requests to run.
+--   6 ms without a heartbeat after which a gateway is lost, 7 bytes of bodies after which the reply ends; of a worker with slots
+--   also: 8 its free slots before this claim, 9 its slots.
+-- Returns nil if the batch cannot be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the requests to run. With
+--   slots each has two more fields: its tier, and whether it was withdrawn before.
 --   Others (no time left, or their gateway is lost) end here, and a batch that becomes empty is closed. The last `absent`
 --   requests have no body: `bodies` returns them.
--- include: prelude, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no wake token because this id was in batch_queue
   return false
 end
+if batch.slots then slots.claimed(batch.id) end
 call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
 batch.worker = ARGV[3]
 lease(batch, tonumber(ARGV[5]))
@@ -36,7 +39,12 @@ each_member(batch, function(id, row, list)
     code = ms_left <= 0 and 'deadline_exceeded' or abandoned(row, gone_ms) and 'gateway_lost'
   end
   if not code then
-    out[#out + 1] = '\148' .. str_header[#id] .. id .. packed[ms_left] .. attempt .. bin_header[#body] .. body
+    local member = str_header[#id] .. id .. packed[ms_left] .. attempt .. bin_header[#body] .. body
+    if not ARGV[8] then out[#out + 1] = '\148' .. member
+    else
+      local was_withdrawn = call('HEXISTS', P .. 'request:' .. id, 'withdrawn') == 1
+      out[#out + 1] = '\150' .. member .. packed[string.match(list, 'inflight:(.-):')] .. packed[was_withdrawn]
+    end
     if bytes_left <= 0 then absent = absent + 1 end
     bytes_left = bytes_left - #body
     return bytes_left <= 0 and 'state' or nil -- when the reply is full, bodies are not read any more
@@ -46,5 +54,8 @@ each_member(batch, function(id, row, list)
 end, 'body')
 flush()
 if #out == 0 then delete_batch(batch) end
-wake_for_worker(#out == 0)
+if ARGV[8] then
+  slots.report(ARGV[3], tonumber(ARGV[8]) - #out, tonumber(ARGV[9]))
+  if #out < batch.size then wake_for_slot() end
+else wake_for_worker(#out == 0) end
 return '\146' .. packed[absent] .. pack_array(out)

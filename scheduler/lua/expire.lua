@@ -5,7 +5,7 @@
 -- Returns {ended, swept, 1 if `share` has more to do, else 0, recorded damaged rows}. Customers of one tier may have different
 -- queue timeouts, so the whole window is checked: overdue requests behind one that is in time also end, and stay as dead
 -- entries until they are the oldest.
--- include: prelude, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local ended_now, swept, tiers, limit = 0, 0, cmsgpack.unpack(ARGV[2]), tonumber(ARGV[3])
 local BACKLOGS = 32 -- of each tier and call, in turn

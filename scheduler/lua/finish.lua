@@ -6,7 +6,7 @@
 --   cost_ms as a float, 6 '1' if more outcomes follow in another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.
--- include: prelude, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 7
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end

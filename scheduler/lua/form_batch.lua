@@ -6,9 +6,10 @@
 --   lost, 9 maximum tokens of a batch (0: no limit), 10 ms of waiting after which a request is not skipped for its length,
 --   11 number of queued requests at which all of them leave, if they fit the first pick and a worker is idle (0: none is
 --   enough), 12 ms since the last batch after which one request is enough (-1: never). If neither is met, none leaves;
---   0 and -1: no condition.
+--   0 and -1: no condition, 13 with slots: slots that such requests leave free.
+-- With slots, the batch has at most as many requests as slots are free, and no more than the fewest that a worker has.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
--- include: prelude, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, tiers_used, READY_MAX = 0, {}, 8
@@ -33,7 +34,9 @@ local function is_due(pace_ms)
   return not since or since < 0 or since >= pace_ms
 end
 
--- all_may_leave(picks, fewest, pace_ms): whether enough requests are queued, fit one batch, and a worker is idle.
+local room = slots.view()
+
+-- all_may_leave(picks, fewest, pace_ms): whether enough requests are queued, fit one batch, and a worker is idle or has the slots.
 local function all_may_leave(picks, fewest, pace_ms)
   local waiting = 0
   for _, pick in ipairs(picks) do
@@ -41,7 +44,19 @@ local function all_may_leave(picks, fewest, pace_ms)
   end
   if waiting == 0 or waiting > picks[1][2] then return false end
   if not (fewest > 0 and waiting >= fewest or is_due(pace_ms)) then return false end
+  if room then return waiting <= math.min(room[1] - tonumber(ARGV[13]), room[3]) end
   return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
+end
+
+-- in_free_slots(picks, room) -> the picks, with no more places than a worker has free slots; the last tiers lose theirs first.
+local function in_free_slots(picks, room)
+  local left, bounded = math.min(room[1], room[3]), {}
+  for i, pick in ipairs(picks) do
+    local depth = call('LLEN', P .. 'queue:' .. pick[1]) + backlogs.waiting[pick[1]]
+    bounded[i] = {pick[1], math.min(pick[2], depth, left)}
+    left = left - bounded[i][2]
+  end
+  return bounded
 end
 
 -- overtakes(tier): whether all ready batches have requests of this tier only.
@@ -63,14 +78,23 @@ local picks, tiers = cmsgpack.unpack(ARGV[3]), cmsgpack.unpack(ARGV[6])
 local fewest, pace_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
 local has_condition = fewest > 0 or pace_ms >= 0
 backlogs.counts(tiers)
-if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
-  local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks)
+local may_form = room and room[1] > 0 or not room and call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4])
+if may_form and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
+  if room then
+    picks, apart.allowed = in_free_slots(picks, room), false -- no member waits for another one: quiet customers need no batch of their own
+    max_tokens = 0
+  end
+  local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks, not room)
   for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
   if has_estimates then call('HSET', P .. 'batch:' .. id, 'costs', cmsgpack.pack(estimates)) end
   if apart.used then call('HSET', P .. 'batch:' .. id, 'empty', empty_part(picks)) end
+  if room then
+    call('HSET', P .. 'batch:' .. id, 'slots', '1')
+    slots.formed(id, size)
+  end
   keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   redis.pcall('SET', P .. 'formed_at', now, 'PX', 60000)

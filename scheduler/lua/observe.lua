@@ -4,7 +4,7 @@
 -- Returns packed {queues, workers, {ms since its last heartbeat, stats} of each gateway, outbox length, dlq length, ms since
 --   the last pass of a scheduler or -1 if unknown, the same of any process that does its work, notices of schedulers, the
 --   epoch in microseconds or 0 before the first heartbeat of a gateway}.
--- include: prelude, backlogs, queues, worker_status, workers
+-- include: prelude, slots, backlogs, queues, worker_status, workers
 local gateways = {}
 local heartbeats = call('ZRANGE', P .. 'gateways', 0, -1, 'WITHSCORES')
 for i = 1, #heartbeats, 2 do

@@ -5,7 +5,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 minimum ms left for a retry, 5 lease ms, 6 ms between passes,
 --   7 ms that a batch is kept, 8 '1' if a gateway calls it in place of schedulers, '0' if a scheduler does.
 -- Returns {renewed, pushed again, retried, unknown batches}.
--- include: prelude, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, coalescing_keys, followers
+-- include: prelude, slots, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
 local rule = {reported = false, max_losses = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
   keep_ms = tonumber(ARGV[7])}

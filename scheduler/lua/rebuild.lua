@@ -3,7 +3,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 'leases' or 'queue:<tier>', 3 packed ids: of batches, or of requests, the newest first,
 --   4 lease ms, 5 ms: only requests accepted until then, since later ones are in the new queue.
 -- Returns how many. A batch gets a full lease: the worker that runs it renews it, and the reaper processes the others.
--- include: prelude, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local ids, tier, count = cmsgpack.unpack(ARGV[3]), string.match(ARGV[2], '^queue:(.*)$'), 0
 for _, id in ipairs(ids) do
   if not tier then

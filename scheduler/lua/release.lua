@@ -3,25 +3,19 @@
 -- before stays together: its requests may be the cause of the loss, and must not join new ones.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
 -- Returns the number of ids that are queued again, first in their tier queues or as a batch; -1 if the token does not own it.
--- include: prelude, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, requeue, retry_budget, coalescing_keys, followers
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local entries, had_losses = {}, batch.losses > 0
 each_member(batch, function(id, row)
-  local key = P .. 'request:' .. id
-  entries[#entries + 1] = {P .. 'queue:' .. account_of(row).tier, id}
-  if had_losses then return end
-  local env = row[ENV]
-  -- Its queue timeout no longer applies.
-  call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
-  call('HDEL', key, 'batch')
+  entries[#entries + 1] = {id, row}
 end)
 if had_losses and #entries > 0 then
   call('LREM', P .. 'batch_queue', 0, batch.id)
   push_first(batch, #entries, tonumber(ARGV[4]), tonumber(ARGV[5]))
 else
   -- Newest first, so that the oldest is at the head.
-  for i = #entries, 1, -1 do call('RPUSH', entries[i][1], entries[i][2]) end
+  for i = #entries, 1, -1 do requeue(entries[i][1], entries[i][2]) end
   delete_batch(batch)
 end
 wake()

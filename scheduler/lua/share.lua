@@ -2,7 +2,7 @@
 -- share: end followers of runs that have ended, if there are more than the end of the run processed; a few per call.
 -- KEYS[1] leases. ARGV: 1 prefix.
 -- Returns 1 if more are left, else 0.
--- include: prelude, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
+-- include: prelude, slots, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 for _, primary in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
   local stored = redis.pcall('HMGET', P .. 'request:' .. primary, 'told', 'same', 'losses')
   local hash, has_more = string.match(stored[2] or '', '^%S+'), false

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- worker_beat: the heartbeat of a worker.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; in a complete heartbeat also: 3 status, 4 utilization 0..1, 5 requests in
---   flight, 6 packed heartbeat, 7 ms kept.
+--   flight, 6 packed heartbeat, 7 ms kept; of a worker with slots also: 8 its free slots, '' if a claim is in progress, 9 its slots.
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
 --   because Redis has lost the list of cordons; with several cells {that, `moves`}. A scheduler is woken if the worker can
 --   run batches now, or no longer, and finds that in `healthy_gpu_count`: the next census is up to a tenth of a second later.
--- include: prelude, protocol, wake, worker_status
+-- include: prelude, protocol, slots, wake, worker_status
 if protocol_error() then return protocol_error() end
 local key = P .. 'gpu:' .. ARGV[2]
 
@@ -39,6 +39,8 @@ call('HSET', key, 'status', ARGV[3], 'utilization', ARGV[4], 'in_flight', ARGV[5
 call('PEXPIRE', key, tonumber(ARGV[7]))
 call('ZADD', P .. 'gpus', now, ARGV[2])
 local was_healthy, healthy = is_healthy(old_status), is_healthy(ARGV[3])
+if not healthy then slots.remove(ARGV[2])
+elseif ARGV[9] and slots.report(ARGV[2], tonumber(ARGV[8]), tonumber(ARGV[9])) then wake_for_slot() end
 if was_healthy ~= healthy then
   count(healthy and 1 or -1)
   wake()

@@ -57,12 +57,17 @@ BATCH_KEEP_MS = 60_000
 
 
 class ClaimedRequest(NamedTuple):
-    """A request of a claimed batch: remaining time until its deadline, number of the attempt, encoded payload."""
+    """A request of a claimed batch: remaining time until its deadline, number of the attempt, encoded payload.
+
+    With slots also the name of its queue, and whether it was withdrawn before.
+    """
 
     id: str
     ms_left: int
     attempt: int
     body: bytes
+    queue: str = ""
+    was_withdrawn: bool = False
 
 
 class ClaimedBatch(NamedTuple):
@@ -91,6 +96,37 @@ class Outcome(NamedTuple):
     cost_ms: float = 0.0
 
 
+class OwnedBatch(NamedTuple):
+    """A running batch, the token by which its worker owns it, and the number of its requests that have not ended there."""
+
+    id: str
+    token: str
+    known: int = 0
+
+
+class FreeSlots(NamedTuple):
+    """The slots of a worker, and how many are free; None while one of its claims is in progress: then only a change is known."""
+
+    free: int | None
+    slots: int
+
+
+HANDED_BACK, WITHDRAWN = "-", "-withdrawn"
+"""Codes of an `Outcome` in `finish_part`: the request returns to the head of its queue, without an attempt; WITHDRAWN only once."""
+
+
+def lost(cause: ErrorCode) -> str:
+    """The code of an `Outcome` in `finish_part` whose run was lost: the request is retried, or ends with this code."""
+    return f"!{cause}"
+
+
+class MemberEnd(NamedTuple):
+    """The outcome of one request of a batch of a worker with slots."""
+
+    batch: OwnedBatch
+    outcome: Outcome
+
+
 class Formed(NamedTuple):
     """The result of `form_batch`: size of the batch (0: none), ids that ended or are damaged, and the queues afterwards."""
 
@@ -102,6 +138,7 @@ class Formed(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _queues = msgspec.msgpack.Decoder(Queues)
 _formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
+_ids = msgspec.msgpack.Decoder(list[str])
 _claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
 
 
@@ -116,6 +153,7 @@ class Batches:
         self._bodies = Script("bodies", client, keys)
         self._renew = Script("renew", client, keys)
         self._finish = Script("finish", client, keys)
+        self._finish_part = Script("finish_part", client, keys)
         self._fail = Script("fail", client, keys)
         self._release = Script("release", client, keys)
         self._push_back = Script("push_back", client, keys)
@@ -144,13 +182,14 @@ class Batches:
         aged_ms: float = 1000.0,
         fewest: int = 0,
         pace_ms: int = -1,
+        kept_free: int = 0,
     ) -> Formed:
         """Move up to `picks` ids per tier into one ready batch, unless `lookahead` batches are ready already.
 
         With `max_tokens`, requests of similar length are grouped, no batch exceeds it, and requests that have waited for
         `aged_ms` are not skipped because of their length. With `fewest` or `pace_ms`, either all queued requests leave or none:
         they leave if there are at least `fewest`, or one and no batch was formed for `pace_ms`, at most as many as the first
-        pick, and a worker is idle.
+        pick, and a worker is idle. With slots they leave if a worker has enough free ones; `kept_free` slots of the pool stay free.
         """
         packed = await self._form(
             batch_id,
@@ -164,12 +203,19 @@ class Batches:
             aged_ms,
             fewest,
             pace_ms,
+            kept_free,
         )
         return Formed(*_formed.decode(packed))
 
-    async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
-        """Claim a ready batch; None if it is claimed or gone. Large bodies are read in several calls."""
-        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES)
+    async def claim(
+        self, batch_id: str, worker_id: str, token: str, slots: FreeSlots | None = None
+    ) -> ClaimedBatch | None:
+        """Claim a ready batch; None if it is claimed or gone. Large bodies are read in several calls.
+
+        `slots`: those of the worker before this claim, if it has slots.
+        """
+        room = () if slots is None else (slots.free or 0, slots.slots)
+        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES, *room)
         if packed is None:
             return None
         absent, members = _claimed.decode(packed)
@@ -199,8 +245,12 @@ class Batches:
 
         With `known` members: returns the ids of the remaining ones if there are fewer by now. The others have ended.
         """
-        found = await self._renew(batch_id, token, self._lease_ms, BATCH_KEEP_MS, known)
-        return frozenset(each.decode() for each in found) if isinstance(found, list) else bool(found)
+        return (await self.renew_all([OwnedBatch(batch_id, token, known)]))[0]
+
+    async def renew_all(self, batches: Sequence[OwnedBatch]) -> list[bool | frozenset[str]]:
+        """Renew several leases in one call; the results are those of `renew`."""
+        found = await self._renew(_encode(batches), self._lease_ms, BATCH_KEEP_MS)
+        return [frozenset(id_.decode() for id_ in each) if isinstance(each, list) else bool(each) for each in found]
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
         """End the requests of a batch and close it. Returns the number of outcomes that were too late (stale).
@@ -213,6 +263,40 @@ class Batches:
         for start, end in _pieces(tails):
             piece = _encode(heads[start * _HEAD : end * _HEAD]), b"".join(tails[start:end])
             stale_here, remaining = await self._finish(batch_id, token, *piece, int(end < len(tails)))
+            stale, followers_left = stale + stale_here, followers_left + remaining
+        if followers_left:
+            failpoint("followers_unnotified")
+            await self._followers.share_all()
+        return int(stale)
+
+    async def finish_part(
+        self, worker_id: str, ends: Sequence[MemberEnd], slots: FreeSlots, min_left_ms: int = 0
+    ) -> int:
+        """End requests of several running batches, each by itself; a batch is closed with its last one. Returns the number of
+        outcomes that were too late (stale).
+
+        Requests whose runs were lost are retried if they have at least `min_left_ms` left. Large outputs are sent in several calls.
+        """
+        heads, tails = _split_outcomes([end.outcome for end in ends])
+        numbers: dict[OwnedBatch, int] = {}
+        for at, end in enumerate(ends):
+            heads.insert(at * (_HEAD + 1), numbers.setdefault(end.batch, len(numbers) + 1))
+        owned = _encode([batch[:2] for batch in numbers])
+        stale, followers_left = 0, 0
+        for start, stop in _pieces(tails):
+            free = "" if slots.free is None else slots.free - (len(tails) - stop)
+            stale_here, remaining = await self._finish_part(
+                worker_id,
+                owned,
+                _encode(heads[start * (_HEAD + 1) : stop * (_HEAD + 1)]),
+                b"".join(tails[start:stop]),
+                free,
+                slots.slots,
+                RETRY_BUDGET,
+                min_left_ms,
+                self._lease_ms,
+                BATCH_KEEP_MS,
+            )
             stale, followers_left = stale + stale_here, followers_left + remaining
         if followers_left:
             failpoint("followers_unnotified")
@@ -268,6 +352,22 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
         tails.append(tail)
         heads += (request_id, code, gpu_ms, tokens, size, len(tail), cost_ms)
     return heads, tails
+
+
+class StopSignals:
+    """The blocking read of the requests that a worker should stop running in its slots: their clients have left, or have a
+    response. A signal that is lost with its reader costs the rest of a run, which is charged as used.
+    """
+
+    def __init__(self, blocking: Redis, keys: Keys, worker_id: str, block_s: float = 5.0) -> None:
+        self._client = blocking
+        self._key = keys.stops(worker_id)
+        self._block_s = block_s
+
+    async def pop(self) -> list[str]:
+        """The ids of the oldest signal; none after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
+        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
+        return _ids.decode(found[1]) if found else []
 
 
 class ReadyBatches:

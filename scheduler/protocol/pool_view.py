@@ -29,10 +29,21 @@ def with_background(tiers: Sequence[str]) -> list[str]:
     return [*tiers, *map(background_of, tiers)]
 
 
+class SlotView(msgspec.Struct, array_like=True, frozen=True):
+    """The slots of a pool: free ones without those of batches that wait for a claim, all, and the fewest free ones of a worker
+    that has any.
+    """
+
+    free: int
+    total: int
+    fewest: int
+
+
 class Queues(msgspec.Struct, array_like=True, frozen=True):
     """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted.
 
-    `quiet`: tiers in which quiet customers wait; `since_formed_ms`: since the last batch was formed, -1 if unknown.
+    `quiet`: tiers in which quiet customers wait; `since_formed_ms`: since the last batch was formed, -1 if unknown. `slots`: None
+    in a pool that runs batches.
     """
 
     now_ms: int
@@ -42,6 +53,7 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
     healthy_gpus: int
     quiet: list[str] = []
     since_formed_ms: int = -1
+    slots: SlotView | None = None
 
     @property
     def interactive(self) -> dict[str, TierDepth]:
@@ -105,6 +117,7 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     timeout_ms: float = 0.0  # The cap of a batch.
     slots: int = 0  # Requests that may run at a time, each started and ended by itself; 0: it runs batches.
     slots_source: str = ""  # The evidence for that number.
+    free_slots: int = -1  # -1: not known, because a claim is in progress.
 
 
 class WorkerView(msgspec.Struct, frozen=True):

@@ -120,6 +120,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
     """The arguments of `worker_beat` for a complete heartbeat."""
+    slots = (heartbeat.free_slots if heartbeat.free_slots >= 0 else "", heartbeat.slots) if heartbeat.slots else ()
     return (
         heartbeat.id,
         heartbeat.status,
@@ -127,6 +128,7 @@ def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
         heartbeat.in_flight,
         _encode(heartbeat),
         _KEEP_MS,
+        *slots,
     )
 
 

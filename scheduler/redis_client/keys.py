@@ -61,6 +61,9 @@ KEYS = (
     ),
     RedisKey("batch_queue", "list", "ids of ready batches, next on the left", "form_batch"),
     RedisKey("batch:<batch>", "hash", "one batch", "form_batch", "60 s after the last deadline or lease"),
+    RedisKey("slots", "hash", "free slots and slots of each worker that has slots", "worker_beat, claim, finish_part"),
+    RedisKey("unclaimed", "hash", "sizes of the batches for slots that wait for a claim", "form_batch", "60 s"),
+    RedisKey("stops:<worker>", "list", "requests that this worker should stop running in its slots", "cancel", "10 s"),
     RedisKey("leases", "sorted set", "batch id, by the end of its lease", "form_batch"),
     RedisKey(
         "request:<request>",
@@ -342,6 +345,10 @@ class Keys:
 
     def gpu(self, worker_id: str) -> str:
         return f"{self.prefix}gpu:{worker_id}"
+
+    def stops(self, worker_id: str) -> str:
+        """Requests that the worker should stop running in its slots."""
+        return f"{self.prefix}stops:{worker_id}"
 
     def gateway(self, gateway_id: str) -> str:
         return f"{self.prefix}gateway:{gateway_id}"

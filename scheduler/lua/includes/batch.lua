@@ -1,11 +1,11 @@
--- batch: the lists and the lease of one batch (needs prelude, row and finalize).
--- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs, empty}, or nil if the batch does not exist. `losses` is
+-- batch: the lists and the lease of one batch (needs prelude, slots, row and finalize).
+-- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs, empty, slots}, or nil if the batch does not exist. `losses` is
 -- how often its members were lost, `formed` when they left their tier queues; both are the same for all members. `empty`: the
--- empty part of a batch of quiet customers. A batch that cannot be read is deleted; its gateways end its members at their
--- deadlines.
+-- empty part of a batch of quiet customers. `slots`: its members start and end one by one. A batch that cannot be read is deleted;
+-- its gateways end its members at their deadlines.
 local function load_batch(id)
   local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at',
-    'costs', 'empty')
+    'costs', 'empty', 'slots')
   if row.err and is_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
@@ -14,7 +14,7 @@ local function load_batch(id)
   end
   if not row[1] then return nil end
   local batch = {id = id, state = row[1], size = tonumber(row[2]), worker = row[3] or '', token = row[4] or '', tiers = {},
-    losses = tonumber(row[6] or 0), formed = tonumber(row[7]), costs = row[8], empty = tonumber(row[9])}
+    losses = tonumber(row[6] or 0), formed = tonumber(row[7]), costs = row[8], empty = tonumber(row[9]), slots = row[10] == '1'}
   for tier in string.gmatch(row[5], '%S+') do batch.tiers[#batch.tiers + 1] = tier end
   return batch
 end
@@ -32,6 +32,17 @@ local function each_member(batch, visit, last_field)
     end
   end
 end
+
+-- is_empty(batch): whether all its members have ended.
+local function is_empty(batch)
+  for _, tier in ipairs(batch.tiers) do
+    if call('EXISTS', P .. 'inflight:' .. tier .. ':' .. batch.id) == 1 then return false end
+  end
+  return true
+end
+
+-- has_left(id) -> the tokens that were delivered to a client which has left, while its request runs in a slot; nil if it has not left.
+local function has_left(id) return tonumber(call('HGET', P .. 'request:' .. id, 'left')) end
 
 local function lease(batch, lease_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch.id)
@@ -56,6 +67,10 @@ local function push_first(batch, size, lease_ms, keep_ms)
     'at', batch.formed or now, 'worker', '', 'token', '')
   local costs = type(batch.costs) == 'table' and cmsgpack.pack(batch.costs) or batch.costs
   if costs then call('HSET', key, 'costs', costs) end
+  if batch.slots then
+    call('HSET', key, 'slots', '1')
+    slots.formed(batch.id, size)
+  end
   keep(batch, keep_ms)
   lease(batch, lease_ms)
   call('LPUSH', P .. 'batch_queue', batch.id)
@@ -66,4 +81,5 @@ local function delete_batch(batch)
   for _, tier in ipairs(batch.tiers) do call('DEL', P .. 'inflight:' .. tier .. ':' .. batch.id) end
   call('DEL', P .. 'batch:' .. batch.id)
   call('ZREM', P .. 'leases', batch.id)
+  if batch.slots then slots.claimed(batch.id) end
 end

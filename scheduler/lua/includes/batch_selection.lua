@@ -48,10 +48,10 @@ local function another_worker_idle()
   return call('ZCARD', P .. 'leases') + 1 < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
--- select_oldest(picks) -> for each pick the ids that join, oldest first. A large body delays all members of its batch at every
+-- select_oldest(picks, may_separate) -> for each pick the ids that join, oldest first. A large body delays all members of its batch at every
 -- step. So large requests of a lower tier stay at the head of their queue, for the next batch, while another worker is idle. If
 -- none is idle, they join, because separate batches would use more worker time.
-local function select_oldest(picks)
+local function select_oldest(picks, may_separate)
   local selected, separate_large = {}, nil
   for i, pick in ipairs(picks) do
     local ids, large = {}, {}
@@ -63,7 +63,7 @@ local function select_oldest(picks)
       ids[#ids + 1] = id
     end)
     for j = #large, 1, -1 do call('RPUSH', P .. 'queue:' .. pick[1], large[j]) end
-    if separate_large == nil and #ids > 0 and i < #picks then separate_large = another_worker_idle() end
+    if separate_large == nil and #ids > 0 and i < #picks then separate_large = may_separate and another_worker_idle() end
     selected[i] = ids
   end
   return selected

@@ -1,6 +1,6 @@
--- queues: numbers of queued and running work, O(1) in queue length (needs prelude and backlogs).
+-- queues: numbers of queued and running work, O(1) in queue length (needs prelude, slots and backlogs).
 -- queues(tiers) -> {now, {{tier, depth with backlogs, oldest_ms}...}, ready batches, leased batches, healthy GPUs or -1, tiers in
--- which quiet customers wait, ms since the last batch was formed or -1}.
+-- which quiet customers wait, ms since the last batch was formed or -1, slots.view()}.
 local function queues(tiers)
   local rows, waiting, quiet = {}, backlogs.counts(tiers), {}
   for i, tier in ipairs(tiers) do
@@ -18,5 +18,5 @@ local function queues(tiers)
   local formed_at = redis.pcall('GET', P .. 'formed_at')
   formed_at = type(formed_at) == 'string' and tonumber(formed_at)
   return {now, rows, call('LLEN', P .. 'batch_queue'), call('ZCARD', P .. 'leases'),
-    tonumber(call('GET', P .. 'healthy_gpu_count') or -1), quiet, formed_at and math.max(0, now - formed_at) or -1}
+    tonumber(call('GET', P .. 'healthy_gpu_count') or -1), quiet, formed_at and math.max(0, now - formed_at) or -1, slots.view()}
 end

@@ -4,7 +4,8 @@ local function wake()
 end
 
 -- wake_if(is_met): pushes a token if is_met(depth, ready, event) for the condition of any sleeping dispatcher, or if none sleeps.
--- `event`: 'idle' if only the first idle worker wakes it, else ''. Older processes do not read it, and `ready` is 0 for them.
+-- `event`: 'idle' if only the first idle worker wakes it, 'slot' if only a free slot does, else ''. Older processes do not read it,
+-- and `ready` is 0 for them.
 local function wake_if(is_met)
   local conditions, asleep = call('HGETALL', P .. 'wake_at'), false
   for i = 1, #conditions, 2 do
@@ -33,7 +34,13 @@ local function wake_for_worker(is_idle)
     if level == 0 and leased == 0 then level = -1 end
   end
   wake_if(function(_, ready, event)
+    if event == 'slot' then return false end
     if event == 'idle' then return is_first end
     return ready >= level and (level <= 0 or not is_idle)
   end)
+end
+
+-- wake_for_slot(): a worker has more free slots.
+local function wake_for_slot()
+  wake_if(function(_, _, event) return event == 'slot' end)
 end

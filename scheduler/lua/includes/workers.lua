@@ -29,3 +29,11 @@ local function count_workers(gone_ms)
   end
   return healthy, call('ZCARD', P .. 'gpus')
 end
+
+-- is_usable(gone_ms) -> a function that returns whether a worker is healthy.
+local function is_usable(gone_ms)
+  return function(id)
+    local beat_at = tonumber(call('ZSCORE', P .. 'gpus', id))
+    return beat_at and now - beat_at <= gone_ms and is_healthy(call('HGET', P .. 'gpu:' .. id, 'status'))
+  end
+end

@@ -1,0 +1,54 @@
+#!lua flags=allow-oom
+-- finish_part: a worker with slots ends requests of its running batches, each by itself. A batch is closed with its last request.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 worker id, 3 packed {{batch id, token}...}, 4 packed outcomes, one flat list of {number of its
+--   batch, id, code, gpu_ms, tokens, bytes, length, cost_ms: its part of the model's time}, where an empty code means completed,
+--   '-' that it returns to the head of its queue, '-withdrawn' the same, once, and '!<code>' that its run was lost for that cause,
+--   5 the last fields of their replies as in `finish`, 6 free slots of the worker, '' if a claim is in progress, 7 its slots,
+--   8 retry budget, 9 minimum ms left for a retry, 10 lease ms, 11 ms that a batch is kept.
+-- Returns {outcomes that were too late (stale), 1 if `share` has more to do, else 0}.
+-- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, requeue, coalescing_keys, followers
+local outcomes, SIZE, batches, again = cmsgpack.unpack(ARGV[4]), 8, {}, {}
+for i, owned in ipairs(cmsgpack.unpack(ARGV[3])) do
+  local batch = load_batch(owned[1])
+  batches[i] = batch and batch.state == 'running' and batch.token == owned[2] and batch
+end
+local rule = {max_losses = tonumber(ARGV[8]), min_left_ms = tonumber(ARGV[9]), lease_ms = tonumber(ARGV[10]),
+  keep_ms = tonumber(ARGV[11])}
+local tail_start, stale = 1, 0
+
+-- end_member(id, row, batch, code, run): ends, retries or returns one request that its batch still has.
+local function end_member(id, row, batch, code, run)
+  local left = has_left(id)
+  if left and (code == 'cancelled' or string.find(code, '^[-!]')) then
+    if run[USED] < left then run[USED], run[TAIL], run[PACKED] = left, cmsgpack.pack(-1, left, '', '', 0, 'stop'), false end
+    finalize(id, row, 'failed', 'cancelled', batch, run)
+  elseif code == '-' or code == '-withdrawn' then
+    again[#again + 1] = {id = id, row = row}
+    if code == '-withdrawn' then call('HSET', P .. 'request:' .. id, 'withdrawn', '1') end
+    return
+  elseif string.sub(code, 1, 1) == '!' then return retry_member(id, row, batch, string.sub(code, 2), rule)
+  elseif code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
+  else finalize(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
+  leave_batch(id, row)
+end
+
+for o = 0, #outcomes - SIZE, SIZE do
+  local batch, id, tail_end = batches[outcomes[o + 1]], outcomes[o + 2], tail_start + outcomes[o + 7]
+  local tail, row = string.sub(ARGV[5], tail_start, tail_end - 1), batch and read_row(id)
+  tail_start = tail_end
+  if row and row[STATE] == 'processing' and row[BATCH] == batch.id then
+    end_member(id, row, batch, outcomes[o + 3],
+      {outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], tail, outcomes[o + 8], true})
+  else stale = stale + 1 end
+end
+for i = #again, 1, -1 do -- newest first, so that the oldest is at the head
+  leave_batch(again[i].id, again[i].row)
+  requeue(again[i].id, again[i].row)
+end
+flush() -- first: if an index is broken, the replies are sent, and the batches can be dropped later
+for _, batch in ipairs(batches) do
+  if batch and is_empty(batch) then delete_batch(batch) end
+end
+slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)
+wake_for_slot()
+return {stale, followers_left and 1 or 0}
