@@ -132,17 +132,21 @@ class ServingBackend(Backend, Protocol):
 class SteppingBackend(Backend, Protocol):
     """A backend whose items join and leave at every step of its loop, each with a result of its own."""
 
-    slots: int
-    """The most items at a time."""
+    @property
+    def slots(self) -> int:
+        """The most items at a time, once loaded; 0: this model runs batches."""
 
     def add(self, key: int, item: Item) -> None:
         """Let the item join at the next step; an item that cannot run gets its error as the result of that step."""
 
-    def remove(self, key: int) -> None:
-        """Let the item leave without a result. Does nothing if it has ended."""
+    def remove(self, key: int) -> int:
+        """Let the item leave without a result. Returns the tokens used so far; 0 also if it has ended."""
 
-    def step(self) -> list[tuple[int, ItemResult]]:
-        """Advance all items by one step. Returns the keys and results of those that ended; may raise anything."""
+    def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
+        """Advance all items by one step; items that are late end with TOO_LATE. Calls `progress` at least once.
+
+        Returns the keys and results of those that ended. May raise anything; then all items have left.
+        """
 
 
 Run = Callable[[Sequence[Item]], list[ItemResult]]

@@ -1,9 +1,8 @@
 """Inputs of a batch inside the model process: decoded bodies, deadlines, and the listeners of streams.
 
-A body that cannot be decoded fails alone. The new text of all listeners between two steps goes out in one frame: at
-once with the first text of an item, else at most every 50 ms. A faster rate cannot be read, and every event costs
-gateway and client a write and a read: 200 streams of 50 tokens/s would take most of a core. What is left at the end of
-a batch is not sent: the result has it. Recent text is sent again with new text, so that the next message makes up for a
+A body that cannot be decoded fails alone. The new text of all listeners between two steps goes out in one frame: with
+slots at once; in a batch at once with the first text of an item, else at most every 50 ms. What is left at the end of
+an item is not sent: the result has it. Recent text is sent again with new text, so that the next message makes up for a
 lost one.
 """
 
@@ -18,8 +17,9 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
 
 PIECES_EVERY_S = 0.05
-AGAIN = 3
-"""Number of pieces that are repeated: as many as are sent while a lost subscription is made again."""
+AGAIN, AGAIN_S = 3, 0.15
+"""The last pieces are repeated, and those of the last 0.15 s: as many as are sent while a lost subscription is made
+again."""
 
 
 class StreamListener:
@@ -48,8 +48,10 @@ class StreamListener:
         self._notify = notify
         self._offset = 0
         self._unsent: list[str] = []
-        self._recent: deque[str] = deque(maxlen=AGAIN)
+        self._recent: deque[tuple[float, str]] = deque()
         self._end = 0
+        self.sent = False
+        """Text of this or an earlier run was sent."""
 
     @property
     def gone(self) -> bool:
@@ -70,53 +72,95 @@ class StreamListener:
 
     def take(self) -> Piece:
         """The unsent text, after the text that was sent recently."""
-        again, text = "".join(self._recent), "".join(self._unsent)
+        now = self._clock()
+        while len(self._recent) > AGAIN and self._recent[0][0] < now - AGAIN_S:
+            self._recent.popleft()
+        again, text = "".join(text for _, text in self._recent), "".join(self._unsent)
         piece = Piece(self._place, self._stream, self._offset - len(again), again + text)
-        self._recent.append(text)
-        self._offset, self._unsent, self.first = self._offset + len(text), [], False
+        self._recent.append((now, text))
+        self._offset, self._unsent, self.first, self.sent = self._offset + len(text), [], False, True
         return piece
 
 
-class Listeners:
-    """All listeners of the running batch. `clock` is monotonic seconds."""
+class ListenerSet:
+    """The listeners of running items, by their `place` in Pieces. `clock` is monotonic seconds."""
 
     def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
         self._clock = clock
-        self._seq = 0
         self._all: dict[int, StreamListener] = {}
         self._pending: dict[StreamListener, None] = {}
-        self._urgent = False
-        self._sent_at = 0.0
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def listen(self, place: int, stream: str, until: float = math.inf) -> StreamListener:
+        """Add a listener for the item at this place, until this deadline."""
+        listener = self._all[place] = StreamListener(place, stream, self._text_added, until, self._clock)
+        return listener
+
+    def _leave(self, place: int) -> None:
+        if (listener := self._all.get(place)) is not None:
+            listener.left = True
+            self._pending.pop(listener, None)
+
+    def _send_pending(self, seq: int) -> None:
+        pending, self._pending = self._pending, {}
+        self._send(Pieces(seq, [listener.take() for listener in pending]))
+
+    def _text_added(self, listener: StreamListener) -> None:
+        self._pending[listener] = None
+
+
+class SlotListeners(ListenerSet):
+    """The listeners of requests that start and end by themselves; the place is the `seq` of the Run."""
+
+    def drop(self, seq: int) -> None:
+        """The client of this request has left; a request without a listener is ignored."""
+        self._leave(seq)
+
+    def end(self, seq: int) -> None:
+        """Remove the listener; its unsent text is in the result."""
+        if (listener := self._all.pop(seq, None)) is not None:
+            self._pending.pop(listener, None)
+
+    def flush(self) -> None:
+        """Send all text added since the last call, in one frame."""
+        if self._pending:
+            self._send_pending(0)
+
+
+class Listeners(ListenerSet):
+    """The listeners of the running batch; the place is the position.
+
+    Text is collected for 50 ms: a faster rate cannot be read, and every event costs gateway and client a write and a
+    read. 200 streams of 50 tokens/s would take most of a core.
+    """
+
+    def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(send, clock)
+        self._seq = 0
+        self._urgent = False
+        self._sent_at = 0.0
 
     def begin(self, seq: int) -> None:
         """A batch begins, without listeners."""
         self._seq, self._all, self._pending, self._urgent = seq, {}, {}, False
 
-    def listen(self, place: int, stream: str, until: float = math.inf) -> StreamListener:
-        """Add a listener for the item at this position, until this deadline."""
-        listener = self._all[place] = StreamListener(place, stream, self._text_added, until, self._clock)
-        return listener
-
     def drop(self, seq: int, places: Iterable[int]) -> None:
         """The clients of these positions have left; positions of another batch are ignored."""
         for place in places if seq == self._seq else ():
-            if (listener := self._all.get(place)) is not None:
-                listener.left = True
-                self._pending.pop(listener, None)
+            self._leave(place)
 
     def flush(self) -> None:
         """After a step: send what is due."""
         if self._pending and (self._urgent or self._clock() - self._sent_at >= PIECES_EVERY_S):
-            pending, self._pending, self._urgent = self._pending, {}, False
+            self._urgent = False
             self._sent_at = self._clock()
-            self._send(Pieces(self._seq, [listener.take() for listener in pending]))
+            self._send_pending(self._seq)
 
     def _text_added(self, listener: StreamListener) -> None:
-        self._pending[listener] = None
+        super()._text_added(listener)
         self._urgent = self._urgent or listener.first
 
 

@@ -10,6 +10,7 @@ from gpu_pool.model_process.inputs import (
     AGAIN,
     PIECES_EVERY_S,
     Listeners,
+    SlotListeners,
     deadlines,
     read_items,
     run_readable,
@@ -158,3 +159,28 @@ def test_item_that_runs_again_starts_at_zero() -> None:
     steps.step(0)
 
     assert steps.sent[1:] == [Pieces(7, [Piece(0, "g n", 0, "x")])]
+
+
+def test_requests_with_slots_send_text_when_it_comes() -> None:
+    """All text between two steps is one frame, without a wait; a request that ended or left sends nothing more."""
+    sent = list[Pieces]()
+    listeners = SlotListeners(sent.append, lambda: 100.0)
+    a, b, c = (listeners.listen(seq, f"g n{seq}") for seq in (4, 5, 9))
+
+    a.emit(0, "x")
+    b.emit(0, "y")
+    listeners.flush()
+    a.emit(1, "1")
+    b.emit(1, "2")
+    c.emit(0, "3")
+    listeners.drop(5)
+    listeners.end(9)
+    listeners.drop(9)
+    listeners.flush()
+    listeners.flush()
+
+    assert sent == [
+        Pieces(0, [Piece(4, "g n4", 0, "x"), Piece(5, "g n5", 0, "y")]),
+        Pieces(0, [Piece(4, "g n4", 0, "x1")]),
+    ]
+    assert (a.sent, c.sent, b.gone, len(listeners)) == (True, False, True, 2)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, OutputListener, Padding, by_task
-from gpu_pool.backends.generation import (
-    GenerationParameters,
-    as_result,
-    prompt_of,
-    read_parameters,
-    run_prepared,
-    running_text,
-)
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Padding
+from gpu_pool.backends.generation import GenerationParameters
+from gpu_pool.backends.stepping import RowLoop, run_all
 from scheduler.errors import StartError
-from scheduler.payload import write_vector
 
 if TYPE_CHECKING:
     from gpu_pool.backends.tiny.generate import TinyModel
+    from gpu_pool.backends.tiny.row import TinySequence
 
+LARGEST_BATCH = 64
+"""Rows that run together in `run`."""
 
-Prepared = tuple[str, GenerationParameters, "OutputListener | None"]
+T = TypeVar("T")
 
 
 class TinyBackend:
     """Generates text on `device` ("cpu", "cuda", "cuda:1") with `threads` CPU threads."""
 
+    slots = 8
+
     def __init__(self, device: str, threads: int) -> None:
         self._device = device
         self._threads = threads
         self._model: TinyModel | None = None
+        self._loop: RowLoop[TinySequence] | None = None
 
     @property
     def version(self) -> str:
@@ -66,24 +65,21 @@ class TinyBackend:
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Generate text or an embedding for each item. Raises InvalidOutput if the network computes NaN or infinity."""
-        return by_task(items, lambda texts: self._generate(texts, progress), lambda texts: self._embed(texts, progress))
+        return _checked(lambda: run_all(self._loaded().loop(), items, progress, LARGEST_BATCH))
 
-    def _embed(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        embedded = self._loaded().embed([item.input for item in items], progress)
-        return [ItemResult(write_vector(each.values), each.tokens) for each in embedded]
+    def add(self, key: int, item: Item) -> None:
+        """See `SteppingBackend`."""
+        self._loop = self._loop or self._loaded().loop()
+        self._loop.add(key, item)
 
-    def _generate(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        return run_prepared(items, _prepare, lambda prepared: self._continued(prepared, progress))
+    def remove(self, key: int) -> int:
+        """See `SteppingBackend`."""
+        return self._loop.remove(key) if self._loop else 0
 
-    def _continued(self, prepared: Sequence[Prepared], progress: Callable[[], None]) -> list[ItemResult]:
-        prompts, parameters, listeners = zip(*prepared, strict=True)
-        try:
-            return [
-                as_result(generation)
-                for generation in self._loaded().generate(prompts, parameters, progress, listeners)
-            ]
-        except FloatingPointError as error:
-            raise InvalidOutput(str(error)) from error
+    def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
+        """See `SteppingBackend`. Raises InvalidOutput if the network computes NaN or infinity."""
+        loop = self._loop
+        return _checked(lambda: loop.step(progress)) if loop else []
 
     def close(self) -> None:
         """Release the weights."""
@@ -95,8 +91,8 @@ class TinyBackend:
         return self._model
 
 
-def _prepare(item: Item) -> Prepared | ItemResult:
-    parameters = read_parameters(item)
-    if isinstance(parameters, ItemResult):
-        return parameters
-    return prompt_of(item, running_text), parameters, item.listener
+def _checked(run: Callable[[], T]) -> T:
+    try:
+        return run()
+    except FloatingPointError as error:
+        raise InvalidOutput(str(error)) from error

@@ -1,5 +1,5 @@
-"""Generation and embedding with `tiny`: one pass over the prompts, then one step for each byte until every row has
-ended.
+"""Generation and embedding with `tiny`: one pass over the prompts of new rows, and one step for the next byte of all
+others.
 
 The result of a row depends on that row alone, not on its batch (gpu_pool/backends/tiny/sampling.py): always at
 temperature 0, and with a seed at any temperature. An embedding is the mean of the last hidden states, normalised to
@@ -15,16 +15,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_pool.backends.backend import OutputListener, Padding
+from gpu_pool.backends.backend import Item, ItemResult, OutputListener, Padding
 from gpu_pool.backends.device import select_device
-from gpu_pool.backends.generation import Generation, GenerationParameters
+from gpu_pool.backends.generation import (
+    Generation,
+    GenerationParameters,
+    prompt_of,
+    read_parameters,
+    running_text,
+)
+from gpu_pool.backends.stepping import RowLoop
 from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.model import VERSION, Cache, Network, load_network, nothing
 from gpu_pool.backends.tiny.row import TinySequence
 from gpu_pool.backends.tiny.sampling import choose
+from scheduler.payload import write_vector
 
 LARGEST_BATCH = 64
-"""Rows that run together; more run one batch after another."""
+"""Rows that run together; more wait until others have ended."""
 
 
 class Embedded(NamedTuple):
@@ -108,57 +116,90 @@ class TinyModel:
             TinySequence.start(prompt, each, self._network.shape.context, listener)
             for prompt, each, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
         ]
-        for first in range(0, len(rows), LARGEST_BATCH):
-            self._run(rows[first : first + LARGEST_BATCH], on_step or nothing)
+        loop, waiting, running = self.loop(), list(enumerate(rows))[::-1], 0
+        while waiting or running:
+            while waiting and running < LARGEST_BATCH:
+                loop.add_row(*waiting.pop())
+                running += 1
+            running -= len(loop.step(on_step or nothing))
         return [row.result() for row in rows]
 
     def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
         """A vector for each text, in order, with the number of tokens that were read."""
         return embed(self._network, self._device, texts, on_step or nothing, self.padding)
 
-    @torch.inference_mode()
-    def _run(self, rows: list[TinySequence], on_step: Callable[[], None]) -> None:
-        """Add tokens to all rows until each is finished."""
-        slots = max(row.longest for row in rows)
-        cache = Cache(self._network.shape, len(rows), slots, self._device)
-        scores = self._read_prompts(rows, cache, on_step)
-        while True:
-            self._draw(rows, scores, on_step)
-            for row in rows:
-                row.stream()
-            on_step()
-            rows = _drop_finished(rows, cache, self._device)
-            if not rows:
-                return
-            scores = self._read_last(rows, cache, on_step)
+    def loop(self) -> RowLoop[TinySequence]:
+        """A loop of its own, without rows."""
+        return RowLoop(TinyDecoder(self._network, self._device, self.padding), self._prepare, self._vectors)
 
-    def _read_prompts(self, rows: list[TinySequence], cache: Cache, on_step: Callable[[], None]) -> Tensor:
-        lengths = [len(row.tokens) for row in rows]
-        self.padding.passed(lengths)
+    def _prepare(self, item: Item) -> TinySequence | ItemResult:
+        parameters = read_parameters(item)
+        if isinstance(parameters, ItemResult):
+            return parameters
+        return TinySequence.start(prompt_of(item, running_text), parameters, self._network.shape.context, item.listener)
+
+    def _vectors(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        embedded = self.embed([item.input for item in items], progress)
+        return [ItemResult(write_vector(each.values), each.tokens) for each in embedded]
+
+
+class TinyDecoder:
+    """The rows of one loop, without gaps: the last row takes the place of one that leaves. `padding` counts the passes."""
+
+    def __init__(self, network: Network, device: torch.device, padding: Padding) -> None:
+        self._network = network
+        self._device = device
+        self._padding = padding
+        self._cache = Cache(network.shape, device)
+        self._rows: list[TinySequence] = []
+
+    @torch.inference_mode()
+    def join(self, rows: Sequence[TinySequence], progress: Callable[[], None]) -> None:
+        """Read the prompts of new rows, and add the first token to each."""
+        first, lengths = len(self._rows), [len(row.tokens) for row in rows]
+        self._cache.reserve(first + len(rows), max(row.longest for row in rows))
+        self._rows += rows
+        self._padding.passed(lengths)
         widest = max(lengths)
         tokens = [row.tokens + [model.PAD] * (widest - len(row.tokens)) for row in rows]
         positions = torch.arange(widest, device=self._device).expand(len(rows), widest)
         last = torch.tensor(lengths, device=self._device) - 1
-        return self._network.step(
-            torch.tensor(tokens, device=self._device), positions, widest, cache, last, on_layer=on_step
-        )
+        ids = torch.tensor(tokens, device=self._device)
+        scores = self._network.step(ids, positions, widest, self._cache, last, first=first, on_layer=progress)
+        self._draw(rows, scores, progress)
 
-    def _read_last(self, rows: list[TinySequence], cache: Cache, on_step: Callable[[], None]) -> Tensor:
-        self.padding.stepped(sum(not row.finished for row in rows), len(rows))
+    @torch.inference_mode()
+    def advance(self, progress: Callable[[], None]) -> None:
+        """Add one token to each row."""
+        rows = self._rows
+        self._padding.stepped(len(rows), len(rows))
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._device)
         positions = torch.tensor([[len(row.tokens) - 1] for row in rows], device=self._device)
-        reach = max(len(row.tokens) for row in rows)
-        return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]), on_layer=on_step)
+        reach, last = max(len(row.tokens) for row in rows), torch.zeros_like(positions[:, 0])
+        scores = self._network.step(tokens, positions, reach, self._cache, last, on_layer=progress)
+        self._draw(rows, scores, progress)
 
-    def _draw(self, rows: list[TinySequence], scores: Tensor, on_step: Callable[[], None]) -> None:
-        """Choose each unfinished row's next token; a choice within rounding noise is recomputed from the row alone."""
-        live = [index for index, row in enumerate(rows) if not row.finished]
-        drawing = [rows[index] for index in live]
-        tokens, clear = _choose(drawing, scores[live])
-        for row, token, settled in zip(drawing, tokens, clear, strict=True):
+    @torch.inference_mode()
+    def leave(self, rows: Sequence[TinySequence]) -> None:
+        """Remove these rows."""
+        for row in rows:
+            place, last = self._rows.index(row), self._rows.pop()
+            if last is not row:
+                self._rows[place] = last
+                self._cache.move(len(self._rows), place, len(last.tokens))
+
+    def reset(self) -> None:
+        """Remove all rows; their cache may be too large for the device."""
+        self._rows = []
+        self._cache = Cache(self._network.shape, self._device)
+
+    def _draw(self, rows: Sequence[TinySequence], scores: Tensor, progress: Callable[[], None]) -> None:
+        """Choose each row's next token; a choice within rounding noise is recomputed from the row alone."""
+        tokens, clear = _choose(rows, scores)
+        for row, token, settled in zip(rows, tokens, clear, strict=True):
             if not settled and row.repeatable:
                 token = _choose([row], self._score_alone(row))[0][0]
-                on_step()
+                progress()
             row.take(token)
 
     def _score_alone(self, row: TinySequence) -> Tensor:
@@ -166,7 +207,7 @@ class TinyModel:
         return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
 
 
-def _choose(rows: list[TinySequence], scores: Tensor) -> tuple[list[int], list[bool]]:
+def _choose(rows: Sequence[TinySequence], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to("cpu", torch.float64, copy=True)
     if not bool(wide.isfinite().all()):
         raise FloatingPointError("The network's scores are not finite.")  # Any choice would be meaningless.
@@ -176,13 +217,3 @@ def _choose(rows: list[TinySequence], scores: Tensor) -> tuple[list[int], list[b
     temperature, top_p, uniform = torch.tensor(parameters, dtype=torch.float64).unbind(1)
     choice = choose(wide, temperature, top_p, uniform)
     return choice.tokens, choice.clear
-
-
-def _drop_finished(rows: list[TinySequence], cache: Cache, device: torch.device) -> list[TinySequence]:
-    """Remove finished rows once they are half of the batch: each removal copies the cache."""
-    staying = [index for index, row in enumerate(rows) if not row.finished]
-    if staying and 2 * len(staying) > len(rows):
-        return rows
-    if staying:
-        cache.keep(torch.tensor(staying, device=device))
-    return [rows[index] for index in staying]

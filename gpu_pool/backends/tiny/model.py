@@ -1,7 +1,7 @@
 """The network, the weights and the vocabulary of `tiny`.
 
 A decoder transformer over bytes (RoPE, RMSNorm, squared ReLU), and its KV cache. The same `forward` trains (no cache:
-whole windows) and generates (with a cache: each row of the batch has its own position). Rows of a batch start at slot 0
+whole windows) and generates (with a cache: each row has its own position). Rows start at slot 0
 of the cache and are padded on the right, so a real token never has padding before it, and the only mask is "the own
 slot and the nearest ones before it".
 
@@ -80,27 +80,38 @@ class TokenPositions:
     positions: Tensor
     mask: Tensor
     cache: Cache | None
+    first: int = 0
 
 
 class Cache:
-    """Keys and values of every layer for every row, allocated once for the longest row."""
+    """Keys and values of every layer for every row; it grows as needed."""
 
-    def __init__(self, shape: NetworkShape, rows: int, slots: int, device: torch.device) -> None:
-        size = (shape.layers, 2, rows, slots, shape.heads, shape.head_width)
-        self._store = torch.zeros(size, device=device)
+    def __init__(self, shape: NetworkShape, device: torch.device) -> None:
+        self._shape = shape
+        self._store = torch.zeros(shape.layers, 2, 0, 0, shape.heads, shape.head_width, device=device)
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Make room for so many rows of so many tokens."""
+        before = self._store
+        if rows > before.shape[2] or slots > before.shape[3]:
+            rows = rows if rows <= before.shape[2] else max(rows, 2 * before.shape[2])
+            slots = slots if slots <= before.shape[3] else min(max(slots, 2 * before.shape[3]), self._shape.context)
+            size = (max(rows, before.shape[2]), max(slots, before.shape[3]))
+            self._store = before.new_zeros((*before.shape[:2], *size, *before.shape[4:]))
+            self._store[:, :, : before.shape[2], : before.shape[3]] = before
 
     def write(self, layer: int, place: TokenPositions, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store `keys` and `values` (rows, heads, tokens, head width) in each row's slots; returns all within reach."""
-        store = self._store[layer]
+        store = self._store[layer, :, place.first : place.first + keys.shape[0]]
         rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
         store[0][rows, place.positions] = keys.transpose(1, 2)
         store[1][rows, place.positions] = values.transpose(1, 2)
         reach = place.mask.shape[-1]
         return store[0, :, :reach].transpose(1, 2), store[1, :, :reach].transpose(1, 2)
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop every row except `rows` (indices)."""
-        self._store = self._store.index_select(2, rows)
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` of a row to another row."""
+        self._store[:, :, target, :tokens] = self._store[:, :, source, :tokens]
 
 
 def rope_table(shape: NetworkShape) -> tuple[Tensor, Tensor]:
@@ -200,17 +211,18 @@ class Network(nn.Module):
         cache: Cache,
         last: Tensor,
         *,
+        first: int = 0,
         on_layer: Callable[[], None] = nothing,
     ) -> Tensor:
         """Score the token after each row's `last` one, with the cached tokens before.
 
-        `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots within reach; `last` (rows)
-        indexes each row's last real token within this call; `on_layer` is called after each layer. Returns (rows,
-        vocabulary).
+        `tokens` and `positions` are (rows, tokens) of the cache's rows from `first` on; `reach` is the number of cache
+        slots within reach; `last` (rows) indexes each row's last real token within this call; `on_layer` is called
+        after each layer. Returns (rows, vocabulary).
         """
         mask = self._visible(positions, reach).unsqueeze(1)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        x = self._through(tokens, TokenPositions(cos, sin, positions, mask, cache), on_layer)
+        x = self._through(tokens, TokenPositions(cos, sin, positions, mask, cache, first), on_layer)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         return cast("Tensor", self.scores(norm(x[rows, last])))
 

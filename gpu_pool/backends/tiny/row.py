@@ -85,6 +85,11 @@ class TinySequence:
         return cls(tokens, parameters, draw_uniforms(parameters), listener)
 
     @property
+    def used(self) -> int:
+        """Number of tokens of the prompt that were read, and of new ones."""
+        return self._read - 1 + len(self._drawn)
+
+    @property
     def longest(self) -> int:
         """The most tokens that this row can grow to."""
         return self._read + self.parameters.max_tokens
