@@ -105,7 +105,7 @@ class StreamTimes:
             calls += 1
             if call.streamed:
                 streams += 1
-                passed = passed or call.events > 0 or call.started <= self._latest
+                passed = passed or call.events > 0 or call.started < self._latest
                 waiting += not passed and now - call.started > limit_s
         if not streams or 4 * streams < calls or math.isinf(limit_s):
             return None
@@ -121,6 +121,7 @@ class AnswerTimes:
 
     def __init__(self) -> None:
         self._base = RecentLow()
+        self._mean_tokens = 0.0
         self.restart(0.0)
 
     def restart(self, now: float) -> None:
@@ -130,7 +131,11 @@ class AnswerTimes:
 
     def ended(self, call: Call, tokens: int, now: float) -> None:
         """An answer was received."""
-        if call.started < self._since or tokens < 1:
+        if tokens < 1:
+            return
+        # The first answers of a level are the short ones: the mean length is that of all answers.
+        self._mean_tokens += (tokens - self._mean_tokens) * (0.02 if self._mean_tokens else 1)
+        if call.started < self._since:
             return
         duration_s = now - call.started
         keep = math.exp((self._at - now) / MEMORY_S)
@@ -150,10 +155,11 @@ class AnswerTimes:
         """The waiting ones of `calls` in flight; None if the answers are too similar in length."""
         if (fit := self._fit()) is None:
             return None
-        wait_s, token_s = fit
-        self._base.add(max(0.0, wait_s), now)
+        wait_s, token_s = max(0.0, fit[0]), max(0.0, fit[1])
+        self._base.add(wait_s, now)
         # The wait for the step to end, of at most one time per token, is none in the queue.
-        return calls * max(0.0, wait_s - self._base.value - token_s) * self.count / self._duration
+        queued_s = max(0.0, wait_s - self._base.value - token_s)
+        return calls * queued_s / (wait_s + token_s * self._mean_tokens) if queued_s else 0.0
 
     def accept(self, now: float) -> None:
         """The present wait is none in a queue."""

@@ -16,10 +16,12 @@ GROWTH, SMALL_GROWTH = 1.5, 0.05
 """Factor of one level to the next at first; part that is added once the number is known."""
 DOUBLED = 16
 """Up to this number the next level has twice as many slots."""
-QUIET_LEVELS = 3
-"""After this many small growths in a row without waiting calls the large ones are resumed."""
+LARGEST_GROWTH = 0.2
+"""The small growth doubles up to this part while no calls wait."""
 MIN_GAIN = 0.25
 """The large growth ends when the throughput grows by less for each doubling."""
+VAIN = 2
+"""After this many reductions in a row that did not shorten the wait it is taken for a part of every call."""
 TRIAL = 0.1
 """Part by which the slots are changed to compare throughput."""
 SAME, BETTER = 0.98, 1.03
@@ -53,8 +55,8 @@ class SlotLevels:
         self._rest_s = FIRST_REST_S
         self._rest_until = 0.0
         self._quiet = 0
-        self._reduced: tuple[float, float] | None = None
-        """Waiting calls before the last reduction, and by how many it was."""
+        self._reduced: list[tuple[float, float]] = []
+        """The last reductions, those in vain and one more: how many calls waited before, and by how many it was."""
         self.restart()
 
     def restart(self) -> None:
@@ -90,13 +92,16 @@ class SlotLevels:
 
     def _by_queue(self, count: int, waiting: float) -> NextLevel | None:
         """A reduction if too many wait; its reversal if it did not make fewer wait."""
-        before, self._reduced = self._reduced, None
-        if before is not None and waiting > before[0] - before[1] / 2:
-            return NextLevel(count + round(before[1]), "more slots: fewer did not shorten the wait", accepts_wait=True)
+        before, self._reduced = self._reduced, []
+        if before and waiting > before[-1][0] - before[-1][1] / 2:
+            if len(before) >= VAIN:
+                count += round(sum(fewer for _, fewer in before))
+                return NextLevel(count, "durations: fewer slots did not shorten the wait", accepts_wait=True)
+            self._reduced = before
         if waiting <= AIM + max(SLACK, SLACK_SHARE * self.calls):
             return None
         fewer = min(waiting - AIM, self.calls / 2)
-        self._reduced = waiting, fewer
+        self._reduced = [*self._reduced, (waiting, fewer)]
         self._quiet = 0
         self._before = None
         return NextLevel(max(1, round(self.calls - fewer)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
@@ -117,10 +122,9 @@ class SlotLevels:
         if waiting > AIM:
             self._quiet = 0
             return NextLevel(count)
+        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
         self._quiet += 1
-        more = max(1, round(SMALL_GROWTH * count))
-        growing = self._quiet >= QUIET_LEVELS
-        return NextLevel(count + more, f"durations: {waiting:.0f} of {self.calls:.0f} wait", growing=growing)
+        return NextLevel(count + max(1, round(share * count)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 
     def _tried(self, now: _Measured, time_s: float) -> NextLevel:
         """Compare with the last level, and try one slot or TRIAL more or less."""
