@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 AIM = 1.0
 """Calls of this worker that wait in the engine."""
-SLACK, SLACK_SHARE = 2.0, 0.04
+SLACK, SLACK_SHARE = 1.5, 0.03
 """More waiting calls than AIM plus the larger of both (a number, a part of those in flight) are reduced at once."""
 GROWTH, SMALL_GROWTH = 1.5, 0.05
 """Factor of one level to the next at first; part that is added once the number is known."""
@@ -119,7 +119,7 @@ class SlotLevels:
         return NextLevel(math.ceil(factor * count), source, growing=True)
 
     def _small_growth(self, count: int, waiting: float) -> NextLevel:
-        if waiting > AIM:
+        if waiting > AIM / 2:
             self._quiet = 0
             return NextLevel(count)
         share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))

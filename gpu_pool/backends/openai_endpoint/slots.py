@@ -23,16 +23,16 @@ GAIN = 0.5
 """Slots added for each missing waiting request and tick."""
 SLACK, SLACK_SHARE = 2.0, 0.04
 """More waiting requests than AIM plus the larger of both (a number, a part of those in flight) are reduced at once."""
-STEP_SHARE = 0.1
-"""The largest growth in one tick, outside the doubling."""
+STEP_SHARE, FAST_SHARE = 0.1, 0.25
+"""The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
 QUIET_TICKS = 2
 """After this many ticks without waiting requests the growth accelerates."""
 FULL_STEPS = 3
-"""After this many largest steps the slots are doubled again."""
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
-STALE_TICKS = 8
-"""After a reduction, identical readings are ignored for this many ticks: some engines update their metrics seldom."""
+STALE_TICKS, REPEATED_TICKS = 8, 3
+"""Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
+for so many otherwise."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -162,9 +162,9 @@ class SlotPolicy:
         self, waiting: float, source: str, calls: int, now: float, *, full: bool, load: EngineLoad | None
     ) -> None:
         """Reduce at once what waits too much in two readings; else double, or approach AIM."""
+        queue = self._queue
         if self._is_stale(load):
             return
-        queue = self._queue
         standing, queue.before = min(waiting, queue.before), waiting
         slack = max(SLACK, SLACK_SHARE * calls)
         if standing > AIM + slack:
@@ -174,17 +174,14 @@ class SlotPolicy:
             queue.reduced()
             self._stale = None if load is None else (load, STALE_TICKS)
             return
-        settled = load is not None or now >= queue.settled_at
+        settled = queue.is_news(load) if load is not None else now >= queue.settled_at
         if self._doubling:
             if waiting <= AIM + slack and full and settled and not _cache_is_full(load):
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
-        step = queue.step(waiting, self.count, full=full)
-        if step > 0 and not settled:
-            return
-        self._set(self._exact + step, source)
-        self._doubling = queue.full_steps >= FULL_STEPS
+        if settled:
+            self._set(self._exact + queue.step(waiting, self.count, full=full), source)
 
     def _is_stale(self, load: EngineLoad | None) -> bool:
         if self._stale is None:
@@ -260,6 +257,14 @@ class _QueueSteps:
         self.quiet = 0
         self.full_steps = 0
         self.settled_at = 0.0
+        self._load: EngineLoad | None = None
+        self._repeated = 0
+
+    def is_news(self, load: EngineLoad) -> bool:
+        """Whether a reading differs from the last one, or has been repeated for long."""
+        self._repeated = self._repeated + 1 if load == self._load else 0
+        self._load = load
+        return self._repeated % (REPEATED_TICKS + 1) == 0
 
     def reduced(self) -> None:
         """The slots were reduced: a further reduction needs two new readings."""
@@ -273,7 +278,7 @@ class _QueueSteps:
             step = GAIN * (AIM - waiting)
             return max(-2.0, step if full else min(0.0, step))
         self.quiet += 1
-        largest = max(1.0, STEP_SHARE * count)
+        largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
         step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
         self.full_steps += step >= largest
         return step
