@@ -1,0 +1,273 @@
+"""What an inference engine reports about its load: running and waiting requests.
+
+    vLLM, SGLang, LMDeploy, TGI, llama.cpp    GET <root>/metrics, in Prometheus' text format
+    TensorRT-LLM                              GET <root>/prometheus/metrics, or JSON from <root>/metrics
+    SGLang without --enable-metrics           GET <root>/v1/loads, or <root>/get_load
+    llama.cpp without --metrics               GET <root>/slots; its number of slots is in <root>/props
+
+The figures are totals of the engine, over all its clients. Under load they are read several times a second, so only the
+needed lines of a text are parsed.
+"""
+
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gpu_pool.backends.backend import InvalidOutput
+from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+
+READ_S = 1.0
+"""The limit of one read."""
+FAULTS = 3
+"""After this many failed reads in a row the source is looked for again."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 600.0
+"""Time between two searches for a source, growing while there is none."""
+TGI_READINGS = 4
+"""TGI lets waiting requests join every few steps only: its queue is the least of this many readings."""
+_UNREADABLE = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput, msgspec.MsgspecError, UnicodeDecodeError)
+
+
+class EngineLoad(NamedTuple):
+    """One reading. `waiting`: None if the engine does not report it; `most`: the engine's own limit of running requests.
+
+    `cache_share`: the used part of the KV cache, 0 to 1. `source`: the engine's name.
+    """
+
+    running: int
+    waiting: int | None
+    most: int | None = None
+    cache_share: float | None = None
+    source: str = ""
+
+
+class Getter(Protocol):
+    """The part of `Transport` that is used here."""
+
+    async def get(self, url: str, within_s: float) -> EndpointResponse:
+        """A small document."""
+
+
+class _Names(NamedTuple):
+    """The metrics of an engine; of `cache` the first that is present counts, the others are summed."""
+
+    source: str
+    running: tuple[bytes, ...]
+    waiting: tuple[bytes, ...]
+    cache: tuple[bytes, ...] = ()
+
+
+TGI, LLAMA_CPP, SGLANG, TENSORRT_LLM = "TGI", "llama.cpp", "SGLang", "TensorRT-LLM"
+_ENGINES = (
+    _Names(
+        "vLLM",
+        (b"vllm:num_requests_running",),
+        (b"vllm:num_requests_waiting",),
+        (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
+    ),
+    _Names(
+        SGLANG,
+        (b"sglang:num_running_reqs",),
+        (b"sglang:num_queue_reqs", b"sglang:num_grammar_queue_reqs"),
+        (b"sglang:token_usage",),
+    ),
+    _Names(TGI, (b"tgi_batch_current_size",), (b"tgi_queue_size",)),
+    _Names(
+        LLAMA_CPP,
+        (b"llamacpp:requests_processing",),
+        (b"llamacpp:requests_deferred",),
+        (b"llamacpp:kv_cache_usage_ratio",),
+    ),
+    _Names(
+        "LMDeploy",
+        (b"lmdeploy:num_requests_running",),
+        (b"lmdeploy:num_requests_waiting", b"lmdeploy:num_api_requests_waiting"),
+        (b"lmdeploy:gpu_cache_usage_perc",),
+    ),
+    _Names(
+        TENSORRT_LLM,
+        (b"trtllm_num_requests_running",),
+        (b"trtllm_num_requests_waiting",),
+        (b"trtllm_kv_cache_utilization",),
+    ),
+)
+_RANK = re.compile(rb'\b(?:engine|dp_rank)="([^"]*)"')
+
+
+def prometheus_load(body: bytes) -> EngineLoad | None:
+    """The load in a Prometheus text; None if it has none of the known names."""
+    for names in _ENGINES:
+        running = _values(body, names.running[0])
+        if running:
+            waiting = sum(sum(_values(body, name)) for name in names.waiting)
+            cache = next((max(found) for name in names.cache if (found := _values(body, name))), None)
+            return EngineLoad(round(sum(running)), round(waiting), None, cache, names.source)
+    return None
+
+
+def _values(body: bytes, name: bytes) -> list[float]:
+    """The values of one metric, one for each data-parallel rank: all tensor-parallel ranks of one report the same."""
+    ranks: dict[tuple[bytes, ...], float] = {}
+    at = 0 if body.startswith(name) else body.find(b"\n" + name) + 1
+    while at or body.startswith(name, at):
+        end = body.find(b"\n", at)
+        line = body[at + len(name) : end if end >= 0 else len(body)]
+        if line[:1] in (b"{", b" "):  # Otherwise a longer name.
+            labels, _, rest = line.rpartition(b"}")
+            rank = tuple(_RANK.findall(labels))
+            ranks[rank] = max(ranks.get(rank, 0.0), _number(rest))
+        at = body.find(b"\n" + name, at) + 1
+        if not at:
+            break
+    return list(ranks.values())
+
+
+def _number(text: bytes) -> float:
+    """The value, before an optional timestamp; 0 for one that cannot be read, and for NaN."""
+    try:
+        value = float(text.split()[0])
+    except (ValueError, IndexError):
+        return 0.0
+    return value if 0 <= value < 1e9 else 0.0
+
+
+class _Iteration(msgspec.Struct, rename="camel"):
+    """One iteration of TensorRT-LLM."""
+
+    num_active_requests: int
+    num_queued_requests: int = 0
+
+
+class _Rank(msgspec.Struct):
+    """One data-parallel rank of SGLang."""
+
+    num_running_reqs: int | None = None
+    num_reqs: int | None = None
+    num_waiting_reqs: int = 0
+    token_usage: float | None = None
+
+
+class _Ranks(msgspec.Struct):
+    loads: list[_Rank]
+
+
+class _Slot(msgspec.Struct):
+    """A slot of llama.cpp."""
+
+    is_processing: bool
+
+
+class _Properties(msgspec.Struct):
+    total_slots: int
+
+
+_iterations = msgspec.json.Decoder(list[_Iteration])
+_ranks = msgspec.json.Decoder(_Ranks)
+_old_ranks = msgspec.json.Decoder(list[_Rank])
+_slots = msgspec.json.Decoder(list[_Slot])
+_properties = msgspec.json.Decoder(_Properties)
+
+
+def _rank_load(ranks: Sequence[_Rank]) -> EngineLoad:
+    waiting = sum(rank.num_waiting_reqs for rank in ranks)
+    if all(rank.num_running_reqs is not None for rank in ranks):
+        running = sum(rank.num_running_reqs or 0 for rank in ranks)
+    else:  # The older route counts the waiting ones in.
+        running = sum(rank.num_reqs or 0 for rank in ranks) - waiting
+    cache = max((rank.token_usage for rank in ranks if rank.token_usage is not None), default=None)
+    return EngineLoad(max(0, running), waiting, None, cache, SGLANG)
+
+
+class LoadReader:
+    """Reads the load from the source that the endpoint has, if any. `root`: the endpoint's URL without its version."""
+
+    def __init__(self, transport: Getter, root: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._transport = transport
+        self._root = root
+        self._clock = clock
+        self._read: Callable[[], Awaitable[EngineLoad | None]] | None = None
+        self._most: int | None = None
+        self._faults = 0
+        self._retry_s = FIRST_RETRY_S
+        self._retry_at = 0.0
+        self._queues: deque[int] = deque(maxlen=TGI_READINGS)
+
+    async def detect(self) -> bool:
+        """Find a source; whether there is one. Never raises."""
+        self._most = await self._slots_in_properties()
+        for read in (
+            self._from_prometheus,
+            self._from_metrics,
+            self._from_loads,
+            self._from_old_loads,
+            self._from_slots,
+        ):
+            if (await self._tried(read)) is not None:
+                self._read, self._faults, self._retry_s = read, 0, FIRST_RETRY_S
+                return True
+        self._read = None
+        self._retry_at = self._clock() + self._retry_s
+        self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)
+        return False
+
+    async def read(self) -> EngineLoad | None:
+        """The load now; None if it is not known. Never raises."""
+        if self._read is None and (self._clock() < self._retry_at or not await self.detect()):
+            return None
+        load = await self._tried(self._read) if self._read is not None else None
+        self._faults = 0 if load is not None else self._faults + 1
+        if self._faults >= FAULTS:
+            self._read, self._retry_at = None, self._clock() + self._retry_s
+        return load
+
+    async def _tried(self, read: Callable[[], Awaitable[EngineLoad | None]]) -> EngineLoad | None:
+        try:
+            load = await read()
+        except _UNREADABLE:
+            return None
+        if load is None:
+            return None
+        if load.source == TGI and load.waiting is not None:
+            self._queues.append(load.waiting)
+            load = load._replace(waiting=min(self._queues))
+        return load._replace(most=self._most)
+
+    async def _get(self, path: str) -> bytes:
+        """The document, b"" unless the status is 200."""
+        reply = await self._transport.get(self._root + path, READ_S)
+        return reply.body if reply.status == 200 else b""
+
+    async def _from_metrics(self) -> EngineLoad | None:
+        body = await self._get("/metrics")
+        return _iteration_load(body) if body[:1] == b"[" else prometheus_load(body)
+
+    async def _from_prometheus(self) -> EngineLoad | None:
+        return prometheus_load(await self._get("/prometheus/metrics"))
+
+    async def _from_loads(self) -> EngineLoad | None:
+        ranks = _ranks.decode(await self._get("/v1/loads")).loads
+        return _rank_load(ranks) if ranks else None
+
+    async def _from_old_loads(self) -> EngineLoad | None:
+        ranks = _old_ranks.decode(await self._get("/get_load"))
+        return _rank_load(ranks) if ranks else None
+
+    async def _from_slots(self) -> EngineLoad | None:
+        slots = _slots.decode(await self._get("/slots"))
+        return EngineLoad(sum(slot.is_processing for slot in slots), None, None, None, LLAMA_CPP) if slots else None
+
+    async def _slots_in_properties(self) -> int | None:
+        try:
+            return _properties.decode(await self._get("/props")).total_slots or None
+        except _UNREADABLE:
+            return None
+
+
+def _iteration_load(body: bytes) -> EngineLoad:
+    """The last iteration; 0 without one. Each read empties the list: another reader may have taken the last ones."""
+    iterations = _iterations.decode(body) or [_Iteration(0)]
+    last = iterations[-1]
+    return EngineLoad(last.num_active_requests, last.num_queued_requests, None, None, TENSORRT_LLM)

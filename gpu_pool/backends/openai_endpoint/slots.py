@@ -1,0 +1,284 @@
+"""How many requests a worker runs at a time in an engine with continuous batching. Pure: clocks are arguments.
+
+The aim is one waiting request of this worker in the engine: then the engine has all the work that it can take, and
+everything else waits in the tier queues, where it can still be overtaken. Workers before one engine share it evenly
+by that rule, since a worker with more requests has more of the waiting ones.
+
+The number of waiting requests comes from the engine's metrics, else from the first outputs of streams, else from the
+durations of answers (call_times.py). Answers of equal length show no queue; then the throughput decides. At first the
+slots are doubled. They are reduced at once when the engine refuses requests, or is slower than the objective.
+"""
+
+import math
+
+from gpu_pool.backends.openai_endpoint.call_times import AnswerTimes, Call, StreamTimes
+from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
+from gpu_pool.backends.openai_endpoint.slot_levels import SlotLevels
+
+START = 8
+MOST = 4096
+AIM = 1.0
+"""Waiting requests of this worker in the engine."""
+GAIN = 0.5
+"""Slots added for each missing waiting request and tick."""
+SLACK, SLACK_SHARE = 2.0, 0.04
+"""More waiting requests than AIM plus the larger of both (a number, a part of those in flight) are reduced at once."""
+STEP_SHARE, FAST_SHARE = 0.1, 0.25
+"""The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
+QUIET_TICKS = 2
+"""After this many ticks without waiting requests the growth accelerates."""
+FULL_STEPS = 3
+FULL_CACHE = 0.95
+"""With a larger part of the KV cache used, the slots are not doubled."""
+STALE_TICKS, REPEATED_TICKS = 8, 3
+"""Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
+for so many otherwise."""
+FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
+"""Time after a refusal until one more request is tried."""
+
+
+class SlotPolicy:
+    """Call `tick` about every 250 ms while requests run; then read `count`, `source` and `excess`.
+
+    `tpot_ms`: the objective for the time between tokens, None without one. `items`: the answers have no tokens (vectors).
+    """
+
+    def __init__(self, *, tpot_ms: float | None = None, items: bool = False) -> None:
+        self.count = START
+        """Requests that may run at a time."""
+        self.source = "start"
+        """The evidence for `count`, a phrase for operators."""
+        self.excess = 0
+        """Of the calls without output, the youngest that should be withdrawn now."""
+        self._tpot_s = tpot_ms / 1000 if tpot_ms else math.inf
+        self._items = items
+        self._calls: dict[Call, None] = {}
+        self._streams = StreamTimes()
+        self._answers = AnswerTimes()
+        self._ceiling = _Ceiling()
+        self._most = MOST
+        self._exact = float(START)
+        self._peak = 0
+        self._doubling = True
+        self._queue = _QueueSteps()
+        self._levels = SlotLevels()
+        self._slow_until = 0.0
+        self._stale: tuple[EngineLoad, int] | None = None
+
+    def resume(self, count: int) -> None:
+        """Begin with the slots that an earlier process had."""
+        self.count = max(1, min(MOST, count))
+        self._exact = float(self.count)
+        self.source = "resumed"
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have started and not ended."""
+        return len(self._calls)
+
+    def start(self, now: float, *, streamed: bool) -> Call:
+        """A request is sent to the engine."""
+        call = Call(now, streamed)
+        self._calls[call] = None
+        self._peak = max(self._peak, len(self._calls))
+        return call
+
+    def output(self, call: Call, now: float) -> None:
+        """A stream sent a part of its output."""
+        self._streams.output(call, now)
+
+    def end(self, call: Call, now: float, tokens: int) -> None:
+        """A request was answered. `tokens`: of the output, 0 if the server does not report them."""
+        self._calls.pop(call, None)
+        if call.streamed:
+            self._streams.ended(call, tokens)
+        else:
+            self._answers.ended(call, 1 if self._items else tokens, now)
+
+    def leave(self, call: Call) -> None:
+        """A request was withdrawn or cancelled, or failed."""
+        self._calls.pop(call, None)
+
+    def refuse(self, call: Call, now: float) -> None:
+        """The engine refused a request for lack of capacity (429, 503)."""
+        self._calls.pop(call, None)
+        accepted = max(1, len(self._calls))
+        if accepted < self.count or accepted < self._ceiling.count:
+            self._ceiling.lower(min(accepted, self.count), now)
+            self._set(self._ceiling.count, f"refused above {accepted}")
+            self._doubling = False
+            self._answers.restart(now)
+
+    def tick(self, now: float, load: EngineLoad | None) -> None:
+        """Adapt `count`. `load`: what the engine reported just now; None if it reports nothing."""
+        calls = len(self._calls)
+        full = self._peak >= self.count
+        self._peak, self.excess = calls, 0
+        self._streams.measure()
+        if load is not None and load.most is not None and load.most != self._most:
+            self._most = load.most
+            self._set(load.most, f"{load.source}: {load.most} slots")
+        if self._ceiling.passed(self.count, now, full=full):
+            self._queue.quiet = 0
+        if self._too_slow(now):
+            return
+        waiting, source = self._waiting(load, calls, now)
+        if waiting is not None:
+            self._by_queue(waiting, source, calls, now, full=full, load=load)
+        else:
+            self._by_answers(now, calls, full=full)
+
+    def _set(self, exact: float, source: str = "") -> None:
+        """Change the slots, within all limits. Small changes of the exact number leave the rounded one as it is."""
+        self._exact = max(1.0, min(exact, self._most, self._ceiling.limit, MOST))
+        if abs(self._exact - self.count) >= 0.75:  # noqa: PLR2004 - a hysteresis
+            self.count = round(self._exact)
+        self.source = source or self.source
+
+    def _too_slow(self, now: float) -> bool:
+        """Whether the time between tokens is near or above its objective; reduces the slots above it."""
+        token_s = self._streams.token_s or (0.0 if self._items else self._answers.token_s)
+        if token_s <= self._tpot_s:
+            return token_s > 0.9 * self._tpot_s
+        if now >= self._slow_until:
+            self._slow_until = now + max(1.0, 20 * token_s)
+            source = f"{token_s * 1000:.0f} ms per token, objective {self._tpot_s * 1000:.0f}"
+            self._set(math.floor(self.count * max(0.5, self._tpot_s / token_s)), source)
+            self._answers.restart(now)
+            self._doubling = False
+        return True
+
+    def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
+        """This worker's waiting requests in the engine, if they are known at once."""
+        if load is not None and load.waiting is not None:
+            total = load.running + load.waiting
+            if 8 * total >= calls:  # Otherwise these figures are not of these calls.
+                source = f"{load.source}: {load.running} running, {load.waiting} waiting"
+                return (load.waiting * calls / total if total else 0.0), source
+        waiting = self._streams.waiting(reversed(self._calls), now)
+        return waiting, f"first outputs: {waiting or 0:.0f} of {calls} wait"
+
+    def _by_queue(
+        self, waiting: float, source: str, calls: int, now: float, *, full: bool, load: EngineLoad | None
+    ) -> None:
+        """Reduce at once what waits too much in two readings; else double, or approach AIM."""
+        queue = self._queue
+        if self._is_stale(load):
+            return
+        standing, queue.before = min(waiting, queue.before), waiting
+        slack = max(SLACK, SLACK_SHARE * calls)
+        if standing > AIM + slack:
+            self.excess = round(standing - AIM)
+            self._set(calls - standing + AIM, source)
+            self._doubling = False
+            queue.reduced()
+            self._stale = None if load is None else (load, STALE_TICKS)
+            return
+        settled = queue.is_news(load) if load is not None else now >= queue.settled_at
+        if self._doubling:
+            if waiting <= AIM + slack and full and settled and not _cache_is_full(load):
+                self._set(2 * self.count, source)
+                queue.settled_at = now + 2 * self._streams.settling_s
+            return
+        if settled:
+            self._set(self._exact + queue.step(waiting, self.count, full=full), source)
+
+    def _is_stale(self, load: EngineLoad | None) -> bool:
+        if self._stale is None:
+            return False
+        before, left = self._stale
+        self._stale = (before, left - 1) if left and load == before else None
+        return self._stale is not None
+
+    def _by_answers(self, now: float, calls: int, *, full: bool) -> None:
+        """Adapt the slots once enough answers have come that started after the last change."""
+        levels, answers = self._levels, self._answers
+        levels.add(calls, full=full)
+        if answers.count < max(6.0, min(40.0, levels.calls / 4)):
+            return
+        waiting = answers.waiting(levels.calls, now)
+        change = levels.next(self.count, answers.token_s, waiting, now, growing=self._doubling)
+        if change.accepts_wait:
+            answers.accept(now)
+        self._doubling = change.growing
+        if change.count != self.count:
+            self._set(change.count, change.source)
+            answers.restart(now)
+            levels.restart()
+
+
+def _cache_is_full(load: EngineLoad | None) -> bool:
+    return load is not None and (load.cache_share or 0.0) >= FULL_CACHE
+
+
+class _Ceiling:
+    """The most requests that an engine accepts, learnt from refusals; one more is tried now and then."""
+
+    def __init__(self) -> None:
+        self.count = MOST
+        self._until = 0.0
+        self._hold_s = FIRST_HOLD_S
+        self._step = 0
+        self._survives_at = math.inf
+
+    @property
+    def limit(self) -> int:
+        """The most slots now."""
+        return self.count + self._step
+
+    def lower(self, accepted: int, now: float) -> None:
+        """More than `accepted` were refused."""
+        if now >= self._until:  # Otherwise one of the same burst.
+            self._hold_s = min(LONGEST_HOLD_S, 2 * self._hold_s) if self._step else FIRST_HOLD_S
+        self.count, self._step, self._survives_at = accepted, 0, math.inf
+        self._until = now + self._hold_s
+
+    def passed(self, count: int, now: float, *, full: bool) -> bool:
+        """Whether a number above the ceiling was just accepted for a while, or may be tried now."""
+        if self.count >= MOST or now < self._until:
+            return False
+        if not self._step:
+            self._step = 1
+            return True
+        if count <= self.count or not full:
+            return False
+        if now < self._survives_at:
+            self._survives_at = min(self._survives_at, now + FIRST_HOLD_S)
+            return False
+        self.count, self._step, self._survives_at = count, min(2 * self._step, count), math.inf
+        return True
+
+
+class _QueueSteps:
+    """Steps of the slots towards AIM waiting requests."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self.quiet = 0
+        self.full_steps = 0
+        self.settled_at = 0.0
+        self._load: EngineLoad | None = None
+        self._repeated = 0
+
+    def is_news(self, load: EngineLoad) -> bool:
+        """Whether a reading differs from the last one, or has been repeated for long."""
+        self._repeated = self._repeated + 1 if load == self._load else 0
+        self._load = load
+        return self._repeated % (REPEATED_TICKS + 1) == 0
+
+    def reduced(self) -> None:
+        """The slots were reduced: a further reduction needs two new readings."""
+        self.before = 0.0
+        self.quiet = self.full_steps = 0
+
+    def step(self, waiting: float, count: int, *, full: bool) -> float:
+        """The change of the slots; slots that are not all used are not raised."""
+        if waiting > 0.5 or not full:  # noqa: PLR2004 - none, up to rounding
+            self.quiet = self.full_steps = 0
+            step = GAIN * (AIM - waiting)
+            return max(-2.0, step if full else min(0.0, step))
+        self.quiet += 1
+        largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
+        step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
+        self.full_steps += step >= largest
+        return step
