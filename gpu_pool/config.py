@@ -26,12 +26,12 @@ class Access:
     connect_ms: int = 1000
     first_byte_ms: int = 0
     total_ms: int = 0
-    max_calls: int = 64
-    """Concurrent calls over all batches; more calls wait."""
+    first_token_ms: int = 60_000
+    silence_ms: int = 60_000
+    max_calls: int = 0
+    """The most requests at a time; 0: as many as the endpoint can run, which is learnt."""
     body_dir: str = ""
     """Files of large chats, shared with the host's gateways; "": none."""
-    max_batches: int = 8
-    """Concurrent batches, if the endpoint gets no slower with them."""
 
     def environment(self) -> dict[str, str]:
         """The variables that the model process needs."""

@@ -119,13 +119,17 @@ class Backend(Protocol):
 
 @runtime_checkable
 class ServingBackend(Backend, Protocol):
-    """A backend for a service that runs several batches at a time, and may accept none for a while."""
+    """A backend for a service that runs several requests at a time, and may accept none for a while."""
 
-    most: int
-    """The most batches at a time."""
+    @property
+    def slots(self) -> int:
+        """The most requests at a time, at first."""
+
+    def resume(self, slots: int) -> None:
+        """Begin with as many slots as an earlier process of the worker had."""
 
     def serve(self, connection: socket.socket) -> None:
-        """Once loaded: answer the worker's messages over `connection` until it is closed."""
+        """Once loaded: answer the requests of the worker over `connection` until it is closed."""
 
 
 @runtime_checkable

@@ -58,12 +58,14 @@ class ModelLaunch:
     torch_threads: int = 1
     dtype: str = "auto"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    slots: int = 0
+    """Those of the last process."""
 
     def arguments(self, fd: int) -> list[str]:
         """The command line, with `fd` the process's end of the socket."""
         own = ["--fd", str(fd), "--parent", str(os.getpid())]
         model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
-        model += ["--torch-threads", str(self.torch_threads)]
+        model += ["--torch-threads", str(self.torch_threads), "--slots", str(self.slots)]
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
         return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 

@@ -81,6 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--slots", type=int, default=0, help="slots of the last process of the worker")
     parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
     return parser.parse_args(arguments)
 
@@ -102,7 +103,9 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
         link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
         return EXIT_NOT_LOADED
     if isinstance(backend, ServingBackend):
-        link.send(Ready(backend.version, backend.most))
+        if options.slots:
+            backend.resume(options.slots)
+        link.send(Ready(backend.version, slots=backend.slots))
         backend.serve(link.connection)
     link.send(Ready(backend.version))
     return _run_batches(link, backend)

@@ -218,7 +218,7 @@ class ModelLink:
             message = self._next()
             if isinstance(message, Drop):
                 yield message
-            else:
+            elif isinstance(message, Run):
                 self._early.append(message)
 
     def send(self, message: ModelMessage) -> None:

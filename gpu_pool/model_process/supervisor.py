@@ -9,6 +9,7 @@ not restarted for a while, longer each time. Delays are pure arithmetic.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Literal
 
@@ -119,6 +120,7 @@ class ModelSupervisor:
         self._quarantine = Quarantine()
         self._quarantine_s = 0.0
         self._good_batches = 0
+        self._slots = 0
         self.status: ModelStatus = "starting"
         self.version = ""
         self.ready = asyncio.Event()
@@ -181,7 +183,8 @@ class ModelSupervisor:
         """Run one process from spawn to end; how long it was ready (s), or None if it never was."""
         ready_at = None
         try:
-            process = self._process = await ModelProcess.spawn(self._launch, self._availability_changed)
+            launch = replace(self._launch, slots=self._slots)
+            process = self._process = await ModelProcess.spawn(launch, self._availability_changed)
             async with asyncio.timeout(self._load_timeout_s):
                 self.version = await process.ready()
             ready_at = time.monotonic()
@@ -215,6 +218,7 @@ class ModelSupervisor:
             if self._stopping:
                 return
         await asyncio.shield(self._closing)
+        self._slots = process.slots
         self._process = self._closing = None  # Not earlier: a concurrent stop waits for the same task.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)

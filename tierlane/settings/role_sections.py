@@ -197,17 +197,11 @@ class EndpointSettings:
         "Milliseconds until the response begins, without streaming until its end. Unset: the batch's remaining time.",
     )
     endpoint_total_ms: int | None = milliseconds(None, "Milliseconds for one call. Unset: the batch's remaining time.")
-    endpoint_max_calls: int = number(
-        64,
-        "Concurrent calls of one worker.",
+    endpoint_max_calls: int | None = number(
+        None,
+        "Most requests of one worker at a time. Unset: as many as the endpoint can run, which is learnt.",
         minimum=1,
         maximum=4096,
-    )
-    endpoint_max_batches: int = number(
-        8,
-        "Most concurrent batches of one worker; more are added while latency stays the same.",
-        minimum=1,
-        maximum=64,
     )
 
 

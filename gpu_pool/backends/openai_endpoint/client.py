@@ -67,13 +67,22 @@ class OpenResponse:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise ResponseAborted(f"The endpoint's response broke off: {type(error).__name__}.") from None
 
-    async def whole(self) -> EndpointResponse:
-        """The whole body. Raises ResponseAborted, and InvalidOutput for one that is too large."""
+    @property
+    def content(self) -> aiohttp.StreamReader:
+        """The body, for `StreamSweep`."""
+        return self._response.content
+
+    async def whole(self, within_s: float | None = None) -> EndpointResponse:
+        """The whole body. Raises ResponseAborted, CallTimeout after `within_s`, and InvalidOutput for one that is too large."""
         body = bytearray()
-        async for part in self.parts():
-            body += part
-            if len(body) > MAX_ANSWER_BYTES:
-                raise InvalidOutput("The model's output is too large.")
+        try:
+            async with asyncio.timeout(within_s):
+                async for part in self.parts():
+                    body += part
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise InvalidOutput("The model's output is too large.")
+        except TimeoutError:
+            raise CallTimeout("The endpoint did not finish its response in time.") from None
         return EndpointResponse(self.status, self.headers, bytes(body))
 
 

@@ -1,0 +1,211 @@
+"""One external endpoint: loading, the answer to one request, and what each answer says about the endpoint.
+
+A request that the endpoint refused, lost or did not receive is handed back, and runs again, here or elsewhere. The endpoint
+is left alone only if it refuses while it runs nothing, and counts as away only if several requests in a row were lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.openai_endpoint.availability import (
+    BUSY,
+    PRIORITY_OWNER,
+    EndpointAvailability,
+    EndpointCapabilities,
+    Pauses,
+    ProbeResult,
+    probe,
+    takes_priority,
+)
+from gpu_pool.backends.openai_endpoint.call_times import Call
+from gpu_pool.backends.openai_endpoint.client import Transport
+from gpu_pool.backends.openai_endpoint.engine_load import LoadReader
+from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
+from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
+from gpu_pool.backends.openai_endpoint.requests import (
+    ABORTED,
+    TOO_SLOW,
+    CallProgress,
+    EndpointCall,
+    EndpointContext,
+    rejection,
+)
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
+from gpu_pool.backends.openai_endpoint.slots import SlotPolicy
+from gpu_pool.backends.openai_endpoint.stream_sweep import StreamSweep
+from gpu_pool.config import Access
+from scheduler.errors import ErrorCode, StartError, TierlaneError
+
+MARGIN_S = 0.1
+"""Part of a request's time that is kept for returning its result."""
+LONGEST_S = 600.0
+"""The limit of a call without any other."""
+LOAD_S = 60.0
+WORKED_S = 10.0
+"""An endpoint that has answered within this time works: it fails on an input, not on all."""
+
+FORBIDDEN = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
+POISON = ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
+_FAILED_CALLS = (TOO_SLOW, ABORTED)
+
+
+class EndpointAway(TierlaneError):
+    """The endpoint did not answer while the model was loading; a retry may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Nothing of the request was answered or streamed: it may run again, on any worker.
+
+    `counted`: as an attempt, since the endpoint may have run it.
+    """
+
+    reason: str
+    counted: bool
+
+
+class Endpoint:
+    """Used in one event loop. `swept`: see `StreamSweep`; `policy` decides how many requests may run at a time."""
+
+    def __init__(
+        self,
+        address: EndpointUrl,
+        access: Access,
+        swept: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises StartError for certificates that cannot be used."""
+        self._address = address
+        self._clock = clock
+        self._transport = Transport(address, access)
+        self._probed = ProbeResult()
+        self._answered_at = -LONGEST_S
+        self._context = EndpointContext(
+            self._transport,
+            StreamSweep(swept, access.silence_ms / 1000, clock),
+            EndpointCapabilities(),
+            lambda: self._probed.model,
+            access.body_dir,
+            access.first_token_ms / 1000,
+            clock,
+        )
+        self.load_reader = LoadReader(self._transport, address.root, clock)
+        self.policy = SlotPolicy()
+        self.availability = EndpointAvailability(self.probe)
+        self.replaced: Callable[[], Any] = lambda: None
+        """Called when a probe finds another model than was loaded."""
+
+    @property
+    def model(self) -> str:
+        """The endpoint's name for its model; "" before `load`."""
+        return self._probed.model
+
+    async def load(self, within_s: float = LOAD_S) -> None:
+        """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
+        await self._transport.open()
+        pauses, until = Pauses(), self._clock() + within_s
+        while (seen := await probe(self._transport, self._address)).fault:
+            if seen.ours:
+                raise StartError(f"{seen.fault} ({self._address.base})")
+            if self._clock() >= until:
+                raise EndpointAway(seen.fault)
+            await asyncio.sleep(pauses.probe_s())
+        self._probed = seen
+        if seen.owner == PRIORITY_OWNER:
+            self._context.capabilities.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
+        await self.load_reader.detect()
+
+    async def answer(self, item: Item, progress: CallProgress) -> ItemResult | HandBack:
+        """Run one request, at most until its deadline."""
+        if self.availability.closed:
+            return HandBack(self.availability.closed, counted=False)
+        rejected = rejection(item, self._probed.tasks)
+        if rejected is not None:
+            return rejected
+        if item.listener is None:  # A stream ends at its own deadline.
+            item = replace(item, until=_in_time(item.until, self._clock()))
+        call = self.policy.start(self._clock(), streamed=item.listener is not None)
+        progress.on_output = lambda: self.policy.output(call, self._clock())
+        try:
+            result = await EndpointCall(self._context, item, progress).run()
+            if isinstance(result, Lost) and result.by_input:
+                # The server's failure may have another cause than this input: it is tried once more.
+                result = await EndpointCall(self._context, item, progress).run()
+        except BaseException:
+            self.policy.leave(call)
+            raise
+        self._note_call(call, result)
+        return self._meaning(await self._verified(result, item.until), progress)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.availability.close()
+        await self._transport.close()
+
+    async def probe(self) -> str:
+        """Why the endpoint cannot be used; "" if it can."""
+        seen = await probe(self._transport, self._address, self._probed.model)
+        if seen.fault:
+            return seen.fault
+        if not self._probed.tasks <= seen.tasks:
+            # A proxy in front of restarting servers; this is not the client's error.
+            return "The endpoint lacks a route that it had before."
+        before, self._probed = self._probed, seen
+        if seen.model != before.model:
+            self.replaced()
+        return ""
+
+    def _note_call(self, call: Call, result: CallResult) -> None:
+        now = self._clock()
+        if isinstance(result, Busy):
+            self.policy.refuse(call, now)
+        elif isinstance(result, ItemResult) and not result.error_code:
+            self.policy.end(call, now, result.output_tokens)
+        else:
+            self.policy.leave(call)
+
+    async def _verified(self, result: CallResult, until: float) -> CallResult:
+        """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text."""
+        if not isinstance(result, Broken) or result.key or await self._probe_fails(until):
+            return result
+        return FORBIDDEN
+
+    async def _probe_fails(self, until: float) -> bool:
+        try:
+            async with asyncio.timeout(until - self._clock()):
+                return bool(await self.probe())
+        except TimeoutError:
+            return True
+
+    def _meaning(self, result: CallResult, progress: CallProgress) -> ItemResult | HandBack:
+        """The result of a request, or its return; also updates the availability."""
+        now = self._clock()
+        works = now - self._answered_at < WORKED_S
+        if isinstance(result, ItemResult):
+            if result in _FAILED_CALLS:
+                self.availability.failed(result.output)
+            elif result is not MISSING_BODY:
+                self._answered_at = now
+                self.availability.worked()
+            return result
+        if isinstance(result, Busy):
+            if not self.policy.in_flight:
+                self.availability.busy(result.wait_s)
+            return HandBack(BUSY, counted=False)
+        if isinstance(result, Broken):
+            self.availability.broken(result.reason)
+            return HandBack(result.reason, counted=False)
+        if isinstance(result, Lost) and result.by_input and works and not progress.has_sent:
+            return POISON
+        self.availability.failed(result.reason)
+        return ABORTED if progress.has_sent else HandBack(result.reason, counted=not isinstance(result, Unreached))
+
+
+def _in_time(until: float, now: float) -> float:
+    """When an item's calls must be over, so that its result arrives in time."""
+    left_s = min(until - now, LONGEST_S)
+    return now + left_s - min(MARGIN_S, 0.1 * left_s)

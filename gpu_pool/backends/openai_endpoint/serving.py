@@ -1,0 +1,198 @@
+"""Serves the requests of a worker on an endpoint: each in a task of its own, so that each starts and ends by itself."""
+
+import asyncio
+import math
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
+from gpu_pool.backends.openai_endpoint.requests import CallProgress
+from gpu_pool.model_process.frame_socket import FrameConnection
+from gpu_pool.model_process.inputs import (
+    BYTES_PER_TOKEN,
+    UNREADABLE,
+    SlotListeners,
+    deadlines,
+    read_items,
+    stream_deadlines,
+    with_late,
+)
+from gpu_pool.model_process.messages import (
+    Available,
+    Done,
+    Drop,
+    FrameTooLarge,
+    ModelMessage,
+    Progress,
+    Refused,
+    Run,
+    Slots,
+    Withdraw,
+    WorkerMessage,
+    decode_worker_message,
+    pack,
+    too_large,
+)
+from scheduler.errors import ErrorCode
+
+BUSY_TICK_S, IDLE_TICK_S = 0.25, 2.0
+"""How often the engine's load is read and the number of slots adapted, while requests run and while none does."""
+BUG = "The worker failed on this request."
+WITHDRAWN = "The request was withdrawn, so that another one can run first."
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One request that runs. `dropped`: its client has left; `withdrawn`: the worker wants it back."""
+
+    item: Item | None
+    progress: CallProgress
+    task: "asyncio.Task[None] | None" = None
+    dropped: bool = False
+    withdrawn: bool = False
+
+
+class SlotServing:
+    """Receives the worker's messages and sends the results. `most`: the most slots, 0 without a limit."""
+
+    def __init__(self, endpoint: Endpoint, listeners: SlotListeners, most: int) -> None:
+        self._endpoint = endpoint
+        self._listeners = listeners
+        self._most = most
+        self._running: dict[int, _Request] = {}
+        self._ticks = 0
+        self._reported = (0, "")
+        self._began = asyncio.Event()
+        self.connection = FrameConnection(self._take, end_process, decode_worker_message)
+        endpoint.availability.report = lambda *state: self.send(Available(*state))
+        endpoint.replaced = partial(end_process, "The endpoint serves another model now; restarting to load it.")
+
+    @property
+    def slots(self) -> int:
+        """Requests that may run at a time."""
+        count = self._endpoint.policy.count
+        return min(count, self._most) if self._most else count
+
+    async def run(self) -> None:
+        """Adapt the number of slots; never returns."""
+        while True:
+            self._began.clear()
+            if self._running:
+                await asyncio.sleep(BUSY_TICK_S)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_TICK_S):
+                        await self._began.wait()
+            try:
+                await self._tick()
+            except Exception:  # noqa: BLE001 - no fault may end this loop
+                traceback.print_exc()
+
+    async def _tick(self) -> None:
+        load = await self._endpoint.load_reader.read()
+        policy = self._endpoint.policy
+        policy.tick(time.monotonic(), load)
+        if self._running:
+            self._ticks += 1
+            self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
+        if (state := (self.slots, policy.source)) != self._reported:
+            self._reported = state
+            self.send(Slots(*state))
+        waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
+        self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
+
+    def _take(self, message: WorkerMessage) -> None:
+        if isinstance(message, Withdraw):
+            self._withdraw(message.seqs)
+        elif isinstance(message, Drop):
+            self._drop(message.seq)
+        else:
+            self._start(message)
+
+    def _start(self, run: Run) -> None:
+        if not self._running:
+            self._began.set()
+        now = time.monotonic()
+        (item,) = read_items(
+            run.bodies,
+            lambda _, stream, until: self._listeners.listen(run.seq, stream, until),
+            deadlines(run, now),
+            stream_deadlines(run, now),
+        )
+        request = self._running[run.seq] = _Request(item, CallProgress())
+        request.task = asyncio.create_task(self._answer(run.seq, request), name="request")
+
+    def _drop(self, seq: int) -> None:
+        request = self._running.get(seq)
+        if request is not None and request.task is not None and not request.withdrawn:
+            request.dropped = True
+            self._listeners.drop(seq)
+            request.task.cancel()
+
+    def _withdraw(self, seqs: list[int]) -> None:
+        for seq in seqs:
+            request = self._running.get(seq)
+            if (
+                request is not None
+                and request.task is not None
+                and not request.progress.has_sent
+                and not request.dropped
+            ):
+                request.withdrawn = True
+                request.task.cancel()
+
+    async def _answer(self, seq: int, request: _Request) -> None:
+        started = time.perf_counter()
+        try:
+            answer = await self._result(request)
+        except asyncio.CancelledError:
+            if not (request.withdrawn or request.dropped):
+                raise
+            answer = HandBack(WITHDRAWN, counted=False) if request.withdrawn else _left(request)
+        except Exception:  # noqa: BLE001 - reported to the worker
+            traceback.print_exc()
+            answer = HandBack(BUG, counted=True)
+        self._listeners.end(seq)
+        del self._running[seq]
+        if isinstance(answer, HandBack):
+            self.send(Refused(seq, answer.reason, answer.counted))
+            return
+        done = Done(seq, (time.perf_counter() - started) * 1000, [answer])
+        try:
+            self.send(done)
+        except FrameTooLarge:
+            self.send(too_large(done))
+
+    async def _result(self, request: _Request) -> ItemResult | HandBack:
+        if request.item is None:
+            return UNREADABLE
+        found = await self._endpoint.answer(request.item, request.progress)
+        return found if isinstance(found, HandBack) else with_late([request.item], [found])[0]
+
+    def send(self, message: ModelMessage) -> None:
+        """Send a message to the worker; the process ends if the worker is gone. Raises FrameTooLarge."""
+        if not self.connection.send(pack(message)):
+            end_process()
+
+
+def _left(request: _Request) -> ItemResult:
+    """The result of a request whose client has left: the tokens that were used until then, as far as they are known."""
+    events = request.progress.events
+    read = math.ceil(len(request.item.input.encode()) / BYTES_PER_TOKEN) if request.item is not None else 0
+    tokens = read + events if events else 0
+    return ItemResult("", tokens, ErrorCode.CANCELLED, events)
+
+
+def end_process(why: str = "") -> None:
+    """The end of a model process, past hooks that could hang."""
+    if why:
+        sys.stderr.write(why + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
