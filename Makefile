@@ -26,10 +26,10 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench browser clients floor chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous browser clients floor chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  ARGS='...' is handed on, for example: make up ARGS='--backend simulated:50 --workers 4'"
 
@@ -65,6 +65,9 @@ types: $(TEST_READY) ## Check the types
 
 bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
 	@$(BIN)/python bench/suite.py $(ARGS)
+
+bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuous batching alone (ARGS=--quick)
+	@$(BIN)/python bench/continuous.py $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)

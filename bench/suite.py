@@ -7,13 +7,9 @@ figures. Exit codes: 0 all targets of the run cases hold, 1 not so.
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cases import (
     batch_lane,
@@ -40,9 +36,9 @@ from cases import (
     workers,
 )
 from cases.outcome import Outcome
-from cases.page import machine, write_page
+from cases.page import write_page
+from cases.report import holds, measured, show
 from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES: Mapping[str, Callable[..., Outcome]] = {
@@ -69,49 +65,6 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "batching": batching.run,
     "peers": peers.run,
 }
-FAULTS = (RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
-"""Errors that end a case but not the suite: a stack that does not start, or a missing figure."""
-
-Case = dict[str, Any]
-
-
-def measured(run: Callable[..., Outcome], *, quick: bool) -> Case:
-    """Run one case; returns it as stored in the JSON file."""
-    began = time.monotonic()
-    about = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "quick": quick}
-    try:
-        checks, data, notes = run(quick=quick)
-    except FAULTS as error:
-        return {**about, "checks": [], "data": {}, "notes": [], "error": str(error) or type(error).__name__}
-    took_s = round(time.monotonic() - began)
-    return {
-        **about,
-        "checks": [list(check) for check in checks],
-        "data": data,
-        "notes": notes,
-        "error": "",
-        "took_s": took_s,
-    }
-
-
-def show(console: Console, name: str, case: Case) -> None:
-    """Print one case."""
-    table = Table(title=name, title_justify="left", box=None, pad_edge=False)
-    for column in ("figure", "target", "measured", "holds"):
-        table.add_column(column)
-    for figure, target, found, holds in case["checks"]:
-        mark = "" if holds is None else "[green]yes[/]" if holds else "[red]no[/]"
-        table.add_row(figure, target, found, mark)
-    console.print(table)
-    for line in [*case["notes"], *([case["error"]] if case["error"] else [])]:
-        console.print(line, markup=False)
-    if "table" in case["data"]:
-        console.print(case["data"]["table"], markup=False)
-
-
-def holds(case: Case) -> bool:
-    """Whether the case was measured and met every target."""
-    return not case["error"] and all(check[3] is not False for check in case["checks"])
 
 
 def read_arguments() -> argparse.Namespace:
