@@ -193,6 +193,7 @@ class ModelSupervisor:
             self._set(_availability(process))
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
+            self._slots = process.slots
         except StartError as error:
             # If the model was ready before, even this may be temporary: retry.
             self.start_error = None if self.version else error
@@ -218,7 +219,6 @@ class ModelSupervisor:
             if self._stopping:
                 return
         await asyncio.shield(self._closing)
-        self._slots = process.slots
         self._process = self._closing = None  # Not earlier: a concurrent stop waits for the same task.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)

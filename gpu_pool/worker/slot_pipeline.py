@@ -21,7 +21,6 @@ from gpu_pool.worker.slot_runs import SlotEnd, SlotRun, SlotRuns
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import (
     HANDED_BACK,
@@ -108,7 +107,6 @@ class SlotPipeline:
         finally:
             self._runs.is_claiming = False
         if batch is not None and batch.requests:
-            failpoint("batch_claimed")
             self._begin(batch, claimed_at)
 
     def update(self) -> None:
@@ -163,7 +161,7 @@ class SlotPipeline:
         (request,) = trace.requests
         trace.__enter__()
         trace.begins()
-        member = _Member(request, self._outgoing, self._runs, trace, lambda outcome: self._end(claimed, outcome))
+        member = _SlotMember(request, self._outgoing, self._runs, trace, lambda outcome: self._end(claimed, outcome))
         run = self._runs.start(request, left_ms, member.ended, member.piece)
         if run.seq:
             claimed.running[request.id] = run
@@ -205,7 +203,6 @@ class SlotPipeline:
                     return
                 await backoff.sleep()
                 continue
-            failpoint("batch_finished")
             return
 
     def _finished(self, claimed: _Claimed) -> None:
@@ -257,7 +254,7 @@ class SlotPipeline:
         self._renew_later()
 
 
-class _Member:
+class _SlotMember:
     """One request of a claimed batch, while it runs. `on_end` receives its outcome."""
 
     def __init__(
@@ -286,7 +283,6 @@ class _Member:
         self._trace.over()
         if isinstance(end, Outcome):
             self._trace.ended([outcome])
-            failpoint("batch_ran")
         else:
             self._trace.lost(None if outcome.error_code in (HANDED_BACK, WITHDRAWN) else ErrorCode.WORKER_LOST)
             if run.has_sent:

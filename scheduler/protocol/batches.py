@@ -264,10 +264,13 @@ class Batches:
             piece = _encode(heads[start * _HEAD : end * _HEAD]), b"".join(tails[start:end])
             stale_here, remaining = await self._finish(batch_id, token, *piece, int(end < len(tails)))
             stale, followers_left = stale + stale_here, followers_left + remaining
-        if followers_left:
+        await self._end_followers(followers_left)
+        return int(stale)
+
+    async def _end_followers(self, are_left: int) -> None:
+        if are_left:
             failpoint("followers_unnotified")
             await self._followers.share_all()
-        return int(stale)
 
     async def finish_part(
         self, worker_id: str, ends: Sequence[MemberEnd], slots: FreeSlots, min_left_ms: int = 0
@@ -298,9 +301,7 @@ class Batches:
                 BATCH_KEEP_MS,
             )
             stale, followers_left = stale + stale_here, followers_left + remaining
-        if followers_left:
-            failpoint("followers_unnotified")
-            await self._followers.share_all()
+        await self._end_followers(followers_left)
         return int(stale)
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:

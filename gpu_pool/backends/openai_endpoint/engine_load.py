@@ -154,7 +154,7 @@ class _Ranks(msgspec.Struct):
     loads: list[_Rank]
 
 
-class _Slot(msgspec.Struct):
+class _LlamaSlot(msgspec.Struct):
     """A slot of llama.cpp."""
 
     is_processing: bool
@@ -167,7 +167,7 @@ class _Properties(msgspec.Struct):
 _iterations = msgspec.json.Decoder(list[_Iteration])
 _ranks = msgspec.json.Decoder(_Ranks)
 _old_ranks = msgspec.json.Decoder(list[_Rank])
-_slots = msgspec.json.Decoder(list[_Slot])
+_slots = msgspec.json.Decoder(list[_LlamaSlot])
 _properties = msgspec.json.Decoder(_Properties)
 
 
