@@ -302,19 +302,11 @@ class ModelProcess:
 
     def _receive(self, message: ModelMessage) -> None:
         self.progress_at = time.monotonic()
-        if isinstance(message, Progress):
+        if isinstance(message, Progress) or self._is_of_slots(message):
             return
         if isinstance(message, Pieces):
             if message.seq in self._answers and not self._answers[message.seq].done():
                 self._piece_callbacks[message.seq](message.pieces)
-            for piece in () if message.seq else message.pieces:
-                if (run := self._slot_runs.get(piece.place)) is not None:
-                    run.on_piece(piece)
-        elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
-            self._slot_answered(message)
-        elif isinstance(message, Slots):
-            self.slots, self.slots_source = message.count, message.source
-            self.resized()
         elif isinstance(message, Fatal):
             self._fatal = message
         elif isinstance(message, Available):
@@ -328,6 +320,21 @@ class ModelProcess:
                 self._answers[message.seq].set_result(message)
         elif self._answers:
             self._fail(self._protocol_error("an unexpected message instead of Done"))
+
+    def _is_of_slots(self, message: ModelMessage) -> bool:
+        """Whether the message is about requests in slots; then it is processed here."""
+        if isinstance(message, Pieces) and not message.seq:
+            for piece in message.pieces:
+                if (run := self._slot_runs.get(piece.place)) is not None:
+                    run.on_piece(piece)
+        elif isinstance(message, Slots):
+            self.slots, self.slots_source = message.count, message.source
+            self.resized()
+        elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
+            self._slot_answered(message)
+        else:
+            return False
+        return True
 
     def _slot_answered(self, message: Done | Refused) -> None:
         run = self._slot_runs.pop(message.seq)

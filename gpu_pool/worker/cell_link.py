@@ -235,7 +235,13 @@ class CellLink:
         self._stops = blocking_client(url)
         stops = StopSignals(self._stops, keys, config.worker_id, BLOCK_S)
         self.slot_pipeline = SlotPipeline(
-            config, self.batches, execution.slots, self._outgoing, sending, stops, traces=traces
+            config,
+            self.batches,
+            execution.slots,
+            outgoing=self._outgoing,
+            sending=sending,
+            stops=stops,
+            traces=traces,
         )
         self._slots = execution.slots
         self.left = False

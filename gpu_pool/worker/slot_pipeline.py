@@ -62,10 +62,10 @@ class SlotPipeline:
         config: WorkerConfig,
         batches: Batches,
         runs: SlotRuns,
+        *,
         outgoing: Outgoing,
         sending: Callable[[], None],
         stops: StopSignals,
-        *,
         traces: BatchTraces,
     ) -> None:
         self._config = config

@@ -102,8 +102,6 @@ class EndpointCall:
 
     async def _once(self) -> "CallResult | _NoAnswer":
         try:
-            if self.left_s <= 0:
-                return TOO_SLOW
             return await (self._stream() if self._item.listener is not None else self._whole())
         except NoResponse as error:
             return _NoAnswer(str(error), error.sent)
@@ -118,6 +116,8 @@ class EndpointCall:
 
     async def _whole(self) -> CallResult:
         capabilities = self._context.capabilities
+        if self.left_s <= 0:
+            raise CallTimeout("No time is left for this call.")
         reply = await self._post(priority=capabilities.takes_priority)
         if capabilities.takes_priority and refuses_priority(reply):
             capabilities.takes_priority = False
