@@ -17,14 +17,20 @@ from gpu_pool.backends.openai_endpoint.slot_levels import SlotLevels
 
 START = 8
 MOST = 4096
-AIM = 1.0
-"""Waiting requests of this worker in the engine."""
-GAIN = 0.5
-"""Slots added for each missing waiting request and tick."""
+AIM, AIM_SHARE = 0.5, 0.05
+"""The wanted number of this worker's waiting requests is AIM and ENDED_PART of the requests that end in a step, at most 1
+plus AIM_SHARE of those in flight: the waiting ones fill the places of those that end, and those that came since the last
+step count as waiting too. The constant part makes the shares of several workers equal.
+"""
+ENDED_PART = 0.75
+GAIN, LOSS = 0.5, 0.125
+"""Slots added in a tick with less than half the wanted number; slots removed for each request above it."""
 SLACK, SLACK_SHARE = 2.0, 0.04
-"""More waiting requests than AIM plus the larger of both (a number, a part of those in flight) are reduced at once."""
+"""More waiting requests than wanted plus the larger of both (a number, a part of those in flight) are reduced at once."""
 STEP_SHARE, FAST_SHARE = 0.1, 0.25
 """The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
+LENGTH_GAIN = 0.02
+"""Weight of an answer in the mean length."""
 QUIET_TICKS = 2
 """After this many ticks without waiting requests the growth accelerates."""
 FULL_STEPS = 3
@@ -52,6 +58,7 @@ class SlotPolicy:
         """Of the calls without output, the youngest that should be withdrawn now."""
         self._tpot_s = tpot_ms / 1000 if tpot_ms else math.inf
         self._items = items
+        self._mean_tokens = 0.0
         self._calls: dict[Call, None] = {}
         self._streams = StreamTimes()
         self._answers = AnswerTimes()
@@ -90,6 +97,8 @@ class SlotPolicy:
     def end(self, call: Call, now: float, tokens: int) -> None:
         """A request was answered. `tokens`: of the output, 0 if the server does not report them."""
         self._calls.pop(call, None)
+        if tokens:
+            self._mean_tokens += (tokens - self._mean_tokens) * (LENGTH_GAIN if self._mean_tokens else 1)
         if call.streamed:
             self._streams.ended(call, tokens)
         else:
@@ -165,23 +174,30 @@ class SlotPolicy:
         queue = self._queue
         if self._is_stale(load):
             return
+        falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
+        aim = AIM if load is None else self._aim(calls)
         slack = max(SLACK, SLACK_SHARE * calls)
-        if standing > AIM + slack:
-            self.excess = round(standing - AIM)
-            self._set(calls - standing + AIM, source)
+        if standing > aim + slack:
+            self.excess = round(standing - aim)
+            self._set(calls - standing + aim - falling, source)
             self._doubling = False
             queue.reduced()
             self._stale = None if load is None else (load, STALE_TICKS)
             return
         settled = queue.is_news(load) if load is not None else now >= queue.settled_at
         if self._doubling:
-            if waiting <= AIM + slack and full and settled and not _cache_is_full(load):
+            if waiting <= aim + slack and full and settled and not _cache_is_full(load):
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
         if settled:
-            self._set(self._exact + queue.step(waiting, self.count, full=full), source)
+            self._set(self._exact + queue.step(waiting, aim, self.count, full=full), source)
+
+    def _aim(self, calls: int) -> float:
+        """The wanted number of waiting requests of this worker."""
+        ended = calls / self._mean_tokens if self._mean_tokens else 0.0
+        return min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
 
     def _is_stale(self, load: EngineLoad | None) -> bool:
         if self._stale is None:
@@ -271,12 +287,15 @@ class _QueueSteps:
         self.before = 0.0
         self.quiet = self.full_steps = 0
 
-    def step(self, waiting: float, count: int, *, full: bool) -> float:
+    def falling(self, load: EngineLoad | None) -> int:
+        """By how much fewer requests run than at the last reading."""
+        return max(0, self._load.running - load.running) if load is not None and self._load is not None else 0
+
+    def step(self, waiting: float, aim: float, count: int, *, full: bool) -> float:
         """The change of the slots; slots that are not all used are not raised."""
-        if waiting > 0.5 or not full:  # noqa: PLR2004 - none, up to rounding
+        if waiting > aim / 2 or not full:
             self.quiet = self.full_steps = 0
-            step = GAIN * (AIM - waiting)
-            return max(-2.0, step if full else min(0.0, step))
+            return max(-2.0, LOSS * min(0.0, aim - waiting))
         self.quiet += 1
         largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
         step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
