@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MEMORY_S = 2.0
-"""Older answers lose their weight with this time constant."""
+MEMORY = 32
+"""The weight of about this many last answers is that of all."""
 LOW_S = 30.0
 """The least of a quantity is that of the last one to two periods of this length."""
 LEAST_SPREAD = 0.1
@@ -126,7 +126,7 @@ class AnswerTimes:
 
     def restart(self, now: float) -> None:
         """Forget all answers, and ignore those that started before now."""
-        self._since = self._at = now
+        self._since = now
         self.count = self._inverse = self._tokens = self._duration = self._per_token = 0.0
 
     def ended(self, call: Call, tokens: int, now: float) -> None:
@@ -138,8 +138,7 @@ class AnswerTimes:
         if call.started < self._since:
             return
         duration_s = now - call.started
-        keep = math.exp((self._at - now) / MEMORY_S)
-        self._at = now
+        keep = 1 - 1 / MEMORY
         self.count = keep * self.count + 1
         self._inverse = keep * self._inverse + 1 / tokens
         self._tokens = keep * self._tokens + tokens

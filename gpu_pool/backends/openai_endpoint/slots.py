@@ -10,6 +10,7 @@ slots are doubled. They are reduced at once when the engine refuses requests, or
 """
 
 import math
+from collections import deque
 
 from gpu_pool.backends.openai_endpoint.call_times import AnswerTimes, Call, StreamTimes
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
@@ -23,16 +24,22 @@ plus AIM_SHARE of those in flight: the waiting ones fill the places of those tha
 step count as waiting too. The constant part makes the shares of several workers equal.
 """
 ENDED_PART = 0.75
-GAIN, LOSS = 0.5, 0.125
+GAIN, LOSS = 0.25, 0.125
 """Slots added in a tick with less than half the wanted number; slots removed for each request above it."""
-SLACK, SLACK_SHARE = 2.0, 0.04
-"""More waiting requests than wanted plus the larger of both (a number, a part of those in flight) are reduced at once."""
+SLACK, ESTIMATED_SLACK, SLACK_SHARE = 1.0, 2.0, 0.04
+"""More waiting requests than wanted plus a number (by metrics, by first outputs), or a part of those in flight if that
+is more, are reduced at once.
+"""
 STEP_SHARE, FAST_SHARE = 0.1, 0.25
 """The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
+LEAST_ANSWERS, MOST_ANSWERS = 6.0, 24.0
+"""Answers that make a measurement: a quarter of the calls in flight, within these limits."""
 LENGTH_GAIN = 0.02
 """Weight of an answer in the mean length."""
-QUIET_TICKS = 2
-"""After this many ticks without waiting requests the growth accelerates."""
+RECENT = 4
+"""Requests wait for long only if all of this many last readings have some."""
+QUIET_TICKS = 6
+"""After this many ticks without requests that wait for long the growth accelerates."""
 FULL_STEPS = 3
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
@@ -177,7 +184,7 @@ class SlotPolicy:
         falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
         aim = AIM if load is None else self._aim(calls)
-        slack = max(SLACK, SLACK_SHARE * calls)
+        slack = max(ESTIMATED_SLACK if load is None else SLACK, SLACK_SHARE * calls)
         if standing > aim + slack:
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
@@ -185,14 +192,15 @@ class SlotPolicy:
             queue.reduced()
             self._stale = None if load is None else (load, STALE_TICKS)
             return
-        settled = queue.is_news(load) if load is not None else now >= queue.settled_at
+        news = queue.is_news(load)
+        settled = load is not None or now >= queue.settled_at
         if self._doubling:
-            if waiting <= aim + slack and full and settled and not _cache_is_full(load):
+            if waiting <= aim + slack and full and settled and news and not _cache_is_full(load):
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
         if settled:
-            self._set(self._exact + queue.step(waiting, aim, self.count, full=full), source)
+            self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
 
     def _aim(self, calls: int) -> float:
         """The wanted number of waiting requests of this worker."""
@@ -210,7 +218,7 @@ class SlotPolicy:
         """Adapt the slots once enough answers have come that started after the last change."""
         levels, answers = self._levels, self._answers
         levels.add(calls, full=full)
-        if answers.count < max(6.0, min(40.0, levels.calls / 4)):
+        if answers.count < max(LEAST_ANSWERS, min(MOST_ANSWERS, levels.calls / 4)):
             return
         waiting = answers.waiting(levels.calls, now)
         change = levels.next(self.count, answers.token_s, waiting, now, growing=self._doubling)
@@ -275,10 +283,11 @@ class _QueueSteps:
         self.settled_at = 0.0
         self._load: EngineLoad | None = None
         self._repeated = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def is_news(self, load: EngineLoad) -> bool:
+    def is_news(self, load: EngineLoad | None) -> bool:
         """Whether a reading differs from the last one, or has been repeated for long."""
-        self._repeated = self._repeated + 1 if load == self._load else 0
+        self._repeated = self._repeated + 1 if load is not None and load == self._load else 0
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
@@ -291,13 +300,16 @@ class _QueueSteps:
         """By how much fewer requests run than at the last reading."""
         return max(0, self._load.running - load.running) if load is not None and self._load is not None else 0
 
-    def step(self, waiting: float, aim: float, count: int, *, full: bool) -> float:
+    def step(self, waiting: float, aim: float, count: int, *, full: bool, news: bool) -> float:
         """The change of the slots; slots that are not all used are not raised."""
-        if waiting > aim / 2 or not full:
+        self._recent.append(waiting)
+        if self._load is None:  # First outputs: what waits has waited for longer than a step.
+            self._recent.extend([waiting] * RECENT)
+        if min(self._recent) > aim / 2 or not full:
             self.quiet = self.full_steps = 0
             return max(-2.0, LOSS * min(0.0, aim - waiting))
         self.quiet += 1
         largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
-        step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
+        step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS)) if news else GAIN
         self.full_steps += step >= largest
         return step
