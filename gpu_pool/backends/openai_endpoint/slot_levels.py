@@ -20,6 +20,8 @@ LARGEST_GROWTH = 0.2
 """The small growth doubles up to this part while no calls wait."""
 MIN_GAIN = 0.25
 """The large growth ends when the throughput grows by less for each doubling."""
+RISING = 1.15
+"""While the number of waiting calls grows by this factor in a tick a reduction would be too small."""
 VAIN = 2
 """After this many reductions in a row that did not shorten the wait it is taken for a part of every call."""
 TRIAL = 0.1
@@ -55,6 +57,7 @@ class SlotLevels:
         self._rest_s = FIRST_REST_S
         self._rest_until = 0.0
         self._quiet = 0
+        self._waiting = 0.0
         self._reduced: list[tuple[float, float]] = []
         """The last reductions, those in vain and one more: how many calls waited before, and by how many it was."""
         self.restart()
@@ -79,16 +82,17 @@ class SlotLevels:
         """The next level. `token_s`: time of a call for each token; `waiting`: calls that wait, None if unknown."""
         throughput = self.calls / token_s if token_s > 0 else 0.0
         if waiting is not None:
-            self._trial = None
             if (change := self._by_queue(count, waiting)) is not None:
                 return change
         if not self._full:
             return NextLevel(count, growing=growing)
         if growing:
             return self._grown(count, throughput, waiting)
-        if waiting is not None:
-            return self._small_growth(count, waiting)
-        return self._tried(_Measured(count, throughput), now)
+        measured = _Measured(count, throughput)
+        if waiting is None:
+            return self._tried(measured, now)
+        self._trial = None
+        return self._small_growth(count, waiting)
 
     def _by_queue(self, count: int, waiting: float) -> NextLevel | None:
         """A reduction if too many wait; its reversal if it did not make fewer wait."""
@@ -98,8 +102,11 @@ class SlotLevels:
                 count += round(sum(fewer for _, fewer in before))
                 return NextLevel(count, "durations: fewer slots did not shorten the wait", accepts_wait=True)
             self._reduced = before
+        rising, self._waiting = waiting > RISING * self._waiting, waiting
         if waiting <= AIM + max(SLACK, SLACK_SHARE * self.calls):
             return None
+        if rising:
+            return NextLevel(count)
         fewer = min(waiting - AIM, self.calls / 2)
         self._reduced = [*self._reduced, (waiting, fewer)]
         self._quiet = 0
@@ -119,10 +126,10 @@ class SlotLevels:
         return NextLevel(math.ceil(factor * count), source, growing=True)
 
     def _small_growth(self, count: int, waiting: float) -> NextLevel:
+        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
         if waiting > AIM / 2:
             self._quiet = 0
             return NextLevel(count)
-        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
         self._quiet += 1
         return NextLevel(count + max(1, round(share * count)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 

@@ -18,7 +18,7 @@ from gpu_pool.backends.openai_endpoint.slot_levels import SlotLevels
 
 START = 8
 MOST = 4096
-AIM, AIM_SHARE = 0.5, 0.05
+AIM, AIM_SHARE = 0.5, 0.2
 """The wanted number of this worker's waiting requests is AIM and ENDED_PART of the requests that end in a step, at most 1
 plus AIM_SHARE of those in flight: the waiting ones fill the places of those that end, and those that came since the last
 step count as waiting too. The constant part makes the shares of several workers equal.
@@ -41,6 +41,10 @@ RECENT = 4
 QUIET_TICKS = 6
 """After this many ticks without requests that wait for long the growth accelerates."""
 FULL_STEPS = 3
+NEAR = 0.95
+"""Above this part of the objective for the time between tokens the slots are not raised."""
+MEASURED_S = 5.0
+"""After a reduction for that reason they are not raised for as long, unless it was measured again."""
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
 STALE_TICKS, REPEATED_TICKS = 8, 3
@@ -73,6 +77,7 @@ class SlotPolicy:
         self._most = MOST
         self._exact = float(START)
         self._peak = 0
+        self._resumed = False
         self._doubling = True
         self._queue = _QueueSteps()
         self._levels = SlotLevels()
@@ -84,6 +89,7 @@ class SlotPolicy:
         self.count = max(1, min(MOST, count))
         self._exact = float(self.count)
         self.source = "resumed"
+        self._resumed = True
 
     @property
     def in_flight(self) -> int:
@@ -153,9 +159,13 @@ class SlotPolicy:
 
     def _too_slow(self, now: float) -> bool:
         """Whether the time between tokens is near or above its objective; reduces the slots above it."""
-        token_s = self._streams.token_s or (0.0 if self._items else self._answers.token_s)
+        token_s = self._streams.token_s
+        if not token_s and not self._items and self._tpot_s < math.inf:
+            if self._answers.count < LEAST_ANSWERS:
+                return now < self._slow_until + MEASURED_S
+            token_s = self._answers.token_s
         if token_s <= self._tpot_s:
-            return token_s > 0.9 * self._tpot_s
+            return token_s > NEAR * self._tpot_s
         if now >= self._slow_until:
             self._slow_until = now + max(1.0, 20 * token_s)
             source = f"{token_s * 1000:.0f} ms per token, objective {self._tpot_s * 1000:.0f}"
@@ -217,6 +227,9 @@ class SlotPolicy:
     def _by_answers(self, now: float, calls: int, *, full: bool) -> None:
         """Adapt the slots once enough answers have come that started after the last change."""
         levels, answers = self._levels, self._answers
+        if self._resumed:  # The time of a call that does not wait has to be seen first.
+            self._resumed = False
+            self._set(max(START, self.count // 2))
         levels.add(calls, full=full)
         if answers.count < max(LEAST_ANSWERS, min(MOST_ANSWERS, levels.calls / 4)):
             return
