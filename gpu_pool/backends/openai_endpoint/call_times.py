@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MEMORY = 32
+MEMORY = 20
 """The weight of about this many last answers is that of all."""
 LOW_S = 30.0
 """The least of a quantity is that of the last one to two periods of this length."""
@@ -149,6 +149,11 @@ class AnswerTimes:
     def token_s(self) -> float:
         """Seconds of a call for each token, waits included; 0 without answers."""
         return self._duration / self._tokens if self._tokens else 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean duration of an answer of mean length; 0 without answers."""
+        return self.token_s * self._mean_tokens
 
     def waiting(self, calls: float, now: float) -> float | None:
         """The waiting ones of `calls` in flight; None if the answers are too similar in length."""

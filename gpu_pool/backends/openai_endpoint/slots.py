@@ -32,8 +32,12 @@ is more, are reduced at once.
 """
 STEP_SHARE, FAST_SHARE = 0.1, 0.25
 """The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
-LEAST_ANSWERS, MOST_ANSWERS = 6.0, 24.0
+LEAST_ANSWERS, MOST_ANSWERS = 6.0, 16.0
 """Answers that make a measurement: a quarter of the calls in flight, within these limits."""
+SMALL_SHARE, LARGE_SHARE = 0.08, 0.2
+"""After a smaller change the answers before it count on, and the next change comes an answer later, unless a LARGE_SHARE
+of the calls waits.
+"""
 LENGTH_GAIN = 0.02
 """Weight of an answer in the mean length."""
 RECENT = 4
@@ -81,7 +85,7 @@ class SlotPolicy:
         self._doubling = True
         self._queue = _QueueSteps()
         self._levels = SlotLevels()
-        self._slow_until = 0.0
+        self._slow_until = self._small_until = 0.0
         self._stale: tuple[EngineLoad, int] | None = None
 
     def resume(self, count: int) -> None:
@@ -234,14 +238,19 @@ class SlotPolicy:
         if answers.count < max(LEAST_ANSWERS, min(MOST_ANSWERS, levels.calls / 4)):
             return
         waiting = answers.waiting(levels.calls, now)
+        if now < self._small_until and (waiting or 0.0) < LARGE_SHARE * calls:
+            return
         change = levels.next(self.count, answers.token_s, waiting, now, growing=self._doubling)
         if change.accepts_wait:
             answers.accept(now)
         self._doubling = change.growing
-        if change.count != self.count:
-            self._set(change.count, change.source)
+        if change.count == self.count:
+            return
+        self._small_until = now + answers.mean_s
+        if abs(change.count - self.count) > SMALL_SHARE * self.count:
             answers.restart(now)
-            levels.restart()
+        self._set(change.count, change.source)
+        levels.restart()
 
 
 def _cache_is_full(load: EngineLoad | None) -> bool:
