@@ -6,6 +6,7 @@ that wait are the calls in flight times their waiting part.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -122,11 +123,13 @@ class AnswerTimes:
     def __init__(self) -> None:
         self._base = RecentLow()
         self._mean_tokens = 0.0
+        self._recent: deque[float] = deque(maxlen=MEMORY)
         self.restart(0.0)
 
     def restart(self, now: float) -> None:
         """Forget all answers, and ignore those that started before now."""
         self._since = now
+        self._recent.clear()
         self.count = self._inverse = self._tokens = self._duration = self._per_token = 0.0
 
     def ended(self, call: Call, tokens: int, now: float) -> None:
@@ -138,6 +141,7 @@ class AnswerTimes:
         if call.started < self._since:
             return
         duration_s = now - call.started
+        self._recent.append(duration_s)
         keep = 1 - 1 / MEMORY
         self.count = keep * self.count + 1
         self._inverse = keep * self._inverse + 1 / tokens
@@ -159,7 +163,7 @@ class AnswerTimes:
         """The waiting ones of `calls` in flight; None if the answers are too similar in length."""
         if (fit := self._fit()) is None:
             return None
-        wait_s, token_s = max(0.0, fit[0]), max(0.0, fit[1])
+        wait_s, token_s = fit
         self._base.add(wait_s, now)
         # The wait for the step to end, of at most one time per token, is none in the queue.
         queued_s = max(0.0, wait_s - self._base.value - token_s)
@@ -168,13 +172,16 @@ class AnswerTimes:
     def accept(self, now: float) -> None:
         """The present wait is none in a queue."""
         if (fit := self._fit()) is not None:
-            self._base.replace(max(0.0, fit[0]), now)
+            self._base.replace(fit[0], now)
 
     def _fit(self) -> tuple[float, float] | None:
-        """Seconds of wait and for each token, by weighted least squares."""
+        """Seconds of wait and for each token, by weighted least squares.
+
+        No wait is longer than the shortest answer: after a change of the engine's speed the fit would show one.
+        """
         spread = self._inverse * self._tokens - self.count**2
         if spread <= LEAST_SPREAD * self.count**2:
             return None
         wait_s = (self._per_token * self._tokens - self.count * self._duration) / spread
         token_s = (self._inverse * self._duration - self.count * self._per_token) / spread
-        return wait_s, token_s
+        return max(0.0, min(wait_s, *self._recent)), max(0.0, token_s)

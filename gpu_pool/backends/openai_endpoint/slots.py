@@ -329,9 +329,12 @@ class _QueueSteps:
             self._recent.extend([waiting] * RECENT)
         if min(self._recent) > aim / 2 or not full:
             self.quiet = self.full_steps = 0
+        if waiting > aim or not full or min(self._recent) > aim / 2:
             return max(-2.0, LOSS * min(0.0, aim - waiting))
+        if waiting > aim / 2 or not news:
+            return GAIN
         self.quiet += 1
         largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
-        step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS)) if news else GAIN
+        step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
         self.full_steps += step >= largest
         return step
