@@ -42,7 +42,7 @@ LENGTH_GAIN = 0.02
 """Weight of an answer in the mean length."""
 RECENT = 4
 """Requests wait for long only if all of this many last readings have some."""
-QUIET_TICKS = 6
+QUIET_TICKS = 4
 """After this many ticks without requests that wait for long the growth accelerates."""
 FULL_STEPS = 3
 NEAR = 0.95
@@ -329,9 +329,10 @@ class _QueueSteps:
             self._recent.extend([waiting] * RECENT)
         if min(self._recent) > aim / 2 or not full:
             self.quiet = self.full_steps = 0
-        if waiting > aim or not full or min(self._recent) > aim / 2:
+        last = min(waiting, self._recent[-2]) if len(self._recent) > 1 else waiting
+        if last > aim or not full or min(self._recent) > aim / 2:
             return max(-2.0, LOSS * min(0.0, aim - waiting))
-        if waiting > aim / 2 or not news:
+        if last > aim / 2 or not news:
             return GAIN
         self.quiet += 1
         largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
