@@ -16,6 +16,8 @@ LOW_S = 30.0
 """The least of a quantity is that of the last one to two periods of this length."""
 LEAST_SPREAD = 0.1
 """With a smaller relative spread of the lengths, wait and time per token cannot be told apart."""
+MEAN_GAIN, MARGIN = 0.1, 1.3
+"""Weight of a call in the mean time to the first output; factor on this mean when it is taken for unqueued."""
 ALIGNMENT_S = 0.01
 """Jitter of the client, on top of the wait of at most one step that every call has."""
 
@@ -45,15 +47,43 @@ class RecentLow:
             self._until = now + LOW_S
         self._now = min(self._now, value)
 
-    def replace(self, value: float, now: float) -> None:
-        """Forget all earlier values."""
-        self._before = self._now = value
-        self._until = now + LOW_S
-
     @property
     def value(self) -> float:
         """The least value; infinite before the first."""
         return min(self._before, self._now)
+
+
+class UnqueuedTime:
+    """The time to the first output of calls that do not wait in a queue, learnt from all calls.
+
+    It is the least recent one, in seconds or in times per token if that is more now: prefill takes longer in an engine
+    with more running sequences.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = RecentLow()
+        self._steps = RecentLow()
+        self._mean_s = 0.0
+        self._accepted = 0.0
+
+    def add(self, seconds: float, token_s: float, now: float) -> None:
+        """The time to the first output of a call, or of several ones, and the present time per token (0: unknown)."""
+        self._seconds.add(seconds, now)
+        self._mean_s += (seconds - self._mean_s) * (MEAN_GAIN if self._mean_s else 1)
+        if token_s:
+            self._steps.add(seconds / token_s, now)
+            if self._mean_s < self._accepted * token_s / 2:
+                self._accepted = self._mean_s / token_s
+
+    def seconds(self, token_s: float) -> float:
+        """The time; infinite before the first call."""
+        steps = self._steps.value if math.isfinite(self._steps.value) else 0.0
+        return max(self._seconds.value, max(steps, self._accepted) * token_s)
+
+    def accept(self, token_s: float) -> None:
+        """The present times are those of calls that do not wait."""
+        if token_s:
+            self._accepted = MARGIN * self._mean_s / token_s
 
 
 class StreamTimes:
@@ -61,23 +91,27 @@ class StreamTimes:
 
     def __init__(self) -> None:
         self._latest = -math.inf
-        self._first = RecentLow()
+        self._first = UnqueuedTime()
         self._gap_s = 0.0
         self._gaps = 0
         self._tokens, self._events = 1.0, 1.0
+        self._measured_at, self._measured_events, self._all_events = 0.0, 0, 0
         self.token_s = 0.0
         """Seconds between tokens, of the last measured period; 0 before the first."""
+        self.rate = 0.0
+        """Events/s of all streams, of about the last second."""
 
     def output(self, call: Call, now: float) -> None:
         """A part of the output of a call was received."""
         call.events += 1
+        self._all_events += 1
         if call.events > 1:
             self._gap_s += now - call.last
             self._gaps += 1
         else:
             call.first = now
             self._latest = max(self._latest, call.started)
-            self._first.add(now - call.started, now)
+            self._first.add(now - call.started, self.token_s, now)
         call.last = now
 
     def ended(self, call: Call, tokens: int) -> None:
@@ -86,8 +120,12 @@ class StreamTimes:
             self._tokens = 0.98 * self._tokens + tokens
             self._events = 0.98 * self._events + call.events
 
-    def measure(self) -> None:
-        """Begin a new period of `token_s` if the present one has enough events."""
+    def measure(self, now: float) -> None:
+        """Begin a new period of `rate`, and of `token_s` if the present one has enough events."""
+        if now > self._measured_at:
+            events_s = (self._all_events - self._measured_events) / (now - self._measured_at)
+            self.rate += (events_s - self.rate) * min(1.0, now - self._measured_at)
+            self._measured_at, self._measured_events = now, self._all_events
         if self._gaps >= 20:  # noqa: PLR2004 - fewer are noise
             self.token_s = self._gap_s / self._gaps * self._events / self._tokens
             self._gap_s, self._gaps = 0.0, 0
@@ -95,7 +133,7 @@ class StreamTimes:
     @property
     def settling_s(self) -> float:
         """A call without output for longer than this waits; infinite before the first output."""
-        return self._first.value + self.token_s + ALIGNMENT_S
+        return self._first.seconds(self.token_s) + self.token_s + ALIGNMENT_S
 
     def waiting(self, youngest_first: Iterable[Call], now: float) -> float | None:
         """The waiting calls, of all in flight; None if too few of them are streams."""
@@ -112,16 +150,16 @@ class StreamTimes:
             return None
         return waiting * calls / streams
 
-    def accept(self, now: float) -> None:
+    def accept(self) -> None:
         """The present time to the first output is no wait."""
-        self._first.replace(2 * self._first.value + self.token_s, now)
+        self._first.accept(self.token_s)
 
 
 class AnswerTimes:
     """Sums over recent answers, each weighted by 1 / tokens: long answers vary more."""
 
     def __init__(self) -> None:
-        self._base = RecentLow()
+        self._base = UnqueuedTime()
         self._mean_tokens = 0.0
         self._recent: deque[float] = deque(maxlen=MEMORY)
         self.restart(0.0)
@@ -164,15 +202,15 @@ class AnswerTimes:
         if (fit := self._fit()) is None:
             return None
         wait_s, token_s = fit
-        self._base.add(wait_s, now)
+        self._base.add(wait_s, token_s, now)
         # The wait for the step to end, of at most one time per token, is none in the queue.
-        queued_s = max(0.0, wait_s - self._base.value - token_s)
+        queued_s = max(0.0, wait_s - self._base.seconds(token_s) - token_s)
         return calls * queued_s / (wait_s + token_s * self._mean_tokens) if queued_s else 0.0
 
-    def accept(self, now: float) -> None:
+    def accept(self) -> None:
         """The present wait is none in a queue."""
         if (fit := self._fit()) is not None:
-            self._base.replace(fit[0], now)
+            self._base.accept(fit[1])
 
     def _fit(self) -> tuple[float, float] | None:
         """Seconds of wait and for each token, by weighted least squares.

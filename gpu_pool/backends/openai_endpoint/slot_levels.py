@@ -56,8 +56,8 @@ class _Reduction(NamedTuple):
 
     def in_vain(self, waiting: float, throughput: float) -> bool:
         """Whether it cost throughput and made none wait less."""
-        kept = 1 - self.fewer / self.count / 2
-        return waiting > self.waiting - self.fewer / 2 and throughput < kept * self.throughput
+        share = self.fewer / self.count
+        return waiting > self.waiting * (1 - share) / 2 and throughput < (1 - share / 2) * self.throughput
 
 
 class SlotLevels:

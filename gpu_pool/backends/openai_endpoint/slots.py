@@ -11,6 +11,7 @@ slots are doubled. They are reduced at once when the engine refuses requests, or
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 from gpu_pool.backends.openai_endpoint.call_times import AnswerTimes, Call, StreamTimes
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
@@ -54,6 +55,8 @@ FULL_CACHE = 0.95
 STALE_TICKS, REPEATED_TICKS = 8, 3
 """Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
 for so many otherwise."""
+VAIN_SHARE, VAIN_S = 0.15, 1.5
+"""Reductions by this part are judged after as long."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -140,7 +143,7 @@ class SlotPolicy:
         calls = len(self._calls)
         full = self._peak >= self.count
         self._peak, self.excess = calls, 0
-        self._streams.measure()
+        self._streams.measure(now)
         if load is not None and load.most is not None and load.most != self._most:
             self._most = load.most
             self._set(load.most, f"{load.source}: {load.most} slots")
@@ -148,6 +151,8 @@ class SlotPolicy:
             self._queue.quiet = 0
         if self._too_slow(now):
             return
+        if load is not None and not _is_usable(load, calls):
+            load = None
         waiting, source = self._waiting(load, calls, now)
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
@@ -181,10 +186,8 @@ class SlotPolicy:
     def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
         """This worker's waiting requests in the engine, if they are known at once."""
         if load is not None and load.waiting is not None:
-            total = load.running + load.waiting
-            if 8 * total >= calls:  # Otherwise these figures are not of these calls.
-                source = f"{load.source}: {load.running} running, {load.waiting} waiting"
-                return (load.waiting * calls / total if total else 0.0), source
+            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
+            return load.waiting * calls / max(1, load.running + load.waiting), source
         waiting = self._streams.waiting(reversed(self._calls), now)
         return waiting, f"first outputs: {waiting or 0:.0f} of {calls} wait"
 
@@ -198,8 +201,14 @@ class SlotPolicy:
         falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
         aim = AIM if load is None else self._aim(calls)
+        if load is None and (count := queue.before_vain_reduction(waiting, aim, self.count, self._streams, now)):
+            self._streams.accept()
+            self._set(count, "first outputs: fewer slots did not make them earlier")
+            return
         slack = max(ESTIMATED_SLACK if load is None else SLACK, SLACK_SHARE * calls)
-        if standing > aim + slack:
+        settled = load is not None or now >= queue.settled_at
+        if standing > aim + slack and settled:
+            queue.settled_at = now + self._streams.settling_s
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
@@ -207,13 +216,14 @@ class SlotPolicy:
             self._stale = None if load is None else (load, STALE_TICKS)
             return
         news = queue.is_news(load)
-        settled = load is not None or now >= queue.settled_at
         if self._doubling:
             if waiting <= aim + slack and full and settled and news and not _cache_is_full(load):
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
         if settled:
+            if queue.quiet > QUIET_TICKS:
+                queue.settled_at = now + self._streams.settling_s
             self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
 
     def _aim(self, calls: int) -> float:
@@ -242,7 +252,7 @@ class SlotPolicy:
             return
         change = levels.next(self.count, answers.token_s, waiting, now, growing=self._doubling)
         if change.accepts_wait:
-            answers.accept(now)
+            answers.accept()
         self._doubling = change.growing
         if change.count == self.count:
             return
@@ -251,6 +261,11 @@ class SlotPolicy:
             answers.restart(now)
         self._set(change.count, change.source)
         levels.restart()
+
+
+def _is_usable(load: EngineLoad, calls: int) -> bool:
+    """Whether the waiting requests are known, and these figures may be those of the engine that has these calls."""
+    return load.waiting is not None and 8 * (load.running + load.waiting) >= calls
 
 
 def _cache_is_full(load: EngineLoad | None) -> bool:
@@ -295,6 +310,15 @@ class _Ceiling:
         return True
 
 
+class _Reduction(NamedTuple):
+    """The state when the slots began to be reduced."""
+
+    at: float
+    count: int
+    waiting: float
+    rate: float
+
+
 class _QueueSteps:
     """Steps of the slots towards AIM waiting requests."""
 
@@ -303,9 +327,29 @@ class _QueueSteps:
         self.quiet = 0
         self.full_steps = 0
         self.settled_at = 0.0
+        self._first: _Reduction | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def before_vain_reduction(
+        self, waiting: float, aim: float, count: int, streams: StreamTimes, now: float
+    ) -> int | None:
+        """The slots before reductions that cost throughput and made no fewer requests wait: these do not queue."""
+        if waiting <= aim:
+            self._first = None
+            return None
+        if self._first is None:
+            self._first = _Reduction(now, count, waiting, streams.rate)
+        first = self._first
+        fewer = first.count - count
+        if fewer < VAIN_SHARE * first.count or now < first.at + VAIN_S + streams.settling_s:
+            return None
+        share = fewer / first.count
+        if waiting < first.waiting * (1 - share) / 2 or streams.rate > (1 - share / 2) * first.rate:
+            return None
+        self._first = None
+        return first.count
 
     def is_news(self, load: EngineLoad | None) -> bool:
         """Whether a reading differs from the last one, or has been repeated for long."""
