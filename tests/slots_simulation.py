@@ -27,7 +27,7 @@ class Request:
     tokens: int
     streamed: bool
     left: int = 0
-    refused: bool = False
+    prefill: int = 0
     withdrawn: bool = False
     worker: "Worker | None" = None
     call: Call | None = None
@@ -42,6 +42,8 @@ class Engine:
     limit: int = 64
     slowness: float = 1.0
     refuses_above: int = 1 << 30
+    prefill_steps: int = 0
+    """Steps of a sequence before its first token."""
     metrics_every: int = 1
     """Steps between two updates of the metrics."""
     running: list[Request] = field(default_factory=list)
@@ -176,7 +178,9 @@ class Simulation:
     def _step(self) -> None:
         engine = self.engine
         while engine.waiting and len(engine.running) < engine.limit:
-            engine.running.append(engine.waiting.popleft())
+            request = engine.waiting.popleft()
+            request.prefill = engine.prefill_steps
+            engine.running.append(request)
         self._stepping = bool(engine.running)
         if self._stepping:
             length = (engine.base_s + engine.item_s * len(engine.running)) * engine.slowness
@@ -188,6 +192,10 @@ class Simulation:
     def _stepped(self) -> None:
         engine, still = self.engine, []
         for request in engine.running:
+            if request.prefill:
+                request.prefill -= 1
+                still.append(request)
+                continue
             self.tokens += 1
             request.left -= 1
             if request.worker is not None and request.streamed and request.call is not None:

@@ -20,6 +20,8 @@ LARGEST_GROWTH = 0.2
 """The small growth doubles up to this part while no calls wait."""
 MIN_GAIN = 0.25
 """The large growth ends when the throughput grows by less for each doubling."""
+RISING, MOST_RISES = 1.05, 8
+"""While the number of waiting calls grows by this factor in a tick, at most for so many, a reduction would be too small."""
 VAIN = 2
 """After this many reductions in a row that did not shorten the wait it is taken for a part of every call."""
 TRIAL = 0.1
@@ -44,6 +46,20 @@ class _Measured(NamedTuple):
     throughput: float
 
 
+class _Reduction(NamedTuple):
+    """By `fewer` from `count`, when `waiting` calls waited."""
+
+    count: int
+    fewer: float
+    waiting: float
+    throughput: float
+
+    def in_vain(self, waiting: float, throughput: float) -> bool:
+        """Whether it cost throughput and made none wait less."""
+        share = self.fewer / self.count
+        return waiting > self.waiting * (1 - share) / 2 and throughput < (1 - share / 2) * self.throughput
+
+
 class SlotLevels:
     """Call `add` at every tick, `next` when enough answers of a level are known, and `restart` after a change."""
 
@@ -55,8 +71,10 @@ class SlotLevels:
         self._rest_s = FIRST_REST_S
         self._rest_until = 0.0
         self._quiet = 0
-        self._reduced: list[tuple[float, float]] = []
-        """The last reductions, those in vain and one more: how many calls waited before, and by how many it was."""
+        self._waiting = 0.0
+        self._rises = 0
+        self._reductions: list[_Reduction] = []
+        """The last reductions in a row: all in vain, except that nothing is known yet of the last one."""
         self.restart()
 
     def restart(self) -> None:
@@ -78,31 +96,36 @@ class SlotLevels:
     def next(self, count: int, token_s: float, waiting: float | None, now: float, *, growing: bool) -> NextLevel:
         """The next level. `token_s`: time of a call for each token; `waiting`: calls that wait, None if unknown."""
         throughput = self.calls / token_s if token_s > 0 else 0.0
-        if waiting is not None:
-            self._trial = None
-            if (change := self._by_queue(count, waiting)) is not None:
-                return change
+        if waiting is not None and (change := self._by_queue(count, waiting, throughput)) is not None:
+            return change
         if not self._full:
             return NextLevel(count, growing=growing)
         if growing:
             return self._grown(count, throughput, waiting)
-        if waiting is not None:
-            return self._small_growth(count, waiting)
-        return self._tried(_Measured(count, throughput), now)
+        measured = _Measured(count, throughput)
+        if waiting is None:
+            return self._tried(measured, now)
+        self._trial = None
+        return self._small_growth(count, waiting)
 
-    def _by_queue(self, count: int, waiting: float) -> NextLevel | None:
-        """A reduction if too many wait; its reversal if it did not make fewer wait."""
-        before, self._reduced = self._reduced, []
-        if before and waiting > before[-1][0] - before[-1][1] / 2:
-            if len(before) >= VAIN:
-                count += round(sum(fewer for _, fewer in before))
-                return NextLevel(count, "durations: fewer slots did not shorten the wait", accepts_wait=True)
-            self._reduced = before
+    def _by_queue(self, count: int, waiting: float, throughput: float) -> NextLevel | None:
+        """A reduction if too many wait; the reversal of reductions that cost throughput and made none wait less."""
         if waiting <= AIM + max(SLACK, SLACK_SHARE * self.calls):
+            self._reductions, self._rises, self._waiting = [], 0, waiting
             return None
+        rising, self._waiting = waiting > RISING * self._waiting, waiting
+        self._rises += rising
+        if rising and self._rises <= MOST_RISES:
+            return NextLevel(count)
+        if self._reductions and not self._reductions[-1].in_vain(waiting, throughput):
+            self._reductions = []
+        if len(self._reductions) >= VAIN:
+            count, self._reductions = self._reductions[0].count, []
+            return NextLevel(count, "durations: fewer slots did not shorten the wait", accepts_wait=True)
         fewer = min(waiting - AIM, self.calls / 2)
-        self._reduced = [*self._reduced, (waiting, fewer)]
-        self._quiet = 0
+        if fewer >= TRIAL * count:
+            self._reductions.append(_Reduction(count, fewer, waiting, throughput))
+        self._rises = self._quiet = 0
         self._before = None
         return NextLevel(max(1, round(self.calls - fewer)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 
@@ -119,10 +142,10 @@ class SlotLevels:
         return NextLevel(math.ceil(factor * count), source, growing=True)
 
     def _small_growth(self, count: int, waiting: float) -> NextLevel:
+        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
         if waiting > AIM / 2:
             self._quiet = 0
             return NextLevel(count)
-        share = min(LARGEST_GROWTH, SMALL_GROWTH * 2 ** (self._quiet // 2))
         self._quiet += 1
         return NextLevel(count + max(1, round(share * count)), f"durations: {waiting:.0f} of {self.calls:.0f} wait")
 

@@ -10,6 +10,8 @@ slots are doubled. They are reduced at once when the engine refuses requests, or
 """
 
 import math
+from collections import deque
+from typing import NamedTuple
 
 from gpu_pool.backends.openai_endpoint.call_times import AnswerTimes, Call, StreamTimes
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
@@ -17,22 +19,44 @@ from gpu_pool.backends.openai_endpoint.slot_levels import SlotLevels
 
 START = 8
 MOST = 4096
-AIM = 1.0
-"""Waiting requests of this worker in the engine."""
-GAIN = 0.5
-"""Slots added for each missing waiting request and tick."""
-SLACK, SLACK_SHARE = 2.0, 0.04
-"""More waiting requests than AIM plus the larger of both (a number, a part of those in flight) are reduced at once."""
+AIM, AIM_SHARE = 0.5, 0.2
+"""The wanted number of this worker's waiting requests is AIM and ENDED_PART of the requests that end in a step, at most 1
+plus AIM_SHARE of those in flight: the waiting ones fill the places of those that end, and those that came since the last
+step count as waiting too. The constant part makes the shares of several workers equal.
+"""
+ENDED_PART = 0.75
+GAIN, LOSS = 0.25, 0.125
+"""Slots added in a tick with less than half the wanted number; slots removed for each request above it."""
+SLACK, ESTIMATED_SLACK, SLACK_SHARE = 1.0, 2.0, 0.04
+"""More waiting requests than wanted plus a number (by metrics, by first outputs), or a part of those in flight if that
+is more, are reduced at once.
+"""
 STEP_SHARE, FAST_SHARE = 0.1, 0.25
 """The largest growth in one tick after the first doubling, and after FULL_STEPS of these."""
-QUIET_TICKS = 2
-"""After this many ticks without waiting requests the growth accelerates."""
+LEAST_ANSWERS, MOST_ANSWERS = 6.0, 16.0
+"""Answers that make a measurement: a quarter of the calls in flight, within these limits."""
+SMALL_SHARE, LARGE_SHARE = 0.08, 0.2
+"""After a smaller change the answers before it count on, and the next change comes an answer later, unless a LARGE_SHARE
+of the calls waits.
+"""
+LENGTH_GAIN = 0.02
+"""Weight of an answer in the mean length."""
+RECENT = 4
+"""Requests wait for long only if all of this many last readings have some."""
+QUIET_TICKS = 4
+"""After this many ticks without requests that wait for long the growth accelerates."""
 FULL_STEPS = 3
+NEAR = 0.95
+"""Above this part of the objective for the time between tokens the slots are not raised."""
+MEASURED_S = 5.0
+"""After a reduction for that reason they are not raised for as long, unless it was measured again."""
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
 STALE_TICKS, REPEATED_TICKS = 8, 3
 """Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
 for so many otherwise."""
+VAIN_SHARE, VAIN_S = 0.15, 1.5
+"""Reductions by this part are judged after as long."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -52,6 +76,7 @@ class SlotPolicy:
         """Of the calls without output, the youngest that should be withdrawn now."""
         self._tpot_s = tpot_ms / 1000 if tpot_ms else math.inf
         self._items = items
+        self._mean_tokens = 0.0
         self._calls: dict[Call, None] = {}
         self._streams = StreamTimes()
         self._answers = AnswerTimes()
@@ -59,10 +84,11 @@ class SlotPolicy:
         self._most = MOST
         self._exact = float(START)
         self._peak = 0
+        self._resumed = False
         self._doubling = True
         self._queue = _QueueSteps()
         self._levels = SlotLevels()
-        self._slow_until = 0.0
+        self._slow_until = self._small_until = 0.0
         self._stale: tuple[EngineLoad, int] | None = None
 
     def resume(self, count: int) -> None:
@@ -70,6 +96,7 @@ class SlotPolicy:
         self.count = max(1, min(MOST, count))
         self._exact = float(self.count)
         self.source = "resumed"
+        self._resumed = True
 
     @property
     def in_flight(self) -> int:
@@ -90,6 +117,8 @@ class SlotPolicy:
     def end(self, call: Call, now: float, tokens: int) -> None:
         """A request was answered. `tokens`: of the output, 0 if the server does not report them."""
         self._calls.pop(call, None)
+        if tokens:
+            self._mean_tokens += (tokens - self._mean_tokens) * (LENGTH_GAIN if self._mean_tokens else 1)
         if call.streamed:
             self._streams.ended(call, tokens)
         else:
@@ -114,7 +143,7 @@ class SlotPolicy:
         calls = len(self._calls)
         full = self._peak >= self.count
         self._peak, self.excess = calls, 0
-        self._streams.measure()
+        self._streams.measure(now)
         if load is not None and load.most is not None and load.most != self._most:
             self._most = load.most
             self._set(load.most, f"{load.source}: {load.most} slots")
@@ -122,6 +151,8 @@ class SlotPolicy:
             self._queue.quiet = 0
         if self._too_slow(now):
             return
+        if load is not None and not _is_usable(load, calls):
+            load = None
         waiting, source = self._waiting(load, calls, now)
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
@@ -137,9 +168,13 @@ class SlotPolicy:
 
     def _too_slow(self, now: float) -> bool:
         """Whether the time between tokens is near or above its objective; reduces the slots above it."""
-        token_s = self._streams.token_s or (0.0 if self._items else self._answers.token_s)
+        token_s = self._streams.token_s
+        if not token_s and not self._items and self._tpot_s < math.inf:
+            if self._answers.count < LEAST_ANSWERS:
+                return now < self._slow_until + MEASURED_S
+            token_s = self._answers.token_s
         if token_s <= self._tpot_s:
-            return token_s > 0.9 * self._tpot_s
+            return token_s > NEAR * self._tpot_s
         if now >= self._slow_until:
             self._slow_until = now + max(1.0, 20 * token_s)
             source = f"{token_s * 1000:.0f} ms per token, objective {self._tpot_s * 1000:.0f}"
@@ -151,10 +186,8 @@ class SlotPolicy:
     def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
         """This worker's waiting requests in the engine, if they are known at once."""
         if load is not None and load.waiting is not None:
-            total = load.running + load.waiting
-            if 8 * total >= calls:  # Otherwise these figures are not of these calls.
-                source = f"{load.source}: {load.running} running, {load.waiting} waiting"
-                return (load.waiting * calls / total if total else 0.0), source
+            source = f"{load.source}: {load.running} running, {load.waiting} waiting"
+            return load.waiting * calls / max(1, load.running + load.waiting), source
         waiting = self._streams.waiting(reversed(self._calls), now)
         return waiting, f"first outputs: {waiting or 0:.0f} of {calls} wait"
 
@@ -165,23 +198,38 @@ class SlotPolicy:
         queue = self._queue
         if self._is_stale(load):
             return
+        falling = queue.falling(load)
         standing, queue.before = min(waiting, queue.before), waiting
-        slack = max(SLACK, SLACK_SHARE * calls)
-        if standing > AIM + slack:
-            self.excess = round(standing - AIM)
-            self._set(calls - standing + AIM, source)
+        aim = AIM if load is None else self._aim(calls)
+        if load is None and (count := queue.before_vain_reduction(waiting, aim, self.count, self._streams, now)):
+            self._streams.accept()
+            self._set(count, "first outputs: fewer slots did not make them earlier")
+            return
+        slack = max(ESTIMATED_SLACK if load is None else SLACK, SLACK_SHARE * calls)
+        settled = load is not None or now >= queue.settled_at
+        if standing > aim + slack and settled:
+            queue.settled_at = now + self._streams.settling_s
+            self.excess = round(standing - aim)
+            self._set(calls - standing + aim - falling, source)
             self._doubling = False
             queue.reduced()
             self._stale = None if load is None else (load, STALE_TICKS)
             return
-        settled = queue.is_news(load) if load is not None else now >= queue.settled_at
+        news = queue.is_news(load)
         if self._doubling:
-            if waiting <= AIM + slack and full and settled and not _cache_is_full(load):
+            if waiting <= aim + slack and full and settled and news and not _cache_is_full(load):
                 self._set(2 * self.count, source)
                 queue.settled_at = now + 2 * self._streams.settling_s
             return
         if settled:
-            self._set(self._exact + queue.step(waiting, self.count, full=full), source)
+            if queue.quiet > QUIET_TICKS:
+                queue.settled_at = now + self._streams.settling_s
+            self._set(self._exact + queue.step(waiting, aim, self.count, full=full, news=news), source)
+
+    def _aim(self, calls: int) -> float:
+        """The wanted number of waiting requests of this worker."""
+        ended = calls / self._mean_tokens if self._mean_tokens else 0.0
+        return min(AIM + max(0.5, ENDED_PART * ended), 1 + AIM_SHARE * calls)
 
     def _is_stale(self, load: EngineLoad | None) -> bool:
         if self._stale is None:
@@ -193,18 +241,31 @@ class SlotPolicy:
     def _by_answers(self, now: float, calls: int, *, full: bool) -> None:
         """Adapt the slots once enough answers have come that started after the last change."""
         levels, answers = self._levels, self._answers
+        if self._resumed:  # The time of a call that does not wait has to be seen first.
+            self._resumed = False
+            self._set(max(START, self.count // 2))
         levels.add(calls, full=full)
-        if answers.count < max(6.0, min(40.0, levels.calls / 4)):
+        if answers.count < max(LEAST_ANSWERS, min(MOST_ANSWERS, levels.calls / 4)):
             return
         waiting = answers.waiting(levels.calls, now)
+        if now < self._small_until and (waiting or 0.0) < LARGE_SHARE * calls:
+            return
         change = levels.next(self.count, answers.token_s, waiting, now, growing=self._doubling)
         if change.accepts_wait:
-            answers.accept(now)
+            answers.accept()
         self._doubling = change.growing
-        if change.count != self.count:
-            self._set(change.count, change.source)
+        if change.count == self.count:
+            return
+        self._small_until = now + answers.mean_s
+        if abs(change.count - self.count) > SMALL_SHARE * self.count:
             answers.restart(now)
-            levels.restart()
+        self._set(change.count, change.source)
+        levels.restart()
+
+
+def _is_usable(load: EngineLoad, calls: int) -> bool:
+    """Whether the waiting requests are known, and these figures may be those of the engine that has these calls."""
+    return load.waiting is not None and 8 * (load.running + load.waiting) >= calls
 
 
 def _cache_is_full(load: EngineLoad | None) -> bool:
@@ -249,6 +310,15 @@ class _Ceiling:
         return True
 
 
+class _Reduction(NamedTuple):
+    """The state when the slots began to be reduced."""
+
+    at: float
+    count: int
+    waiting: float
+    rate: float
+
+
 class _QueueSteps:
     """Steps of the slots towards AIM waiting requests."""
 
@@ -257,12 +327,33 @@ class _QueueSteps:
         self.quiet = 0
         self.full_steps = 0
         self.settled_at = 0.0
+        self._first: _Reduction | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def is_news(self, load: EngineLoad) -> bool:
+    def before_vain_reduction(
+        self, waiting: float, aim: float, count: int, streams: StreamTimes, now: float
+    ) -> int | None:
+        """The slots before reductions that cost throughput and made no fewer requests wait: these do not queue."""
+        if waiting <= aim:
+            self._first = None
+            return None
+        if self._first is None:
+            self._first = _Reduction(now, count, waiting, streams.rate)
+        first = self._first
+        fewer = first.count - count
+        if fewer < VAIN_SHARE * first.count or now < first.at + VAIN_S + streams.settling_s:
+            return None
+        share = fewer / first.count
+        if waiting < first.waiting * (1 - share) / 2 or streams.rate > (1 - share / 2) * first.rate:
+            return None
+        self._first = None
+        return first.count
+
+    def is_news(self, load: EngineLoad | None) -> bool:
         """Whether a reading differs from the last one, or has been repeated for long."""
-        self._repeated = self._repeated + 1 if load == self._load else 0
+        self._repeated = self._repeated + 1 if load is not None and load == self._load else 0
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
@@ -271,12 +362,22 @@ class _QueueSteps:
         self.before = 0.0
         self.quiet = self.full_steps = 0
 
-    def step(self, waiting: float, count: int, *, full: bool) -> float:
+    def falling(self, load: EngineLoad | None) -> int:
+        """By how much fewer requests run than at the last reading."""
+        return max(0, self._load.running - load.running) if load is not None and self._load is not None else 0
+
+    def step(self, waiting: float, aim: float, count: int, *, full: bool, news: bool) -> float:
         """The change of the slots; slots that are not all used are not raised."""
-        if waiting > 0.5 or not full:  # noqa: PLR2004 - none, up to rounding
+        self._recent.append(waiting)
+        if self._load is None:  # First outputs: what waits has waited for longer than a step.
+            self._recent.extend([waiting] * RECENT)
+        if min(self._recent) > aim / 2 or not full:
             self.quiet = self.full_steps = 0
-            step = GAIN * (AIM - waiting)
-            return max(-2.0, step if full else min(0.0, step))
+        last = min(waiting, self._recent[-2]) if len(self._recent) > 1 else waiting
+        if last > aim or not full or min(self._recent) > aim / 2:
+            return max(-2.0, LOSS * min(0.0, aim - waiting))
+        if last > aim / 2 or not news:
+            return GAIN
         self.quiet += 1
         largest = max(1.0, (STEP_SHARE if self.full_steps < FULL_STEPS else FAST_SHARE) * count)
         step = min(largest, GAIN * 2.0 ** max(0, self.quiet - QUIET_TICKS))
