@@ -65,8 +65,7 @@ local function push_first(batch, size, lease_ms, keep_ms)
   local key = P .. 'batch:' .. batch.id
   call('HSET', key, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '), 'losses', batch.losses,
     'at', batch.formed or now, 'worker', '', 'token', '')
-  local costs = type(batch.costs) == 'table' and cmsgpack.pack(batch.costs) or batch.costs
-  if costs then call('HSET', key, 'costs', costs) end
+  if batch.costs then call('HSET', key, 'costs', batch.costs) end
   if batch.slots then
     call('HSET', key, 'slots', '1')
     slots.formed(batch.id, size)

@@ -21,8 +21,8 @@ end
 local function settle(batch, account, state, cost)
   if batch.served_from and cost then return settle_part(account, cost) end
   if not batch.costs then return end
-  if type(batch.costs) == 'string' then batch.costs = cmsgpack.unpack(batch.costs) end
-  local of_tier = batch.costs[account.tier]
+  batch.sums = batch.sums or cmsgpack.unpack(batch.costs) -- `costs` stays as it is, for a retry
+  local of_tier = batch.sums[account.tier]
   local sum = of_tier and of_tier[account.customer]
   if not sum then return end
   if not sum.count then
