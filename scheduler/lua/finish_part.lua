@@ -18,10 +18,7 @@ local tail_start, stale = 1, 0
 
 -- end_member(id, row, batch, code, run): ends, retries or returns one request that its batch still has.
 local function end_member(id, row, batch, code, run)
-  local left = has_left(id)
-  if left and (code == 'cancelled' or string.find(code, '^[-!]')) then
-    if run[USED] < left then run[USED], run[TAIL], run[PACKED] = left, cmsgpack.pack(-1, left, '', '', 0, 'stop'), false end
-    finalize(id, row, 'failed', 'cancelled', batch, run)
+  if (code == 'cancelled' or string.find(code, '^[-!]')) and ends_as_left(id, row, batch, run) then -- no retry
   elseif code == '-' or code == '-withdrawn' then
     again[#again + 1] = {id = id, row = row}
     if code == '-withdrawn' then call('HSET', P .. 'request:' .. id, 'withdrawn', '1') end

@@ -41,8 +41,14 @@ local function is_empty(batch)
   return true
 end
 
--- has_left(id) -> the tokens that were delivered to a client which has left, while its request runs in a slot; nil if it has not left.
-local function has_left(id) return tonumber(call('HGET', P .. 'request:' .. id, 'left')) end
+-- ends_as_left(id, row, batch, run) -> whether the client of a request has left while it ran in a slot. Then it ends as cancelled,
+-- with the larger of the tokens that were delivered and those that the run used.
+local function ends_as_left(id, row, batch, run)
+  local left = tonumber(call('HGET', P .. 'request:' .. id, 'left'))
+  if not left then return false end
+  if run[USED] < left then run = {run[GPU_MS], left, 0, cmsgpack.pack(run[GPU_MS], left, '', '', 0, 'stop'), run[COST]} end
+  return finalize(id, row, 'failed', 'cancelled', batch, run)
+end
 
 local function lease(batch, lease_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch.id)

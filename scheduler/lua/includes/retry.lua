@@ -36,9 +36,9 @@ end
 
 -- lose(id, row, batch, cause, rule) -> the losses of a request, if it may run again; else it ends here.
 local function lose(id, row, batch, cause, rule)
+  if batch.slots and ends_as_left(id, row, batch, NO_RUN) then return end
   local losses = redis.pcall('HINCRBY', P .. 'request:' .. id, 'losses', 1)
   if type(losses) ~= 'number' then quarantine(id, row)
-  elseif batch.slots and has_left(id) then finalize(id, row, 'failed', 'cancelled', batch, NO_RUN)
   elseif losses > rule.max_losses then finalize_as_dead_letter(id, row, cause, batch, NO_RUN)
   elseif row[DEADLINE] - now < rule.min_left_ms then
     finalize(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
