@@ -20,8 +20,12 @@ local tail_start, stale = 1, 0
 local function end_member(id, row, batch, code, run)
   if (code == 'cancelled' or string.find(code, '^[-!]')) and ends_as_left(id, row, batch, run) then -- no retry
   elseif code == '-' or code == '-withdrawn' then
-    again[#again + 1] = {id = id, row = row}
     if code == '-withdrawn' then call('HSET', P .. 'request:' .. id, 'withdrawn', '1') end
+    if batch.losses > 0 then -- it stays alone: its attempts are counted, and it may be the cause of the losses
+      leave_batch(id, row)
+      return run_alone(id, row, batch, batch.losses, rule)
+    end
+    again[#again + 1] = {id = id, row = row}
     return
   elseif string.sub(code, 1, 1) == '!' then return retry_member(id, row, batch, string.sub(code, 2), rule)
   elseif code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
