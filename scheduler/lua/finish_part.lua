@@ -51,5 +51,5 @@ for _, batch in ipairs(batches) do
   if batch and is_empty(batch) then delete_batch(batch) end
 end
 slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)
-wake_for_slot()
+if #again > 0 then wake() else wake_for_slot() end
 return {stale, followers_left and 1 or 0}
