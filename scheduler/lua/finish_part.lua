@@ -40,7 +40,12 @@ for o = 0, #outcomes - SIZE, SIZE do
   if row and row[STATE] == 'processing' and row[BATCH] == batch.id then
     end_member(id, row, batch, outcomes[o + 3],
       {outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], tail, outcomes[o + 8], true})
-  else stale = stale + 1 end
+  else
+    stale = stale + 1
+    if batch and not is_open(row) then -- a damaged row; its id would keep the batch
+      for _, tier in ipairs(batch.tiers) do call('LREM', P .. 'inflight:' .. tier .. ':' .. batch.id, 1, id) end
+    end
+  end
 end
 for i = #again, 1, -1 do -- newest first, so that the oldest is at the head
   leave_batch(again[i].id, again[i].row)
