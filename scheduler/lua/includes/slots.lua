@@ -8,10 +8,12 @@ local function read_slots(text)
   return tonumber(free), tonumber(total)
 end
 
--- slots.report(worker, free, total, change) -> whether it has more free slots than before. `free` is nil if only the change is known.
+-- slots.report(worker, free, total, change) -> whether it has more free slots than before. `free` is nil if only the change is
+-- known. Only a heartbeat, which has no change, adds a worker: one that starts nothing more still ends requests.
 function slots.report(worker, free, total, change)
   local was_free, was_total = read_slots(call('HGET', P .. 'slots', worker))
-  free = free or was_free and was_free + (change or 0) + total - was_total or total
+  if change and not was_free then return false end
+  free = free or was_free and was_free + (change or 0) + total - was_total or 0
   if free ~= was_free or total ~= was_total then call('HSET', P .. 'slots', worker, free .. ' ' .. total) end
   return free > (was_free or 0)
 end
