@@ -10,6 +10,7 @@ local function load_batch(id)
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
     call('ZREM', P .. 'leases', id)
+    slots.claimed(id)
     return nil
   end
   if not row[1] then return nil end
