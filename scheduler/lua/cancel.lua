@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- cancel: a gateway ends its own requests, because the client left or the deadline passed. The first writer wins. Followers of
 -- a cancelled request continue without it.
--- A request that runs in a slot is only marked when its client leaves: its worker, which reads its list
--- `stops:<worker>`, ends the run and reports what it used. One with an Idempotency-Key, or with followers, goes on.
+-- A request that runs in a slot is only marked when its client leaves: its worker, which reads its list `stops:<worker>`, ends
+-- the run and reports what it used. One whose batch waits for a claim ends at once. One with an Idempotency-Key, or that may have
+-- followers, goes on.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running, delivered, used}...}; `running`: end it also while it runs; its
 --   worker receives this with the next renewal. All codes except cancelled do so. `delivered`: the client got this code as
@@ -18,22 +19,23 @@ local function stop(worker, id)
   stops[worker], ids[#ids + 1] = ids, id
 end
 
--- leaves_slot(id, code, row, request): whether the client of a request that runs in a slot has left; then it is marked.
-local function leaves_slot(id, code, row, request)
-  if code ~= 'cancelled' or row[STATE] ~= 'processing' then return false end
-  local stored, account = load_batch(row[BATCH]), account_of(row)
-  if not stored or not stored.slots or stored.state ~= 'running' or account.coalesced then return false end
-  if account.keep_ms and not request[3] then return false end
-  call('HSET', P .. 'request:' .. id, 'left', request[5] or 0)
-  stop(stored.worker, id)
-  return true
+-- left_batch(code, row, running) -> the batch with slots of a request whose client leaves it; nil for any other end.
+local function left_batch(code, row, running)
+  if code ~= 'cancelled' or row[STATE] ~= 'processing' then return nil end
+  local account = account_of(row)
+  if account.coalesced or account.keep_ms and not running then return nil end
+  local stored = load_batch(row[BATCH])
+  return stored and stored.slots and stored
 end
 
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read_row(request[1])
   local batch, used, revoked = NO_BATCH, request[5] or 0, nil
-  if is_open(row) and not leaves_slot(id, code, row, request) and
-    (row[STATE] ~= 'processing' or code ~= 'cancelled' or request[3]) then
+  local left = left_batch(code, row, request[3])
+  if left and left.state == 'running' then
+    call('HSET', P .. 'request:' .. id, 'left', used)
+    stop(left.worker, id)
+  elseif is_open(row) and (left or row[STATE] ~= 'processing' or code ~= 'cancelled' or request[3]) then
     if row[STATE] == 'processing' then
       local stored = load_batch(row[BATCH]) or NO_BATCH
       batch = {id = row[BATCH], size = 0, worker = '', state = stored.state, losses = stored.losses, formed = stored.formed,
@@ -54,9 +56,9 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 apply_refunds()
 messages = {} -- not published: the caller gets the replies in this call
-for worker, ids in pairs(stops) do
-  call('RPUSH', P .. 'stops:' .. worker, cmsgpack.pack(ids))
-  call('PEXPIRE', P .. 'stops:' .. worker, STOPS_MS)
-end
 flush()
+for worker, ids in pairs(stops) do -- by pcall: a lost signal costs the rest of a run
+  redis.pcall('RPUSH', P .. 'stops:' .. worker, cmsgpack.pack(ids))
+  redis.pcall('PEXPIRE', P .. 'stops:' .. worker, STOPS_MS)
+end
 return replies

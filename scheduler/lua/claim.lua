@@ -55,7 +55,7 @@ end, 'body')
 flush()
 if #out == 0 then delete_batch(batch) end
 if ARGV[8] then
-  slots.report(ARGV[3], tonumber(ARGV[8]) - #out, tonumber(ARGV[9]))
+  slots.report(ARGV[3], tonumber(ARGV[8]) - #out, tonumber(ARGV[9]), -#out)
   if #out < batch.size then wake_for_slot() end
 else wake_for_worker(#out == 0) end
 return '\146' .. packed[absent] .. pack_array(out)

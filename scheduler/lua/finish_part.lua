@@ -18,13 +18,14 @@ local tail_start, stale = 1, 0
 
 -- end_member(id, row, batch, code, run): ends, retries or returns one request that its batch still has.
 local function end_member(id, row, batch, code, run)
-  local left = has_left(id)
-  if left and (code == 'cancelled' or string.find(code, '^[-!]')) then
-    if run[USED] < left then run[USED], run[TAIL], run[PACKED] = left, cmsgpack.pack(-1, left, '', '', 0, 'stop'), false end
-    finalize(id, row, 'failed', 'cancelled', batch, run)
+  if (code == 'cancelled' or string.find(code, '^[-!]')) and ends_as_left(id, row, batch, run) then -- no retry
   elseif code == '-' or code == '-withdrawn' then
-    again[#again + 1] = {id = id, row = row}
     if code == '-withdrawn' then call('HSET', P .. 'request:' .. id, 'withdrawn', '1') end
+    if batch.losses > 0 then -- it stays alone: its attempts are counted, and it may be the cause of the losses
+      leave_batch(id, row)
+      return run_alone(id, row, batch, batch.losses, rule)
+    end
+    again[#again + 1] = {id = id, row = row}
     return
   elseif string.sub(code, 1, 1) == '!' then return retry_member(id, row, batch, string.sub(code, 2), rule)
   elseif code == 'poison_request' then finalize_as_dead_letter(id, row, code, batch, run)
@@ -39,7 +40,12 @@ for o = 0, #outcomes - SIZE, SIZE do
   if row and row[STATE] == 'processing' and row[BATCH] == batch.id then
     end_member(id, row, batch, outcomes[o + 3],
       {outcomes[o + 4], outcomes[o + 5], outcomes[o + 6], tail, outcomes[o + 8], true})
-  else stale = stale + 1 end
+  else
+    stale = stale + 1
+    if batch and not is_open(row) then -- a damaged row; its id would keep the batch
+      for _, tier in ipairs(batch.tiers) do call('LREM', P .. 'inflight:' .. tier .. ':' .. batch.id, 1, id) end
+    end
+  end
 end
 for i = #again, 1, -1 do -- newest first, so that the oldest is at the head
   leave_batch(again[i].id, again[i].row)
@@ -50,5 +56,5 @@ for _, batch in ipairs(batches) do
   if batch and is_empty(batch) then delete_batch(batch) end
 end
 slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)
-wake_for_slot()
+if #again > 0 then wake() else wake_for_slot() end
 return {stale, followers_left and 1 or 0}

@@ -45,6 +45,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0
   local batch = load_batch(id)
   if not batch then
     call('ZREM', P .. 'leases', id)
+    slots.claimed(id)
     unknown = unknown + 1
   elseif batch.state == 'running' and was_suspended then
     lease(batch, rule.lease_ms)

@@ -7,8 +7,9 @@
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local entries, had_losses = {}, batch.losses > 0
-each_member(batch, function(id, row)
-  entries[#entries + 1] = {id, row}
+each_member(batch, function(id, row, list)
+  if batch.slots and ends_as_left(id, row, batch, NO_RUN) then call('LREM', list, 1, id)
+  else entries[#entries + 1] = {id, row} end
 end)
 if had_losses and #entries > 0 then
   call('LREM', P .. 'batch_queue', 0, batch.id)

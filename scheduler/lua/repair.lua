@@ -7,7 +7,8 @@
 local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_bad = 'list', dlq = 'list', auditors = 'set',
   retry_budget = 'hash', wake = 'list', wake_at = 'hash', formed_at = 'string', reaped_at = 'string', resumed_at = 'string',
   epoch = 'string', gpus = 'zset', cordoned = 'set', gateways = 'zset', healthy_gpu_count = 'string', notices = 'zset',
-  sharing = 'zset', same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list'}
+  sharing = 'zset', same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list', slots = 'hash',
+  unclaimed = 'hash'}
 local tiers = cmsgpack.unpack(ARGV[2])
 for _, tier in ipairs(tiers) do
   types['queue:' .. tier], types['backlogs:' .. tier], types['waiting:' .. tier] = 'list', 'zset', 'string'

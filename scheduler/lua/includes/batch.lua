@@ -10,6 +10,7 @@ local function load_batch(id)
     redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
     call('DEL', P .. 'batch:' .. id)
     call('ZREM', P .. 'leases', id)
+    slots.claimed(id)
     return nil
   end
   if not row[1] then return nil end
@@ -41,8 +42,14 @@ local function is_empty(batch)
   return true
 end
 
--- has_left(id) -> the tokens that were delivered to a client which has left, while its request runs in a slot; nil if it has not left.
-local function has_left(id) return tonumber(call('HGET', P .. 'request:' .. id, 'left')) end
+-- ends_as_left(id, row, batch, run) -> whether the client of a request has left while it ran in a slot. Then it ends as cancelled,
+-- with the larger of the tokens that were delivered and those that the run used.
+local function ends_as_left(id, row, batch, run)
+  local left = tonumber(call('HGET', P .. 'request:' .. id, 'left'))
+  if not left then return false end
+  if run[USED] < left then run = {run[GPU_MS], left, 0, cmsgpack.pack(run[GPU_MS], left, '', '', 0, 'stop'), run[COST]} end
+  return finalize(id, row, 'failed', 'cancelled', batch, run)
+end
 
 local function lease(batch, lease_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch.id)
@@ -65,8 +72,7 @@ local function push_first(batch, size, lease_ms, keep_ms)
   local key = P .. 'batch:' .. batch.id
   call('HSET', key, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '), 'losses', batch.losses,
     'at', batch.formed or now, 'worker', '', 'token', '')
-  local costs = type(batch.costs) == 'table' and cmsgpack.pack(batch.costs) or batch.costs
-  if costs then call('HSET', key, 'costs', costs) end
+  if batch.costs then call('HSET', key, 'costs', batch.costs) end
   if batch.slots then
     call('HSET', key, 'slots', '1')
     slots.formed(batch.id, size)

@@ -36,9 +36,9 @@ end
 
 -- lose(id, row, batch, cause, rule) -> the losses of a request, if it may run again; else it ends here.
 local function lose(id, row, batch, cause, rule)
+  if batch.slots and ends_as_left(id, row, batch, NO_RUN) then return end
   local losses = redis.pcall('HINCRBY', P .. 'request:' .. id, 'losses', 1)
   if type(losses) ~= 'number' then quarantine(id, row)
-  elseif batch.slots and has_left(id) then finalize(id, row, 'failed', 'cancelled', batch, NO_RUN)
   elseif losses > rule.max_losses then finalize_as_dead_letter(id, row, cause, batch, NO_RUN)
   elseif row[DEADLINE] - now < rule.min_left_ms then
     finalize(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
@@ -67,6 +67,15 @@ local function note_loss(id, batch)
   call('HSET', key, 'lost_by', (call('HGET', key, 'lost_by') or '') .. ' ' .. batch.worker)
 end
 
+-- run_alone(id, row, batch, losses, rule): a request that left its batch gets one of its own, at the head of batch_queue.
+local function run_alone(id, row, batch, losses, rule)
+  local part, tier = part_of(batch, sub(id, -12), row[DEADLINE]), account_of(row).tier
+  part.losses, part.tiers = losses, {tier}
+  call('LPUSH', P .. 'inflight:' .. tier .. ':' .. part.id, id)
+  call('HSET', P .. 'request:' .. id, 'batch', part.id)
+  push_first(part, 1, rule.lease_ms, rule.keep_ms)
+end
+
 -- retry_member(id, row, batch, cause, rule): a run of one member was lost. It is retried in a batch of its own, or ends.
 local function retry_member(id, row, batch, cause, rule)
   local losses = lose(id, row, batch, cause, rule)
@@ -74,11 +83,7 @@ local function retry_member(id, row, batch, cause, rule)
   if not losses then return end
   if withdraw(1) == 0 then return finalize(id, row, 'failed', 'worker_lost', batch, NO_RUN) end
   note_loss(id, batch)
-  local part, tier = part_of(batch, sub(id, -12), row[DEADLINE]), account_of(row).tier
-  part.losses, part.tiers = losses, {tier}
-  call('LPUSH', P .. 'inflight:' .. tier .. ':' .. part.id, id)
-  call('HSET', P .. 'request:' .. id, 'batch', part.id)
-  push_first(part, 1, rule.lease_ms, rule.keep_ms)
+  run_alone(id, row, batch, losses, rule)
 end
 
 -- retry(batch, cause, rule) -> number of members that are retried.

@@ -1,7 +1,8 @@
 -- settlement: replaces the estimated cost of requests that were charged when they left a backlog by their measured share of the
 -- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
--- customer in its field `costs`. Work that was cancelled, or that failed for another reason than its input, costs nothing.
-local settlements, CHARGED_FAILURES, COST = {}, {poison_request = true, invalid_request = true}, 5
+-- customer in its field `costs`. Work that failed for another reason than its input costs nothing, nor does cancelled work that
+-- was not measured.
+local settlements, CHARGED_FAILURES, COST = {}, {poison_request = true, invalid_request = true, cancelled = true}, 5
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
 local APART_SHARE, APART_MOST = 0.02, 16 -- of the GPU time, for the empty places of batches of quiet customers; in mean requests
 local SAME = 0.01 -- a smaller relative change of a mean is not stored
@@ -21,8 +22,8 @@ end
 local function settle(batch, account, state, cost)
   if batch.served_from and cost then return settle_part(account, cost) end
   if not batch.costs then return end
-  if type(batch.costs) == 'string' then batch.costs = cmsgpack.unpack(batch.costs) end
-  local of_tier = batch.costs[account.tier]
+  batch.sums = batch.sums or cmsgpack.unpack(batch.costs) -- `costs` stays as it is, for a retry
+  local of_tier = batch.sums[account.tier]
   local sum = of_tier and of_tier[account.customer]
   if not sum then return end
   if not sum.count then
