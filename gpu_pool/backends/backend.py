@@ -149,6 +149,14 @@ class SteppingBackend(Backend, Protocol):
         """
 
 
+@runtime_checkable
+class WaitingBackend(SteppingBackend, Protocol):
+    """A backend whose `step` waits for something outside the process."""
+
+    def interrupt_on(self, descriptor: int) -> None:
+        """From now on `step` returns at once when `descriptor` is readable."""
+
+
 Run = Callable[[Sequence[Item]], list[ItemResult]]
 
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.messages import (
     Available,
@@ -48,19 +50,23 @@ _URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresq
 
 @dataclass(frozen=True, slots=True)
 class ModelLaunch:
-    """How a model process is started. `secrets` are added to its environment, which no other user can read."""
+    """How a model process is started. `secrets` are added to its environment, which no other user can read.
+
+    `max_slots` limits the requests of a model with slots; 0: no limit of its own.
+    """
 
     backend: str
     device: str = "cpu"
     torch_threads: int = 1
     dtype: str = "auto"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_slots: int = 0
 
     def arguments(self, fd: int) -> list[str]:
         """The command line, with `fd` the process's end of the socket."""
         own = ["--fd", str(fd), "--parent", str(os.getpid())]
         model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
-        model += ["--torch-threads", str(self.torch_threads)]
+        model += ["--torch-threads", str(self.torch_threads), "--max-slots", str(self.max_slots)]
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
         return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 
@@ -259,7 +265,11 @@ class ModelProcess:
         if isinstance(message, Progress):
             return
         if isinstance(message, Pieces):
-            if message.seq in self._answers and not self._answers[message.seq].done():
+            if not message.seq:
+                for piece in message.pieces:
+                    if piece.place in self._piece_callbacks:
+                        self._piece_callbacks[piece.place]([structs.replace(piece, place=0)])
+            elif message.seq in self._answers and not self._answers[message.seq].done():
                 self._piece_callbacks[message.seq](message.pieces)
         elif isinstance(message, Fatal):
             self._fatal = message
