@@ -142,10 +142,11 @@ class SteppingBackend(Backend, Protocol):
     def remove(self, key: int) -> int:
         """Let the item leave without a result. Returns the tokens used so far; 0 also if it has ended."""
 
-    def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
+    def step(self, progress: Callable[[], None]) -> Sequence[tuple[int, ItemResult | BaseException]]:
         """Advance all items by one step; items that are late end with TOO_LATE. Calls `progress` at least once.
 
-        Returns the keys and results of those that ended. May raise anything; then all items have left.
+        Returns the keys and results of those that ended; an exception if that item alone caused it. May raise anything;
+        then all items have left.
         """
 
 

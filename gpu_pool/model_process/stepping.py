@@ -150,7 +150,11 @@ class SlotServing:
             else:
                 self._joined.clear()
                 for key, result in ended:
-                    self._end(self._running.pop(key), result)
+                    member = self._running.pop(key)
+                    if isinstance(result, ItemResult):
+                        self._end(member, result)
+                    else:
+                        self._raised(member, result)
         self._listeners.flush()
         for request in self._requests.values():
             if request.listeners is not None:
@@ -265,6 +269,14 @@ class SlotServing:
         self._found = self._found and bool(self._suspects)
         self._suspects += [before, new] if before and new else [members[middle:], members[:middle]]
 
+    def _raised(self, member: _Member, error: BaseException) -> None:
+        """The item alone raised `error`. For want of memory it runs again with fewer others."""
+        if is_out_of_memory(error) and self._running:
+            self._limit((len(self._running) + 1) // 2)
+            self._waiting.appendleft(member)
+        else:
+            self._blame(member, error)
+
     def _blame(self, member: _Member, error: BaseException) -> None:
         _raise_if_lost(error)
         self._found = True
@@ -274,9 +286,7 @@ class SlotServing:
     def _shrink(self, members: Sequence[_Member]) -> None:
         """Halve the slots; the items that fit run again, those with output first."""
         fewer = max(1, len(members) // 2)
-        if fewer < self._slots:
-            self._slots = fewer
-            self._send(Slots(fewer, MEMORY))
+        self._limit(fewer)
         if len(members) == 1:
             return
         ordered = sorted(members, key=lambda member: not member.sent)
@@ -285,6 +295,11 @@ class SlotServing:
         for member in ordered:
             if member not in kept:
                 self._hand_back(member.request, MEMORY)
+
+    def _limit(self, slots: int) -> None:
+        if slots < self._slots:
+            self._slots = slots
+            self._send(Slots(slots, MEMORY))
 
     def _end(self, member: _Member, result: ItemResult) -> None:
         member.ended = True
