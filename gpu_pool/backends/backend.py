@@ -146,11 +146,20 @@ class SteppingBackend(Backend, Protocol):
     def remove(self, key: int) -> int:
         """Let the item leave without a result. Returns the tokens used so far; 0 also if it has ended."""
 
-    def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
+    def step(self, progress: Callable[[], None]) -> Sequence[tuple[int, ItemResult | BaseException]]:
         """Advance all items by one step; items that are late end with TOO_LATE. Calls `progress` at least once.
 
-        Returns the keys and results of those that ended. May raise anything; then all items have left.
+        Returns the keys and results of those that ended; an exception if that item alone caused it. May raise anything;
+        then all items have left.
         """
+
+
+@runtime_checkable
+class WaitingBackend(SteppingBackend, Protocol):
+    """A backend whose `step` waits for something outside the process."""
+
+    def interrupt_on(self, descriptor: int) -> None:
+        """From now on `step` returns at once when `descriptor` is readable."""
 
 
 Run = Callable[[Sequence[Item]], list[ItemResult]]

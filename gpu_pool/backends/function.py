@@ -50,7 +50,7 @@ def stream_callback(
             raise OutputsUnwanted(texts)
         if len(pieces) != len(items):
             raise InvalidOutput(f"The model wrote {len(pieces)} texts for {len(items)} inputs.")
-        for place, (item, piece) in enumerate(zip(items, map(_text, pieces), strict=True)):
+        for place, (item, piece) in enumerate(zip(items, map(plain_text, pieces), strict=True)):
             if item.listener is not None and piece:
                 item.listener.emit(written[place], piece)
                 written[place] += len(piece)
@@ -66,7 +66,7 @@ def stream_callback(
     return tell
 
 
-def _text(piece: Any) -> str:
+def plain_text(piece: Any) -> str:
     """A plain str that UTF-8 can encode. Raises InvalidOutput."""
     try:
         return str.encode(piece).decode()
@@ -94,10 +94,14 @@ def find_target(spec: str) -> Any:
         if not hasattr(target, part):
             raise StartError(f"Backend {spec!r}: the module {module_name!r} has no {name!r}.")
         target = getattr(target, part)
+    methods = ["predict", "answer", *(["generate"] if getattr(target, "continuous", False) else [])]
+    if any(callable(getattr(target, method, None)) for method in methods):
+        return target
     if isinstance(target, type):
-        if not callable(getattr(target, "predict", None)):
-            raise StartError(f"Backend {spec!r}: the class needs a method predict(list[str]) -> list[str].")
-    elif not callable(target) and not callable(getattr(target, "predict", None)):
+        raise StartError(
+            f"Backend {spec!r}: the class needs a method predict(list[str]) -> list[str], or async answer(item)."
+        )
+    if not callable(target):
         raise StartError(f"Backend {spec!r}: {name!r} is not callable.")
     return target
 

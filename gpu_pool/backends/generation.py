@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.errors import ErrorCode
@@ -142,19 +142,6 @@ _PARSERS: Final[dict[str, Callable[[str, object], object]]] = {
     "seed": _parse_seed,
     "stop": _parse_stop,
 }
-
-
-P = TypeVar("P")
-
-
-def run_prepared(
-    items: Sequence[Item], prepare: Callable[[Item], P | ItemResult], run: Callable[[list[P]], list[ItemResult]]
-) -> list[ItemResult]:
-    """One result for each item, in order. `prepare` returns an input for `run`, which gets all of them, or a rejection."""
-    prepared = [prepare(item) for item in items]
-    good = [each for each in prepared if not isinstance(each, ItemResult)]
-    made = iter(run(good) if good else [])
-    return [each if isinstance(each, ItemResult) else next(made) for each in prepared]
 
 
 def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationParameters | ItemResult:

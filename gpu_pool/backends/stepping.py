@@ -167,16 +167,22 @@ class Stepper(Protocol):
 
     def add(self, key: int, item: Any, /) -> None: ...
 
-    def step(self, progress: Callable[[], None], /) -> list[tuple[int, ItemResult]]: ...
+    def step(self, progress: Callable[[], None], /) -> Sequence[tuple[int, ItemResult | BaseException]]: ...
 
 
 def run_all(loop: Stepper, items: Sequence[Item], progress: Callable[[], None], most: int) -> list[ItemResult]:
-    """One result for each item, in order; at most `most` run at a time. `loop` has no other items."""
+    """One result for each item, in order; at most `most` run at a time. `loop` has no other items.
+
+    Raises the exception of an item.
+    """
     results: dict[int, ItemResult] = {}
     begun = 0
     while len(results) < len(items):
         while begun < len(items) and begun - len(results) < most:
             loop.add(begun, items[begun])
             begun += 1
-        results.update(loop.step(progress))
+        for key, result in loop.step(progress):
+            if isinstance(result, BaseException):
+                raise result
+            results[key] = result
     return [results[place] for place in range(len(items))]

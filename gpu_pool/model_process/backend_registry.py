@@ -21,7 +21,7 @@ class BackendForm(NamedTuple):
 BACKENDS = (
     BackendForm("tiny", steps="yes", vectors="yes"),
     BackendForm("simulated[:MS]"),
-    BackendForm("pkg.module:function", steps="with `generate`", vectors="with `embed`"),
+    BackendForm("pkg.module:function", steps="with `generate` or `answer`", vectors="with `embed`"),
     BackendForm("hf:DIR", texts="language models", steps="language models", vectors="embedding models"),
     BackendForm("openai:URL", texts="as its server", steps="as its server", vectors="as its server", passes_on=True),
 )
@@ -70,6 +70,8 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype
         from gpu_pool.backends.hf.backend import HfBackend  # noqa: PLC0415 - only the selected backend
 
         return HfBackend(directory[1], device, torch_threads, dtype)
+    from gpu_pool.backends.answering import AnswerBackend, answers  # noqa: PLC0415 - only the selected backend
     from gpu_pool.backends.function import FunctionBackend, find_target  # noqa: PLC0415 - only the selected backend
 
-    return FunctionBackend(spec, find_target(spec))
+    target = find_target(spec)
+    return AnswerBackend(spec, target) if answers(target) else FunctionBackend(spec, target)

@@ -146,21 +146,21 @@ class BatchRunner:
         results = run_apart(
             lambda part: self._noted(part, time_left),
             items,
-            blame=_blame,
+            blame=blame,
             unfinished=_unfinished,
             time_left=time_left,
             fatal=DeviceLost,
         )
         padding = getattr(self._backend, "padding", None)
         self.padding_waste = padding.take() if padding is not None else 0.0
-        self._judge(results)
+        self.judge(results)
         return results
 
     def _noted(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
         try:
             return self._attempt(items, time_left)
         except (Exception, SystemExit) as error:
-            self.fault = self.fault or _named(error)
+            self.fault = self.fault or fault_of(error)
             raise
 
     def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
@@ -186,7 +186,7 @@ class BatchRunner:
             raise InvalidOutput(f"The model returned {len(results)} results for {len(items)} inputs.")
         return results
 
-    def _judge(self, results: Sequence[ItemResult]) -> None:
+    def judge(self, results: Sequence[ItemResult]) -> None:
         """A model that fails fast attracts all work; after several batches without a good answer it must pass its
         canary.
 
@@ -204,14 +204,15 @@ class BatchRunner:
             raise DeviceLost(f"The model failed its canary with {type(error).__name__}.") from error
 
 
-def _blame(error: BaseException) -> ItemResult:
-    """The exception's text is not returned: it may quote an input."""
+def blame(error: BaseException) -> ItemResult:
+    """The result of the item whose run raised `error`. The exception's text is not returned: it may quote an input."""
     if isinstance(error, InvalidOutput):
         return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
     return ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
 
 
-def _named(error: BaseException) -> str:
+def fault_of(error: BaseException) -> str:
+    """A sentence about `error` that quotes no input."""
     return str(error) if isinstance(error, InvalidOutput) else f"The model raised {type(error).__name__}."
 
 

@@ -51,21 +51,25 @@ _URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresq
 
 @dataclass(frozen=True, slots=True)
 class ModelLaunch:
-    """How a model process is started. `secrets` are added to its environment, which no other user can read."""
+    """How a model process is started. `secrets` are added to its environment, which no other user can read.
+
+    `max_slots` limits the requests of a model with slots, 0: not at all; `slots` is what the last process had learnt, 0: nothing.
+    """
 
     backend: str
     device: str = "cpu"
     torch_threads: int = 1
     dtype: str = "auto"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    max_slots: int = 0
     slots: int = 0
-    """Those of the last process."""
 
     def arguments(self, fd: int) -> list[str]:
         """The command line, with `fd` the process's end of the socket."""
         own = ["--fd", str(fd), "--parent", str(os.getpid())]
         model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
-        model += ["--torch-threads", str(self.torch_threads), "--slots", str(self.slots)]
+        model += ["--torch-threads", str(self.torch_threads)]
+        model += ["--max-slots", str(self.max_slots), "--slots", str(self.slots)]
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
         return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 

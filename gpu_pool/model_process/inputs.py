@@ -191,18 +191,20 @@ def run_readable(
     same.
     """
     items = read_items(bodies, listen, deadlines, stream_deadlines)
-    usable = [item if item is not None and not _is_passed_on(item) else None for item in items]
-    readable = [item for item in usable if item is not None]
-    results = with_unreadable(usable, with_late(readable, run(readable)) if readable else [])
-    return [
-        NOT_PASSED_ON if item is not None and _is_passed_on(item) else result
-        for item, result in zip(items, results, strict=True)
-    ]
+    rejected = [rejection(item) for item in items]
+    readable = [item for item, reason in zip(items, rejected, strict=True) if item is not None and reason is None]
+    results = iter(with_late(readable, run(readable)) if readable else [])
+    return [next(results) if reason is None else reason for reason in rejected]
 
 
-def _is_passed_on(item: Item) -> bool:
-    """Whether only a model with a server behind it can run it, as an embedding with parameters."""
-    return item.task in DOCUMENTS or (item.task is Task.EMBED and bool(item.parameters))
+def rejection(item: Item | None) -> ItemResult | None:
+    """The result of a body that cannot be run here; None for others."""
+    if item is None:
+        return UNREADABLE
+    # Only a model with a server behind it can run these.
+    if item.task in DOCUMENTS or (item.task is Task.EMBED and bool(item.parameters)):
+        return NOT_PASSED_ON
+    return None
 
 
 def read_items(

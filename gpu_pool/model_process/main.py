@@ -1,5 +1,5 @@
-"""The model process, `python -m gpu_pool.model_process.main`: loads one backend and runs batches until its worker is
-gone.
+"""The model process, `python -m gpu_pool.model_process.main`: loads one backend and runs batches, or single requests
+if the backend has slots, until its worker is gone.
 
 It communicates over one inherited socket (gpu_pool/model_process/messages.py), never over stdout, has no Redis
 connection and no secrets, and can be killed at any moment: its worker hands the batch to another one. Exit codes: 0 the
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpu_pool.backends.backend import Backend, ServingBackend
+from gpu_pool.backends.backend import Backend, ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost
 from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
@@ -36,6 +36,7 @@ from gpu_pool.model_process.messages import (
     Run,
     too_large,
 )
+from gpu_pool.model_process.stepping import serve_slots
 from scheduler.errors import StartError
 from scheduler.failpoints import arm, failpoint
 
@@ -81,6 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--max-slots", type=int, default=0, help="most requests at a time; 0: the model's own number")
     parser.add_argument("--slots", type=int, default=0, help="slots of the last process of the worker")
     parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
     return parser.parse_args(arguments)
@@ -107,8 +109,16 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
             backend.resume(options.slots)
         link.send(Ready(backend.version, slots=backend.slots))
         backend.serve(link.connection)
-    link.send(Ready(backend.version))
-    return _run_batches(link, backend)
+    try:
+        if isinstance(backend, SteppingBackend) and backend.slots:
+            slots = min(backend.slots, options.max_slots or backend.slots)
+            link.send(Ready(backend.version, slots=slots))
+            serve_slots(link, backend, slots)
+        link.send(Ready(backend.version))
+        _run_batches(link, backend)
+    except DeviceLost as error:
+        link.send(Fatal(str(error)))
+    return EXIT_DEVICE_LOST
 
 
 class Steps:
@@ -139,17 +149,12 @@ class Steps:
                 self.listeners.drop(drop.seq, drop.places)
 
 
-def _run_batches(link: ModelLink, backend: Backend) -> int:
+def _run_batches(link: ModelLink, backend: Backend) -> None:
     steps = Steps(link)
     runner = BatchRunner(backend, steps)
-    try:
-        for run in link.runs():
-            steps.begin(run)
-            _run_batch(link, runner, run, steps.listeners)
-    except DeviceLost as error:
-        link.send(Fatal(str(error)))
-        return EXIT_DEVICE_LOST
-    return 0
+    for run in link.runs():
+        steps.begin(run)
+        _run_batch(link, runner, run, steps.listeners)
 
 
 def _run_batch(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:

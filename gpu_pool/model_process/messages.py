@@ -208,18 +208,22 @@ class ModelLink:
     def runs(self) -> Iterator[Run]:
         """The batches to run, as they arrive, without end: the process exits when the worker is gone."""
         while True:
-            message = self._early.popleft() if self._early else self._next()
+            message = self._early.popleft() if self._early else self.receive()
             if isinstance(message, Run):  # A Drop for a batch that has ended is ignored.
                 yield message
 
     def drops(self) -> Iterator[Drop]:
         """The cancellations that have arrived for the running batch; never waits."""
-        while self._unread.poll(0):
-            message = self._next()
+        for message in self.arrived():
             if isinstance(message, Drop):
                 yield message
             elif isinstance(message, Run):
                 self._early.append(message)
+
+    def arrived(self) -> Iterator[WorkerMessage]:
+        """All messages that have arrived; never waits."""
+        while self._unread.poll(0):
+            yield self.receive()
 
     def send(self, message: ModelMessage) -> None:
         """Send one message; exits the process if the worker is gone. Raises FrameTooLarge."""
@@ -229,7 +233,8 @@ class ModelLink:
         except OSError:
             os._exit(0)
 
-    def _next(self) -> WorkerMessage:
+    def receive(self) -> WorkerMessage:
+        """The next message; waits for it."""
         try:
             return decode_worker_message(self._exactly(body_length(self._exactly(HEADER.size))))
         except (OSError, EOFError, FrameError):

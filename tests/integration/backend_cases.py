@@ -1,13 +1,14 @@
 """The backends that the contract tests run for: how each is made, and what it can do. Add a `Case` for a new backend."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from endpoint_stand_in import StandIn, serving
+from gpu_pool.backends.answering import AnswerBackend
 from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.function import FunctionBackend
 from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
@@ -42,6 +43,28 @@ class Writer:
         return [[float(len(text)), 1.0] for text in texts]
 
 
+class Answerer:
+    """A class that answers requests one by one."""
+
+    async def answer(self, item: Any) -> str:
+        for letter in item.input.upper():
+            item.emit(letter)
+            await asyncio.sleep(0)
+        return str(item.input).upper()
+
+    async def embed(self, texts: list[str]) -> list[list[float]]:
+        return [[float(len(text)), 1.0] for text in texts]
+
+
+class Generator:
+    """A class with a generator for each request."""
+
+    continuous = True
+
+    def generate(self, item: Any) -> Iterator[str]:
+        yield from item.input.upper()
+
+
 class ServedEndpoint(EndpointBackend):
     """`openai:URL` with a server that lives as long as the backend."""
 
@@ -59,7 +82,7 @@ class Case:
     """One backend, of a form in BACKENDS. `make` returns it unloaded; the path is a folder that its tests share.
 
     `embeds`: it makes embeddings. `steps`: it writes step by step, so listeners get pieces and can leave. `parameters`: it
-    reads `max_tokens`, `temperature` and `seed`.
+    reads `max_tokens`, `temperature` and `seed`. The names in `STEPPING` are backends with slots.
     """
 
     name: str
@@ -74,6 +97,10 @@ def _function(target: Any) -> Callable[[Path], Backend]:
     return lambda _: FunctionBackend("cases:target", target)
 
 
+def _answers(target: Any) -> Callable[[Path], Backend]:
+    return lambda _: AnswerBackend("cases:target", target)
+
+
 def _hf(folder: Path) -> Backend:
     if not (folder / "config.json").exists():
         make_causal(folder)
@@ -86,6 +113,9 @@ CASES = (
     Case("function", "pkg.module:function", _function(upper)),
     Case("async function", "pkg.module:function", _function(upper_async)),
     Case("class", "pkg.module:function", _function(Writer), embeds=True, steps=True),
+    Case("answers", "pkg.module:function", _answers(Answerer), embeds=True, steps=True),
+    Case("generators", "pkg.module:function", _answers(Generator), steps=True),
     Case("hf", "hf:DIR", _hf, steps=True, parameters=True),
     Case("openai", "openai:URL", lambda _: ServedEndpoint(), embeds=True, steps=True),
 )
+STEPPING = frozenset({"tiny", "answers", "generators", "hf"})

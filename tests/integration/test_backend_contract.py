@@ -1,14 +1,16 @@
 """The contract of a backend: the same tests for every case of `backend_cases`."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.inference.submission import SAMPLING_BACKENDS
-from gpu_pool.backends.backend import Backend, Item, ItemResult
+from gpu_pool.backends.backend import TOO_LATE, Backend, Item, ItemResult, SteppingBackend
 from gpu_pool.model_process.backend_registry import BACKENDS
-from integration.backend_cases import CASES, Case
+from integration.backend_cases import CASES, STEPPING, Case
 from integration.endpoint_fixtures import Reader
 from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
 
@@ -170,3 +172,81 @@ def test_embeddings(backend: Loaded) -> None:
         assert first.output != second.output
     else:
         assert (first.error_code, first.output) == ("invalid_request", "This model makes no embeddings.")
+
+
+@cases()
+def test_backends_with_slots(backend: Loaded) -> None:
+    """The model process chooses its loop by the type of the backend, once it is loaded."""
+    assert isinstance(backend.backend, SteppingBackend) == (backend.case.name in STEPPING)
+
+
+def stepped(backend: Loaded, items: Sequence[Item], joins: Sequence[int]) -> dict[int, Any]:
+    """The results when each item joins at its step, and the text of listeners until then."""
+    loop: Any = backend.backend
+    results: dict[int, Any] = {}
+    for step in range(400):
+        for key, joins_at in enumerate(joins):
+            if joins_at == step:
+                loop.add(key, items[key])
+        results.update(loop.step(lambda: None))
+        if len(results) == len(items):
+            break
+    return results
+
+
+@cases(lambda case: case.name in STEPPING)
+@pytest.mark.parametrize("seed", range(4))
+def test_items_join_and_leave_at_any_step(backend: Loaded, seed: int) -> None:
+    """Texts of mixed lengths, embeddings and streams have the results that they have alone."""
+    chance = random.Random(seed)
+    items = [
+        backend.item(
+            chance.choice([*TEXTS, *ODD, "Once upon a time there was a machine " * 2]),
+            parameters={"max_tokens": chance.choice([1, 2, 5, 17, 40])} if backend.case.parameters else {},
+            listener=Reader() if chance.random() < 0.5 else None,
+            task=Task.EMBED if backend.case.embeds and chance.random() < 0.2 else Task.COMPLETE,
+        )
+        for _ in range(14)
+    ]
+    if backend.case.parameters:
+        items[3].parameters.update(temperature=1.1, seed=4)
+        items.append(backend.item("x", parameters={"colour": "red"}))
+    joins = [chance.choice([0, 0, 1, 3, 4, 9, 20]) for _ in items]
+
+    results = stepped(backend, items, joins)
+
+    alone = [backend.run([replace(item, listener=None)])[0] for item in items]
+    assert [results[key] for key in range(len(items))] == alone
+    readers = {key: item.listener for key, item in enumerate(items) if isinstance(item.listener, Reader)}
+    assert {key: reader.text for key, reader in readers.items()} == {
+        key: alone[key].output if items[key].task is not Task.EMBED else "" for key in readers
+    }
+
+
+@cases(lambda case: case.name in STEPPING)
+def test_items_that_leave(backend: Loaded) -> None:
+    """A removed item has no result, one past its deadline TOO_LATE, one whose client left its text; others go on."""
+    loop: Any = backend.backend
+    parameters = {"max_tokens": 30} if backend.case.parameters else {}
+    stays, leaves = backend.item("Once upon a time", parameters=parameters), Reader(leaves_after=2)
+    for key, item in enumerate(
+        [
+            replace(stays, until=0.0),
+            stays,
+            replace(stays, listener=leaves),
+            stays,
+        ]
+    ):
+        loop.add(key, item)
+
+    results = dict(loop.step(lambda: None))
+    loop.remove(1)
+    loop.remove(1)
+    for _ in range(100):
+        if 3 not in results:
+            results.update(loop.step(lambda: None))
+
+    (alone,) = backend.run([stays])
+    assert (results.keys(), results[0], results[3]) == ({0, 2, 3}, TOO_LATE, alone)
+    assert results[2].output == leaves.text != alone.output
+    assert alone.output.startswith(leaves.text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool.backends.backend import Item, ItemResult, by_task
 from gpu_pool.backends.hf.directory import Unusable, read_directory
@@ -16,6 +16,10 @@ from scheduler.errors import StartError
 
 if TYPE_CHECKING:
     from gpu_pool.backends.hf.loading import HfModel
+    from gpu_pool.backends.stepping import RowLoop
+
+SLOTS: Final = 32
+"""Texts of a language model at a time; a device with less memory gets fewer."""
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Read by the libraries when they are imported. `TOKENIZERS_PARALLELISM` is left to the operator."""
@@ -34,6 +38,12 @@ class HfBackend:
         self._dtype = dtype
         self._version = f"hf:{directory}"
         self._model: HfModel | None = None
+        self._loop: RowLoop[Any] | None = None
+
+    @property
+    def slots(self) -> int:
+        """0 for an embedding model, which runs batches."""
+        return SLOTS if self._loop is not None else 0
 
     @property
     def version(self) -> str:
@@ -52,6 +62,7 @@ class HfBackend:
             raise StartError(f"Backend 'hf:{self._directory}': {error}.") from None
         except ModuleNotFoundError as error:
             raise StartError(f"Backend 'hf:' needs the package {error.name!r}; install the extra 'hf'.") from None
+        self._loop = self._model.loop()
         self._version = found.version
 
     def warmup(self) -> None:
@@ -67,9 +78,26 @@ class HfBackend:
         model = self._loaded()
         return by_task(items, lambda some: model.texts(some, progress), lambda some: model.vectors(some, progress))
 
+    def add(self, key: int, item: Item) -> None:
+        """See `SteppingBackend`."""
+        self._stepping().add(key, item)
+
+    def remove(self, key: int) -> int:
+        """See `SteppingBackend`."""
+        return self._stepping().remove(key)
+
+    def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult]]:
+        """See `SteppingBackend`. Raises InvalidOutput if the network computes NaN or infinity."""
+        return self._stepping().step(progress)
+
     def close(self) -> None:
         """Release the weights."""
-        self._model = None
+        self._model = self._loop = None
+
+    def _stepping(self) -> RowLoop[Any]:
+        if self._loop is None:
+            raise RuntimeError("an embedding model has no slots; this is a bug")
+        return self._loop
 
     def _loaded(self) -> HfModel:
         if self._model is None:

@@ -1,92 +1,32 @@
-"""A causal language model: continues many prompts at once, one pass over the prompts, then one step for each token.
+"""A causal language model: continues many prompts at once, each of which joins and leaves at a step of its own.
 
-With float32 the result of a row depends on that row alone, not on its batch, greedy or with a seed: a choice that
+With float32 the result of a row depends on that row alone, not on the others, greedy or with a seed: a choice that
 rounding could change is recomputed from the row's tokens alone (gpu_pool/backends/tiny/sampling.py). With shorter
-number formats rounding exceeds any margin, and a long text may differ in another batch.
+number formats rounding exceeds any margin, and a long text may differ among other rows.
 
-A prompt is a text, or a conversation in the tokenizer's template. Prompts are padded on the left, so that the last
-column is every row's last token and new ones are appended; the mask hides the padding, and positions count from each
-row's own first token.
+A prompt is a text, or a conversation in the tokenizer's template.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult
-from gpu_pool.backends.generation import as_result, named_turns, prompt_of, read_parameters, run_prepared
+from gpu_pool.backends.backend import NO_EMBEDDINGS, Item, ItemResult
+from gpu_pool.backends.generation import named_turns, prompt_of, read_parameters
+from gpu_pool.backends.hf.decoding import HfDecoder, takes
 from gpu_pool.backends.hf.directory import Unusable
 from gpu_pool.backends.hf.row import HfSequence
-from gpu_pool.backends.tiny.sampling import choose
+from gpu_pool.backends.stepping import RowLoop, run_all
 from scheduler.errors import ErrorCode
 from scheduler.payload import PromptMessage, Task
 
 NEEDED: Final = ("past_key_values", "attention_mask")
 """Arguments that a network must accept."""
-
-
-def takes(network: Any) -> frozenset[str]:
-    """The arguments of the network's `forward`."""
-    return frozenset(inspect.signature(network.forward).parameters)
-
-
-class Decoding:
-    """Runs the network: all prompts once, then one token of each row at a time. Scores are (rows, vocabulary)."""
-
-    def __init__(self, network: Any, device: torch.device) -> None:
-        self._network = network
-        self._device = device
-        taken = takes(network)
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        self._positioned = "position_ids" in taken
-        self._mask = torch.empty(0, 0, dtype=torch.long)
-        self._cache: Any = None
-
-    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Score the next token of each prompt; every prompt has at least one token."""
-        widest = max(map(len, prompts))
-        tokens = [[0] * (widest - len(prompt)) + list(prompt) for prompt in prompts]
-        mask = [[0] * (widest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        self._mask = torch.tensor(mask, device=self._device)
-        return self._step(torch.tensor(tokens, device=self._device))
-
-    def read_next(self, tokens: Sequence[int]) -> Tensor:
-        """Score the next token after one more token of each row."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return self._step(torch.tensor(tokens, device=self._device).unsqueeze(1))
-
-    def read_alone(self, tokens: Sequence[int]) -> Tensor:
-        """Score the next token of one row (1, vocabulary), without cache or other rows: the same in every batch."""
-        ids = torch.tensor([list(tokens)], device=self._device)
-        last: Tensor = self._network(input_ids=ids, use_cache=False, **self._last_only).logits[:, -1]
-        return last
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Drop all rows except these."""
-        chosen = torch.tensor(list(places), device=self._device)
-        self._mask = self._mask[chosen]
-        self._cache.batch_select_indices(chosen)
-
-    def _step(self, ids: Tensor) -> Tensor:
-        positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self._network(
-            input_ids=ids,
-            attention_mask=self._mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            **({"position_ids": positions} if self._positioned else {}),
-            **self._last_only,
-        )
-        self._cache = output.past_key_values
-        last: Tensor = output.logits[:, -1]
-        return last
 
 
 class PromptRefused(ValueError):
@@ -154,7 +94,12 @@ class CausalModel:
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """A text for each item. Raises InvalidOutput if the network computes NaN or infinity."""
-        return run_prepared(items, self._prepare, lambda rows: self._continued(rows, progress))
+        return run_all(self.loop(), items, progress, len(items))
+
+    def loop(self) -> RowLoop[HfSequence]:
+        """A loop of its own, without rows."""
+        decoder = HfDecoder(self._network, self._device, exact=self._exact)
+        return RowLoop(decoder, self._prepare, self.vectors, self._clock)
 
     def vectors(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
         """The states of a language model are no good measure of similarity, so embeddings are rejected."""
@@ -178,38 +123,7 @@ class CausalModel:
             long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
             return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
         parameters = replace(parameters, max_tokens=min(parameters.max_tokens, room))
-        return HfSequence(tokens, parameters, self._ends, self._decode, listener=item.listener, deadline=item.until)
-
-    def _continued(self, rows: list[HfSequence], progress: Callable[[], None]) -> list[ItemResult]:
-        self._run(rows, progress)
-        return [TOO_LATE if row.late else as_result(row.result()) for row in rows]
-
-    @torch.inference_mode()
-    def _run(self, rows: list[HfSequence], progress: Callable[[], None]) -> None:
-        """Add tokens to all rows until each is finished."""
-        decoding = Decoding(self._network, self._device)
-        scores = decoding.read_prompts([row.tokens for row in rows])
-        while True:
-            self._draw(decoding, rows, scores)
-            now = self._clock()
-            for row in rows:
-                row.give_up(now)
-                row.stream()
-            progress()
-            rows = _drop_finished(rows, decoding)
-            if not rows:
-                return
-            scores = decoding.read_next([row.tokens[-1] for row in rows])
-
-    def _draw(self, decoding: Decoding, rows: list[HfSequence], scores: Tensor) -> None:
-        """Choose each unfinished row's next token; a choice within rounding noise is recomputed from the row alone."""
-        live = [index for index, row in enumerate(rows) if not row.finished]
-        drawing = [rows[index] for index in live]
-        tokens, clear = _choose(drawing, scores[live])
-        for row, token, settled in zip(drawing, tokens, clear, strict=True):
-            if not settled and row.repeatable and self._exact:
-                token = _choose([row], decoding.read_alone(row.tokens))[0][0]
-            row.take(token)
+        return HfSequence(tokens, parameters, self._ends, self._decode, listener=item.listener)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -219,23 +133,3 @@ class CausalModel:
 def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
     begins = tokenizer.bos_token_id
     return int(begins) if begins is not None else min(ends, default=0)
-
-
-def _choose(rows: list[HfSequence], scores: Tensor) -> tuple[list[int], list[bool]]:
-    wide = scores.to(torch.float64)
-    if not bool(wide.amax(dim=-1).isfinite().all()):  # amax keeps NaN; single tokens may be excluded by -inf.
-        raise InvalidOutput("The network's scores are not finite.")
-    parameters = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
-    temperature, top_p, uniform = torch.tensor(parameters, dtype=torch.float64, device=wide.device).unbind(1)
-    choice = choose(wide, temperature, top_p, uniform)
-    return choice.tokens, choice.clear
-
-
-def _drop_finished(rows: list[HfSequence], decoding: Decoding) -> list[HfSequence]:
-    """Remove finished rows once they are half of the batch: each removal copies the cache."""
-    staying = [index for index, row in enumerate(rows) if not row.finished]
-    if staying and 2 * len(staying) > len(rows):
-        return rows
-    if staying:
-        decoding.keep(staying)
-    return [rows[index] for index in staying]

@@ -46,6 +46,9 @@ class EmbeddingModel:
         self._longest = longest
         self._clock = clock
 
+    def loop(self) -> None:
+        """None: a vector takes one pass, and texts of one length in one pass save padding, so batches are better."""
+
     def texts(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
         """Rejected: the model generates no text."""
         return [NO_TEXTS] * len(items)

@@ -15,6 +15,7 @@ from gpu_pool.backends.device import select_device
 from gpu_pool.backends.hf.causal import CausalModel
 from gpu_pool.backends.hf.directory import ModelDirectory, Unusable
 from gpu_pool.backends.hf.embedding import EmbeddingModel
+from gpu_pool.backends.stepping import RowLoop
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}
 UNUSED: Final = ("pooler.",)
@@ -31,6 +32,8 @@ class HfModel(Protocol):
     def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
 
     def vectors(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
+
+    def loop(self) -> RowLoop[Any] | None: ...
 
     def warmup(self) -> None: ...
 

@@ -7,7 +7,6 @@ tokens. The detokenizer works without torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -66,13 +65,10 @@ class HfSequence:
         decode: Decode,
         *,
         listener: OutputListener | None = None,
-        deadline: float = math.inf,
     ) -> None:
         self.parameters = parameters
         self.tokens = list(prompt)
         self.finished: Literal["stop", "length"] | None = None
-        self.late = False
-        self._deadline = deadline
         self._read = len(prompt)
         self._ends = ends
         self._text = bytearray()
@@ -91,6 +87,11 @@ class HfSequence:
     def drawn(self) -> int:
         """Number of new tokens, without the end token."""
         return len(self.tokens) - self._read
+
+    @property
+    def used(self) -> int:
+        """Number of tokens of the prompt and of new ones."""
+        return len(self.tokens)
 
     def next_uniform(self) -> float:
         """The random number for the next token, from [0, 1); the same until `take`."""
@@ -117,11 +118,6 @@ class HfSequence:
             self._stream.update(self._text)
             if self._stream.unwanted:
                 self.finished = "stop"
-
-    def give_up(self, now: float) -> None:
-        """End here as `late` if the deadline is over at `now` (seconds)."""
-        if not self.finished and now >= self._deadline:
-            self.late, self.finished = True, "length"
 
     def result(self) -> Generation:
         """The result of a finished row."""
