@@ -73,7 +73,7 @@ WITH_TORCH = {f"gpu_pool.backends.{name}" for name in ("device", "hf.causal", "h
 """Modules that import torch, beside those of `tiny`; they are imported when a model is loaded."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
-MOST_MODULES = 12
+MOST_MODULES = 15
 FEWEST_LINES = 60
 SHORT = {
     "gateway/auth/service_tier.py": "one rule, apart from the sources of identities",
@@ -199,7 +199,7 @@ def test_size_and_name(path: Path) -> None:
 
 
 def test_packages_are_small_and_modules_are_not() -> None:
-    """At most 12 modules in a package. A module under 60 lines is on the list with its reason; the list has at most 20."""
+    """At most 15 modules in a package. A module under 60 lines is on the list with its reason; the list has at most 20."""
     modules = [path for path in MODULES if path.name != "__init__.py"]
     count = Counter(path.parent for path in modules)
     short = {
