@@ -8,6 +8,8 @@ ever. So the estimate is corrected by the state of the queue:
 * requests are rejected and nothing is backlogged: the estimate is too low, and the correction grows;
 * requests are backlogged although all GPUs are busy: the served rate is the capacity, and the correction follows it.
 
+Engines with slots have another estimate, in `ratelimit/slot_capacity.py`, from the same reports.
+
 Limits fall at once and rise slowly, so that a flapping GPU does not make them flap. Retry-After for missing capacity
 is derived from the drain rate of the queue.
 
@@ -56,7 +58,8 @@ class GpuRate(NamedTuple):
     """The report of one healthy GPU. A batch of n takes `base_ms` + n x `item_ms`, measured up to `seen_batch` (0: never).
 
     `concurrency` batches run at a time. `served_rps`: requests/s of its last completed runs (0: unknown). `fresh_batch`:
-    the largest recent batch.
+    the largest recent batch. With `slots`, so many requests run at a time, each by itself: a request takes `base_ms`, and
+    `fresh_batch` is the mean number of requests that ran in the last seconds.
     """
 
     base_ms: float = 0.0
@@ -65,17 +68,22 @@ class GpuRate(NamedTuple):
     concurrency: int = 1
     served_rps: float = 0.0
     fresh_batch: float = 0.0
+    slots: int = 0
 
     def run_ms(self, size: float) -> float:
         """The time of a batch of `size`, in ms."""
         return max(self.base_ms + size * self.item_ms, 0.001)
 
     def full_rps(self, batch: int) -> float:
-        """Requests/s with full batches of `batch`, by the fit; 0 if nothing was measured."""
+        """Requests/s with full batches of `batch`, by the fit, or in all slots; 0 if nothing was measured."""
+        if self.slots:
+            return 1000 * self.slots / self.run_ms(1) if self.seen_batch > 0 else 0.0
         return self.concurrency * 1000 * batch / self.run_ms(batch) if self.seen_batch > 0 else 0.0
 
     def most_rps(self, batch: int) -> float:
         """The upper bound: if batches larger than the current ones took no longer."""
+        if self.slots:
+            return self.full_rps(batch)
         ran = min(self.fresh_batch or self.seen_batch, batch)
         return self.concurrency * 1000 * batch / self.run_ms(ran) if self.seen_batch > 0 else 0.0
 
@@ -114,16 +122,20 @@ class PoolLoad(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """An estimate in requests/s, before `target_utilization`; `confidence` 0..1."""
+    """An estimate in requests/s, before `target_utilization`; `confidence` 0..1.
+
+    `has_room`: an engine has free slots, or gets more of them. Then no request is rejected for capacity.
+    """
 
     rps: float
     evidence: CapacityEvidence
     confidence: float
+    has_room: bool = False
 
     @property
     def binding(self) -> bool:
         """Whether it sets limits; a prior is used for predicted waits only."""
-        return self.evidence is not CapacityEvidence.PRIOR
+        return self.evidence is not CapacityEvidence.PRIOR and not self.has_room
 
     @property
     def wait_rps(self) -> float:

@@ -156,6 +156,9 @@ class Simulation:
                 gpu.began_s = max(now - STEP_S, gpu.ends_s) if gpu.ends_s > now - STEP_S else now
                 gpu.ends_s = gpu.began_s + gpu.run_ms(gpu.size, now) / 1000
 
+    def _views(self, _now: float) -> list[WorkerView]:
+        return [gpu.view(f"w{i}") for i, gpu in enumerate(self.gpus)]
+
     def _look(self, now: float) -> None:
         arrived, shed = sum(self._arrived), sum(self._shed)
         span_s = max(LOOK_S, len(self._arrived) * LOOK_S)
@@ -168,7 +171,7 @@ class Simulation:
             Observation(
                 int(now * 1000),
                 {TIER: TierDepth(TIER, len(self._queue), oldest_ms)},
-                [gpu.view(f"w{i}") for i, gpu in enumerate(self.gpus)],
+                self._views(now),
                 [GatewayStats("g", 0.0, {TIER: stats})],
                 0,
                 busy,

@@ -24,9 +24,10 @@ import msgspec
 
 from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
-from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
+from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, PoolRate, relax
 from ratelimit.quotas import Meter
 from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capacity, remembered
+from ratelimit.slot_capacity import FULL, SlotEstimator
 from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
@@ -44,6 +45,10 @@ BACKLOG_LEAST_MS = 100.0  # Shorter waits come from batch windows and timers.
 SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost, not slow.
 _SOON = frozenset({"starting", "down"})  # While a model process is replaced; a lost GPU is down, too, for longer.
 PLACES = 32  # In a tier queue of a pool without an enabled model.
+MOST_SLOT_PLACES = 8  # In a tier queue of a pool with slots,
+SLOTS_PER_PLACE = (
+    16  # and of its slots for each: a place delays those in backlogs by the time until the next slot is free.
+)
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
@@ -68,6 +73,7 @@ class LiveLimits:
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
         self._estimator = CapacityEstimator()
+        self._slot_estimator = SlotEstimator()
         self._rps_per_gpu = 0.0  # At the last observation.
         self._request_us = (
             Meter().gpu_us
@@ -132,7 +138,7 @@ class LiveLimits:
         if self._observed_at is None or now - self._observed_at > HOLD_S:
             one, gpus = self._of_one_gpu(snapshot), max(1, min(self._reached, len(self._gpus)))
             self.estimate, self.healthy_gpus = one._replace(rps=one.rps * gpus), gpus
-            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+            self.capacity_rps = self.estimate.rps * self._target(snapshot)
             self._drain = {}
             self.memory(0.0)
             self._allocate(snapshot, 0.0)
@@ -226,9 +232,10 @@ class LiveLimits:
         if gpus:
             self._no_gpu_since = None
             self.estimate = self._estimated(gpus, observation, snapshot, now)
-            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+            self.capacity_rps = self.estimate.rps * self._target(snapshot)
         else:
             self._estimator.interrupt()
+            self._slot_estimator.interrupt()
             if self._no_gpu_since is None:
                 self._no_gpu_since = now
         if self.capacity_rps <= 0:
@@ -240,9 +247,21 @@ class LiveLimits:
         prior_rps, fixed = _prior(snapshot, self._pool)
         if fixed:
             return Capacity(prior_rps * len(gpus), CapacityEvidence.FIXED, 1.0)
-        batch = batch_size(snapshot, self._pool)
         load = pool_load(observation, gpus, snapshot, self._factors)
-        return self._estimator.look(gpus, batch, prior_rps, load, now)
+        if any(gpu.slots for gpu in gpus):
+            return self._slot_estimator.look(gpus, prior_rps, load, now)
+        return self._estimator.look(gpus, batch_size(snapshot, self._pool), prior_rps, load, now)
+
+    def _target(self, snapshot: SnapshotView) -> float:
+        """The part of the capacity that the limits use. With slots all of it: a request waits only while none is free."""
+        return 1.0 if any(gpu.slots for gpu in self._gpus) else _target(snapshot, self._pool)
+
+    def _places(self, snapshot: SnapshotView) -> int:
+        """Ids in a tier queue, one batch; with slots few, because what is in it is not in the fair order of customers."""
+        slots = sum(gpu.slots for gpu in self._gpus)
+        if slots:
+            return min(MOST_SLOT_PLACES, max(1, slots // SLOTS_PER_PLACE))
+        return batch_size(snapshot, self._pool) or PLACES
 
     def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
         if self.estimate.rps <= 0:
@@ -252,7 +271,7 @@ class LiveLimits:
 
     def _guess(self, snapshot: SnapshotView) -> None:
         self.estimate = self._of_one_gpu(snapshot)
-        self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+        self.capacity_rps = self.estimate.rps * self._target(snapshot)
 
     def _allocate(self, snapshot: SnapshotView, elapsed_s: float) -> None:
         shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers]
@@ -269,7 +288,7 @@ class LiveLimits:
             self._tier_limit(tier, snapshot, share.guaranteed_share, here.ceiling(tier.name, self.ceiling(tier.name)))
             for tier, share in zip(snapshot.tiers, here.shares, strict=True)
         ]
-        wait_rps = self.estimate.wait_rps * _target(snapshot, self._pool)
+        wait_rps = self.estimate.wait_rps * self._target(snapshot)
         self._limits = AdmissionLimits(limits, wait_rps * here.part)
 
     def _growth(self) -> float:
@@ -298,7 +317,7 @@ class LiveLimits:
             shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
             share=share,
             shadow=tier.shadow,
-            places=batch_size(snapshot, self._pool) or PLACES,
+            places=self._places(snapshot),
         )
 
 
@@ -329,7 +348,12 @@ def is_too_slow(workers: Sequence[WorkerView], unhealthy_s: float) -> bool:
 
 
 def _alone_ms(worker: WorkerView) -> float:
-    """The time of a batch of one request; before it is known, that of the batches so far; 0: nothing was measured."""
+    """The GPU time of a request that runs alone, or with slots the mean; before it is known, the time of the batches so far.
+
+    0: nothing was measured.
+    """
+    if worker.slots and worker.seen_batch > 0:
+        return worker.base_ms / max(1.0, worker.seen_batch)
     return worker.base_ms + worker.item_ms if worker.seen_batch > 0 else worker.service_p95_ms or worker.model_ms
 
 
@@ -351,9 +375,13 @@ def pool_load(
     tiers = [tier for tier in observation.tiers.values() if tier.name not in paused]
     runs_ms = [worker.service_p95_ms for worker in observation.workers if worker.healthy and worker.service_p95_ms > 0]
     run_ms = median(runs_ms) if runs_ms else 0.0
+    busy = observation.leased_batches >= sum(gpu.concurrency for gpu in gpus)
+    if slots := sum(gpu.slots for gpu in gpus):
+        busy = sum(worker.in_flight for worker in observation.workers if worker.healthy) >= FULL * slots
+        rps = PoolRate.of(gpus, 1).full_rps
+        run_ms = 1000 / rps if rps > 0 else 0.0  # Until the next slot is free.
     long_ms = max(BACKLOG_LEAST_MS, BACKLOG_RUNS * run_ms)
     late = any(tier.depth and tier.oldest_ms > long_ms for tier in tiers)
-    busy = observation.leased_batches >= sum(gpu.concurrency for gpu in gpus)
     stats = [each for gateway in observation.gateways for each in gateway.tiers.values()]
     shed_rps, arrived_rps = sum(each.shed_per_second for each in stats), sum(each.arrived_rps for each in stats)
     lowered = any(part < 1 for part in factors.values())
@@ -367,8 +395,9 @@ def pool_load(
 def _gpu_rate(worker: WorkerView) -> GpuRate:
     if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one value, that of full batches.
         return GpuRate(item_ms=1000 / worker.rps, seen_batch=math.inf, served_rps=worker.rps)
+    width = max(1, worker.width)
     return GpuRate(
-        worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width), worker.served_rps, worker.fresh_batch
+        worker.base_ms, worker.item_ms, worker.seen_batch, width, worker.served_rps, worker.fresh_batch, worker.slots
     )
 
 

@@ -129,6 +129,13 @@ OBSERVED = (
     Metric("tierlane_gpu_healthy", "gauge", POOL_GPU, "Whether the worker is healthy.", "0 or 1"),
     Metric("tierlane_gpu_utilization_ratio", "gauge", POOL_GPU, "Share of time that the worker's model is running."),
     Metric(
+        "tierlane_worker_slots",
+        "gauge",
+        POOL_GPU,
+        "Requests that may run at a time, for workers with slots; those that run: tierlane_inflight_requests.",
+        "requests",
+    ),
+    Metric(
         "tierlane_gpu_memory_bytes", "gauge", POOL_GPU, "Used memory of the worker's GPU, if the driver reports it."
     ),
     Metric("tierlane_gateways", "gauge", POOL, "Live gateways.", "gateways"),

@@ -98,6 +98,8 @@ def _workers(pool: str, workers: list[WorkerView]) -> Iterator[Gauge]:
         yield "tierlane_gpu_healthy", (pool, worker.id), int(worker.healthy)
         yield "tierlane_gpu_utilization_ratio", (pool, worker.id), worker.utilization
         yield "tierlane_inflight_requests", (pool, worker.id), worker.in_flight
+        if worker.slots:
+            yield "tierlane_worker_slots", (pool, worker.id), worker.slots
         if worker.gpu is not None:
             yield "tierlane_gpu_memory_bytes", (pool, worker.id), worker.gpu.memory_used_mb * MEBIBYTE
     for state, count in counts.items():

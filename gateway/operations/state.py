@@ -94,7 +94,8 @@ class CustomerState(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported.
+    """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported. `slots`: requests
+    that may run at a time, 0 if it runs batches.
 
     `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches.
     """
@@ -115,6 +116,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     cordoned: bool = False
     pausing: bool = False
     model_pid: int = 0
+    slots: int = 0
+    slots_source: str = ""
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -141,7 +144,7 @@ class HealthReason(msgspec.Struct, frozen=True):
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one pool. `batch_fill`: fill of the batches, 0..1, null if none ran."""
+    """The figures of one pool. `batch_fill`: fill of the batches, 0..1, null if none ran. `slots`, `running`: as in health."""
 
     name: str
     status: Status
@@ -160,6 +163,8 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     batch_fill: float | None
     dlq: int
     tiers: list[TierState]
+    slots: int = 0
+    running: int = 0
 
 
 class DashboardState(PoolState, frozen=True, kw_only=True):
@@ -262,6 +267,8 @@ def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: 
         batch_fill=batch_fill(gateways),
         dlq=whole["dlq"],
         tiers=tiers,
+        slots=whole["slots"],
+        running=whole["running"],
     )
 
 
@@ -336,6 +343,8 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
         cordoned=worker.id in cordoned,
         pausing=worker.pausing,
         model_pid=worker.model_pid,
+        slots=worker.slots,
+        slots_source=worker.slots_source,
     )
 
 

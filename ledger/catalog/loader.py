@@ -131,6 +131,7 @@ def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str
     for name, model in models.items():
         _positive("models", name, batch=model.max_batch_size, timeout=model.gpu_timeout_ms, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
+        _require(model.tpot_ms is None or model.tpot_ms > 0, "models", name, "has a tpot_ms that is not above 0")
         _require(model.max_wait_ms >= 0 and model.cache_ttl_s >= 0, "models", name, "has a negative time")
     return models
 
@@ -146,8 +147,8 @@ def cells_from(rows: Iterable[Row]) -> tuple[CellRow, ...]:
 
 
 def _model(row: Row, prices: tuple[Price, ...]) -> Model:
-    *columns, capabilities = row
-    return Model(*(*columns, None if capabilities is None else frozenset(capabilities), prices))
+    *columns, capabilities, tpot_ms = row
+    return Model(*(*columns, None if capabilities is None else frozenset(capabilities), prices, tpot_ms))
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:

@@ -143,6 +143,7 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     rps_per_gpu_fixed: bool = False  # Capacity is `rps_per_gpu` of each healthy GPU, whatever is measured.
     capabilities: frozenset[str] | None = None  # Of the server behind it, beyond text; None: all but extensions.
     prices: tuple[Price, ...] = ()  # The latest first.
+    tpot_ms: float | None = None  # Objective for the milliseconds per token, in engines with slots.
 
     def price_at(self, now: float) -> Price:
         """The price at a time; without one it is free."""

@@ -257,6 +257,12 @@ models = Table(
         "Capabilities of its server, separated by commas; text: none; null: all but extensions.",
         null=True,
     ),
+    column(
+        "tpot_ms",
+        Double,
+        "Objective for the milliseconds per token of an answer, in engines with slots; null: none.",
+        null=True,
+    ),
     matches("capabilities", f"^(text|({CAPABILITIES})(,({CAPABILITIES}))*)$"),
     matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
     matches("pool", NAME_PATTERN),
@@ -267,6 +273,7 @@ models = Table(
     check("rps_per_gpu", f"rps_per_gpu > 0 AND rps_per_gpu <= {MOST_RATE}"),
     check("target_utilization", "target_utilization > 0 AND target_utilization <= 1"),
     within("cache_ttl_s", 0, 86_400),
+    check("tpot_ms", "tpot_ms > 0"),
     one_of("cache_scope", "customer", "global"),
     comment="Models, and how their batches are formed.",
 )

@@ -25,7 +25,7 @@ FROM tiers ORDER BY priority
 
 -- name: catalog_models
 SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization,
-       cache_ttl_s, enabled, cache_scope, rps_per_gpu_fixed, string_to_array(capabilities, ',')
+       cache_ttl_s, enabled, cache_scope, rps_per_gpu_fixed, string_to_array(capabilities, ','), tpot_ms
 FROM models ORDER BY name
 
 -- name: catalog_prices

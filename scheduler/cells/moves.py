@@ -139,7 +139,9 @@ def measured_request_ms(seen: Sequence[Observation], batch: int) -> float:
 
 
 def _full_rps(worker: WorkerView, batch: int) -> float:
-    return GpuRate(worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width)).full_rps(batch)
+    width = max(1, worker.width)
+    rate = GpuRate(worker.base_ms, worker.item_ms, worker.seen_batch, width, slots=worker.slots)
+    return rate.full_rps(batch)
 
 
 def _load(plan: PoolPlan, name: str, cell: CellState, request_ms: float) -> CellLoad:
@@ -165,8 +167,8 @@ def _recent_rps(seen: Observation, tier: str) -> float:
 
 
 def _decides(worker: WorkerView) -> float:
-    """The probability that a worker decides within a period: it is idle, or its batch ends."""
-    run_ms = worker.service_p95_ms
+    """The probability that a worker decides within a period: it is idle, or its batch ends, or a slot becomes free."""
+    run_ms = worker.service_p95_ms / max(1, worker.slots)
     return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 

@@ -3,7 +3,8 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; in a complete heartbeat also: 3 status, 4 utilization 0..1, 5 requests in
 --   flight, 6 packed heartbeat, 7 ms kept; of a worker with slots also: 8 its free slots, '' if a claim is in progress, 9 its slots.
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
---   because Redis has lost the list of cordons; with several cells {that, `moves`}. A scheduler is woken if the worker can
+--   because Redis has lost the list of cordons; with several cells {that, `moves`}, with an objective for the milliseconds per
+--   token {that, `moves` or nil, `tpot_ms`}. A scheduler is woken if the worker can
 --   run batches now, or no longer, and finds that in `healthy_gpu_count`: the next census is up to a tenth of a second later.
 -- include: prelude, protocol, slots, wake, worker_status
 if protocol_error() then return protocol_error() end
@@ -13,7 +14,10 @@ local function reply()
   local members = call('SMISMEMBER', P .. 'cordoned', '', ARGV[2])
   local cordon = members[1] == 0 and 2 or members[2]
   local moves = redis.pcall('GET', P .. 'moves') -- older ACL rules do not allow it
-  return type(moves) == 'string' and {cordon, moves} or cordon
+  local tpot_ms = redis.pcall('GET', P .. 'tpot_ms')
+  moves = type(moves) == 'string' and moves
+  if type(tpot_ms) == 'string' then return {cordon, moves, tpot_ms} end
+  return moves and {cordon, moves} or cordon
 end
 
 -- count(change): adds 1 or -1 to the number of healthy workers. By pcall: older ACL rules do not allow it.

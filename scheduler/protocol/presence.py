@@ -49,16 +49,20 @@ class CordonStatus(IntEnum):
 
 
 class WorkerBeatReply(NamedTuple):
-    """The reply to a worker's heartbeat. `moves`: the packed document of `scheduler/cells/moves.py`; None with one cell."""
+    """The reply to a worker's heartbeat. `moves`: the packed document of `scheduler/cells/moves.py`; None with one cell.
+
+    `tpot_ms`: the objective for the milliseconds per token, the smallest of the pool's models; 0: none.
+    """
 
     cordon: CordonStatus
     moves: bytes | None = None
+    tpot_ms: float = 0.0
 
     @classmethod
     def of(cls, reply: Any) -> "WorkerBeatReply":
         """From the reply of `worker_beat`."""
-        cordon, moves = reply if isinstance(reply, list) else (reply, None)
-        return cls(CordonStatus(cordon), moves)
+        cordon, moves, tpot_ms, *_ = (*reply, None, 0) if isinstance(reply, list) else (reply, None, 0)
+        return cls(CordonStatus(cordon), moves, float(tpot_ms or 0))
 
 
 class Cordons:
@@ -67,24 +71,29 @@ class Cordons:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("cordon", client, keys)
 
-    async def write(self, workers: Collection[str]) -> int:
-        """Cordon exactly these workers. Returns the number of changes."""
-        return int(await self._script(msgspec.msgpack.encode(sorted(workers))))
+    async def write(self, workers: Collection[str], tpot_ms: float = 0.0) -> int:
+        """Cordon exactly these workers, and store the objective for all of them. Returns the number of changed cordons."""
+        return int(await self._script(msgspec.msgpack.encode(sorted(workers)), f"{tpot_ms:g}"))
 
 
 class CordonSync:
-    """Writes cordons to Redis when they change, and once a second. `wanted`: the cordons, None if not known.
+    """Writes cordons and the objective `tpot_ms` to Redis when they change, and once a second.
 
-    `clock_s`: monotonic seconds.
+    `wanted`: the cordons, None if not known. `clock_s`: monotonic seconds.
     """
 
     def __init__(
-        self, cordons: Cordons, wanted: Callable[[], frozenset[str] | None], clock_s: Callable[[], float]
+        self,
+        cordons: Cordons,
+        wanted: Callable[[], frozenset[str] | None],
+        clock_s: Callable[[], float],
+        tpot_ms: Callable[[], float] = float,
     ) -> None:
         self._cordons = cordons
         self._wanted = wanted
         self._clock_s = clock_s
-        self._written: frozenset[str] | None = None
+        self._tpot_ms = tpot_ms
+        self._written: tuple[frozenset[str], float] | None = None
         self._written_at = -math.inf
 
     async def run(self) -> None:
@@ -100,13 +109,13 @@ class CordonSync:
 
     async def sync(self) -> None:
         """Write the cordons if they changed or REWRITE_S has passed. Raises RedisUnavailable."""
-        wanted, now = self._wanted(), self._clock_s()
-        if wanted is None or (wanted == self._written and now - self._written_at < REWRITE_S):
+        wanted, tpot_ms, now = self._wanted(), self._tpot_ms(), self._clock_s()
+        if wanted is None or ((wanted, tpot_ms) == self._written and now - self._written_at < REWRITE_S):
             return
-        changed = await self._cordons.write(wanted)
+        changed = await self._cordons.write(wanted, tpot_ms)
         if changed:
             log.info("cordons_written", cordoned=len(wanted), changed=changed)
-        self._written, self._written_at = wanted, now
+        self._written, self._written_at = (wanted, tpot_ms), now
 
 
 COMPLETE_EVERY_S = 10.0

@@ -131,6 +131,7 @@ KEYS = (
     RedisKey("epoch_run", "string", "`run_id` of the server of the epoch", "gateway_beat"),
     RedisKey("gpus", "sorted set", "worker ids, by last heartbeat; removed after 5 minutes", "worker_beat"),
     RedisKey("cordoned", "set", "cordoned workers, from the table `cordons`", "cordon"),
+    RedisKey("tpot_ms", "string", "for workers: the smallest `models.tpot_ms` of the pool", "cordon", "60 s"),
     RedisKey("moves", "string", "for workers: all cells, and the chances of a move to each", "scheduler", "2 s"),
     RedisKey("gpu:<worker>", "hash", "one worker", "worker_beat", "5 min from the last heartbeat"),
     RedisKey("healthy_gpu_count", "string", "number of healthy workers", "census", "3 s"),

@@ -349,9 +349,9 @@ async def test_the_reply_to_a_heartbeat_has_the_cordon(pool: Pool) -> None:
         (["w2", "w3"], 0, CordonStatus.FREE),
     ):
         assert await cordons.write(named) == changed
-        assert await pool.presence.worker_beat(report()) == (status, None)
+        assert await pool.presence.worker_beat(report()) == (status, None, 0.0)
         await send(heartbeat)
-        assert received.pop() == (status, None)
+        assert received.pop() == (status, None, 0.0)
 
     await pool.client.flushall()
     assert (await pool.presence.worker_beat(report())).cordon is CordonStatus.UNKNOWN
@@ -376,13 +376,28 @@ async def test_the_reply_to_a_heartbeat_has_the_moves(pool: Pool, heartbeat: Asy
     assert (await pool.presence.worker_beat(report())).moves is None
 
 
+async def test_the_reply_to_a_heartbeat_has_the_objective_of_the_pool(pool: Pool, heartbeat: AsyncHeartbeat) -> None:
+    """With and without moves; it is gone with the next list of cordons that has none."""
+    cordons, received = Cordons(pool.client, pool.keys), []
+    heartbeat = pool.presence.async_heartbeat(lambda: None, received.append)
+    await cordons.write(["w1"], 12.5)
+    await pool.presence.worker_beat(report())
+    await send(heartbeat)
+    await pool.presence.publish_moves(b"any bytes")
+
+    assert received == [(CordonStatus.CORDONED, None, 12.5)]
+    assert await pool.presence.worker_beat(report()) == (CordonStatus.CORDONED, b"any bytes", 12.5)
+    await cordons.write(["w1"])
+    assert await pool.presence.worker_beat(report()) == (CordonStatus.CORDONED, b"any bytes", 0.0)
+
+
 class RecordedCordons(Cordons):
     """Records the lists that are written."""
 
     def __init__(self) -> None:
         self.written: list[list[str]] = []
 
-    async def write(self, workers: Sequence[str]) -> int:
+    async def write(self, workers: Sequence[str], tpot_ms: float = 0.0) -> int:
         self.written.append(sorted(workers))
         return 0
 

@@ -43,6 +43,7 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
     figures = ("gpu_utilization", "queue_depth", "requests_per_second", "healthy_gpus", "total_gpus", "capacity_rps")
     assert [document[name] for name in figures] == [0.5, 9, 150.0, 2, 2, 160.0]
     assert (document["dlq"], document["audit_lag_ms"]) == (4, 20)
+    assert (document["slots"], document["running"], document["slots_source"]) == (0, 0, "")
     assert document["tiers"]["paid"]["retry_amplification"] == 1.0
     assert document["tiers"]["free"] == {
         "depth": 7,
@@ -63,6 +64,15 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
         "top_customers": [],
         "background_depth": 0,
     }
+
+
+def test_slots_are_summed_over_healthy_workers_with_their_sources() -> None:
+    """What runs is that of workers with slots; each source is named once."""
+    slotted = [changed(worker(n), slots=64, in_flight=9, slots_source="64 sequences in /metrics") for n in (1, 2)]
+    lost = changed(LOST, id="worker-3", slots=64)
+    _, document = health(inputs(observation=observation(*slotted, lost, worker(4))))
+
+    assert (document["slots"], document["running"], document["slots_source"]) == (128, 18, "64 sequences in /metrics")
 
 
 def test_padding_is_the_mean_of_healthy_workers() -> None:

@@ -22,7 +22,7 @@ PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, Fal
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None)
-MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None)
+MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None, None)
 DAILY = ("c1", None, "10000/day")
 
 
@@ -163,6 +163,10 @@ def test_the_price_of_a_model_is_the_latest_that_has_begun() -> None:
     assert [model.price_at(now)[1:] for now in (99.0, 150.0, 200.0)] == [(0.0, 0.0), (0.0, 0.5), (2.0, 0.0)]
     with pytest.raises(BadCatalogRow, match="prices row 'tiny'"):
         models_from([MODEL], [("tiny", 0.0, -1.0, None)])
+
+    assert models_from([(*MODEL[:-1], 12.5)])["tiny"].tpot_ms == 12.5
+    with pytest.raises(BadCatalogRow, match="tpot_ms"):
+        models_from([(*MODEL[:-1], -1.0)])
 
 
 @pytest.mark.parametrize(

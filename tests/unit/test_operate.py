@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from scheduler.protocol.pool_view import Observation, WorkerView
@@ -74,6 +75,16 @@ def test_rows_of_workers_contain_cordoned_workers_that_are_away() -> None:
         ("z", "not seen", True, "away"),
     ]
     assert [row["worker"] for row in worker_rows(seen, reasons, with_absent=False)] == ["a", "b"]
+
+
+def test_workers_with_slots_show_them_with_their_source() -> None:
+    """In the list of workers, and for each pool in `top`; a worker that runs batches has none."""
+    slotted = replace(worker("a"), slots=64, slots_source="64 sequences in /metrics")
+    rows = worker_rows({"default": observation(slotted, worker("b"))}, {}, with_absent=False)
+    pool = {"healthy_gpus": 1, "total_gpus": 1, "slots": 64, "running": 7}
+
+    assert [(row["slots"], row["slots_source"]) for row in rows] == [(64, "64 sequences in /metrics"), (None, None)]
+    assert "7/64" in drawn(TopState("u", DOCUMENT | {"pools": {"a": pool}}, 0.0), 0.0)
 
 
 def drawn(state: TopState, now_s: float) -> str:

@@ -172,6 +172,11 @@ MODEL = (
         "Equal requests share within a customer, or global.",
         default="customer",
     ),
+    _may_be_none(
+        "tpot_ms",
+        "decimal",
+        "Objective for the milliseconds per token of an answer, in engines with slots; null: none.",
+    ),
     Field("enabled", "switch", "False: requests get 404.", default="on"),
     Field(
         "capabilities",

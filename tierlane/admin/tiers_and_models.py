@@ -118,6 +118,7 @@ MODELS = NamedRows(
         Column("rps_per_gpu", "RPS/GPU"),
         Column("rps_per_gpu_fixed", "FIXED"),
         Column("target_utilization", "TARGET"),
+        Column("tpot_ms", "TPOT MS"),
         Column("cache_ttl_s", "CACHE S"),
         Column("cache_scope", "SHARED"),
         Column("capabilities", "CAPABILITIES"),

@@ -7,6 +7,7 @@ import msgspec
 from ledger.catalog.snapshot import Model, Tier
 from ratelimit.capacity import CapacityEvidence
 from ratelimit.limits import values
+from ratelimit.slot_capacity import ROOM
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
 
@@ -49,6 +50,9 @@ class PoolCapacity(msgspec.Struct, frozen=True):
     evidence: str = ""  # As the gateway reports it: fixed, measured, probing or prior.
     confidence: float = 0.0  # 0..1: how close to full the measured batches were.
     correction: float = 1.0  # A factor on the rates that the GPUs report.
+    slots: int = 0  # Requests that may run at a time; 0: the GPUs run batches.
+    running: int = 0
+    slots_source: str = ""
 
 
 def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
@@ -96,6 +100,9 @@ def capacity_of(observation: Observation, models: Iterable[Model], pool: str, ga
         evidence=source.capacity_evidence if source else "",
         confidence=source.capacity_confidence if source else 0.0,
         correction=source.capacity_correction if source else 1.0,
+        slots=sum(worker.slots for worker in healthy),
+        running=sum(worker.in_flight for worker in healthy if worker.slots),
+        slots_source=", ".join(sorted({worker.slots_source for worker in healthy if worker.slots_source})),
     )
 
 
@@ -124,6 +131,8 @@ def capacity_words(capacity: PoolCapacity) -> str:
     sold = "" if target is None else f"{percent(target)} (target_utilization) of "
     if capacity.evidence == CapacityEvidence.FIXED:
         return f"{figure} is fixed: {sold}{number(capacity.prior_rps or 0)}/s for each of {gpus} (rps_per_gpu_fixed)."
+    if capacity.slots and capacity.evidence != CapacityEvidence.PRIOR:
+        return _slot_words(capacity, gpus)
     if capacity.evidence == CapacityEvidence.PRIOR:
         return f"{figure} is a guess (rps_per_gpu): no batch was measured yet, so no request is rejected for it."
     if capacity.evidence == CapacityEvidence.PROBING:
@@ -134,6 +143,15 @@ def capacity_words(capacity: PoolCapacity) -> str:
     if capacity.correction < 1:
         served = f" Only {percent(capacity.correction)} of that was served under backlog, so that is the capacity."
     return f"{figure} is {sold}what {gpus} can do with full batches{measured}.{served}"
+
+
+def _slot_words(capacity: PoolCapacity, gpus: str) -> str:
+    """The evidence with slots."""
+    known = f" ({capacity.slots_source})" if capacity.slots_source else ""
+    slots = f"{count(capacity.slots, 'slot')}{known} of {gpus}"
+    room = ", so no request is rejected for it" if capacity.running < ROOM * capacity.slots else ""
+    figure = f"Capacity {rate(capacity.capacity_rps)} is {slots} divided by the mean time of a request"
+    return f"{figure}; {count(capacity.running, 'request')} {_are(capacity.running)} running{room}."
 
 
 def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:

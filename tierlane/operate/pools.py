@@ -34,9 +34,11 @@ WORKER_COLUMNS = (
     Column("healthy", "HEALTHY"),
     Column("utilization", "BUSY"),
     Column("in_flight", "IN FLIGHT"),
+    Column("slots", "SLOTS"),
     Column("rps", "RPS"),
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
+    Column("slots_source", "SLOTS FROM"),
     Column("fault", "FAULT"),
     Column("note", "NOTE"),
     Column("reason", "CORDONED FOR"),
@@ -141,11 +143,11 @@ def worker_rows(pools: Mapping[str, Observation], reasons: Mapping[str, str], *,
     rows.sort(key=lambda row: (row["pool"], row["worker"]))
     if with_absent:
         seen = {row["worker"] for row in rows}
-        absent: Row = dict.fromkeys(("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault", "note"))
+        absent: Row = dict.fromkeys(column.field for column in WORKER_COLUMNS)
         rows += [
             {
-                "worker": worker,
                 **absent,
+                "worker": worker,
                 "status": "not seen",
                 "healthy": False,
                 "cordoned": True,
@@ -166,9 +168,11 @@ def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Ro
         "healthy": worker.healthy,
         "utilization": round(worker.utilization, 2),
         "in_flight": worker.in_flight,
+        "slots": worker.slots or None,
         "rps": round(worker.rps, 1),
         "seen_s": round(worker.age_ms / 1000, 1),
         "backend": worker.backend,
+        "slots_source": worker.slots_source or None,
         "fault": (worker.gpu.fault or None) if worker.gpu else None,
         "note": (worker.gpu.note or None) if worker.gpu else None,
         "cordoned": worker.id in reasons,

@@ -96,7 +96,7 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _pools(pools: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("POOL", "GPUS", "BUSY", "CAPACITY RPS", "WAITING", "PADDING")
+    table = _table("POOL", "GPUS", "BUSY", "RUNNING", "CAPACITY RPS", "WAITING", "PADDING")
     for name, pool in pools.items():
         healthy, total = pool.get("healthy_gpus"), pool.get("total_gpus")
         table.add_row(
@@ -106,6 +106,7 @@ def _pools(pools: Mapping[str, Mapping[str, Any]]) -> Table:
                 style="" if healthy == total else "yellow",
             ),
             _share(pool, "gpu_utilization"),
+            f"{_number(pool, 'running')}/{_number(pool, 'slots')}" if pool.get("slots") else "-",
             _number(pool, "capacity_rps", 1),
             _number(pool, "queue_depth"),
             _share(pool, "padding_waste"),

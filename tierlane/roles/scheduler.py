@@ -90,6 +90,12 @@ def pool_model(models: Iterable[Model], pool: str) -> Model | None:
     return min(enabled, key=lambda model: (model.max_batch_size, model.name), default=None)
 
 
+def tpot_objective(snapshot: Snapshot | None, pool: str) -> float:
+    """The smallest objective of the pool's models for the milliseconds per token; 0: none."""
+    models = [model for model in snapshot.models.values() if model.enabled and model.pool == pool] if snapshot else []
+    return min((model.tpot_ms for model in models if model.tpot_ms), default=0.0)
+
+
 def without_paused(policy: BatchPolicy) -> BatchPolicy:
     """The policy for forming batches: a paused tier is as good as empty there. What else is done for its queue goes on."""
     if not any(tier.paused for tier in policy.tiers):
@@ -177,7 +183,12 @@ async def _run_loops(
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
-    cordons = CordonSync(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
+    cordons = CordonSync(
+        Cordons(client, keys),
+        lambda: _cordoned(catalog),
+        time.monotonic,
+        lambda: tpot_objective(catalog.snapshot, settings.pool),
+    )
     async with asyncio.TaskGroup() as group:
         roles: dict[str, Loop] = {
             "wake reader": waker.run,

@@ -142,6 +142,8 @@ def _figures(inputs: HealthInputs, results: Mapping[str, TierResult]) -> HealthF
     seen = inputs.observation
     workers = [worker for worker in seen.workers if worker.healthy] if seen else []
     gateways = seen.gateways if seen else []
+    slotted = [worker for worker in workers if worker.slots]
+    sources = sorted({worker.slots_source for worker in slotted if worker.slots_source})
     busy = _mean([worker.utilization for worker in workers])
     return {
         "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
@@ -153,6 +155,9 @@ def _figures(inputs: HealthInputs, results: Mapping[str, TierResult]) -> HealthF
         "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
         "capacity_evidence": inputs.capacity_evidence,
         "capacity_confidence": round(inputs.capacity_confidence, 3),
+        "slots": sum(worker.slots for worker in slotted),
+        "running": sum(worker.in_flight for worker in slotted),
+        "slots_source": shortened(sources, NAMED_WORKERS),
         "tiers": {name: tier_figures(name, part, seen, results[name]) for name, part in inputs.factors.items()},
         "dlq": seen.dlq if seen else 0,
         "audit_lag_ms": inputs.audit_lag_ms,

@@ -123,7 +123,9 @@ class TierHealth(TypedDict):
 class HealthFigures(TypedDict):
     """Figures. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null if it cannot be read.
 
-    `capacity_evidence`: the source of the capacity. `capacity_confidence` (0..1): how full the measured batches were.
+    `capacity_evidence`: the source of the capacity. `capacity_confidence` (0..1): how full the measured batches were, or which
+    part of the slots is in use. `slots`: requests that run at a time in workers with slots, 0 without; `running`: those that
+    run; `slots_source`: the evidence for the slots.
     """
 
     gpu_utilization: float
@@ -135,6 +137,9 @@ class HealthFigures(TypedDict):
     capacity_rps: float
     capacity_evidence: CapacityEvidence
     capacity_confidence: float
+    slots: int
+    running: int
+    slots_source: str
     tiers: dict[str, TierHealth]
     dlq: int
     audit_lag_ms: int | None

@@ -54,17 +54,21 @@ const StatusPanel = (() => {
   // No remark where the capacity is measured or fixed.
   const evidence = (figures) => ({ probing: " (probing)", prior: " (estimate)" })[figures.capacity_evidence] ?? "";
 
+  const FILL = ["batch fill", "Fill of the batches, of their maximum size", (s) => (s.batch_fill === null ? "–" : percent(s.batch_fill))];
+  const SLOTS = ["running", "Requests that run, of those that may run at a time", (s) => `${count(s.running)}/${count(s.slots)}`];
+
+  // An entry may be a function that selects it.
   const KPIS = [
     ["in", "Valid requests, over all gateways", (s) => `${count(s.in_rps)}/s`],
     ["out", "Responses with an output", (s) => `${count(s.out_rps)}/s`],
     ["rejected", "Rejected for lack of capacity", (s) => `${count(s.shed_rps)}/s`, (s) => (s.shed_rps > 0.5 ? "warn" : "")],
     ["demand", "What the base limits of the customers would accept", (s) => `${count(s.demand_rps)}/s`],
-    ["capacity", "Rate of the healthy GPUs, times target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
+    ["capacity", "Rate of the healthy GPUs, without slots times target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
       (s) => (s.capacity_rps < s.demand_rps && s.capacity_evidence !== "prior" ? "bad" : "")],
     ["GPUs healthy", "Workers that make progress, of all known", (s) => (s.total_gpus ? `${s.healthy_gpus}/${s.total_gpus}` : null),
       (s) => (s.healthy_gpus < s.total_gpus ? "bad" : "good")],
-    ["GPU busy", "Share of the last two seconds in which the models ran", (s) => (s.healthy_gpus ? percent(s.gpu_utilization) : null)],
-    ["batch fill", "Fill of the batches, of their maximum size", (s) => (s.batch_fill === null ? "–" : percent(s.batch_fill))],
+    ["GPU busy", "Share of the last two seconds in which the models ran, or of the slots in use", (s) => (s.healthy_gpus ? percent(s.gpu_utilization) : null)],
+    (figures) => (figures.slots ? SLOTS : FILL),
     ["waiting", "Requests in all tier queues", (s) => count(s.queue_depth)],
     ["dead letters", "Requests whose retries are used up", (s) => count(s.dlq), (s) => (s.dlq ? "warn" : "")],
   ];
@@ -82,7 +86,7 @@ const StatusPanel = (() => {
   }
 
   function showFigures(state, figures) {
-    by("kpis").replaceChildren(...KPIS.map((each) => box(each, figures)), box(AUDIT, state));
+    by("kpis").replaceChildren(...KPIS.map((each) => box(typeof each === "function" ? each(figures) : each, figures)), box(AUDIT, state));
     if (state.batches?.batches) by("kpis").append(box(BATCHES, state));
   }
 

@@ -69,6 +69,8 @@ const Workers = (() => {
     return [worker.status, worker.healthy ? "good" : "bad"];
   }
 
+  const running = (worker) => (worker.slots ? `${worker.in_flight} of ${worker.slots} slots` : `${worker.in_flight} in flight`);
+
   function facts(worker) {
     const lines = [element("p", ...status(worker))];
     const busy = element("progress");
@@ -77,7 +79,8 @@ const Workers = (() => {
     busy.value = worker.healthy ? worker.utilization : 0;
     const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
     const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
-    if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${worker.in_flight} in flight${rate}`));
+    if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${running(worker)}${rate}`));
+    if (worker.slots_source) lines.push(element("p", `slots: ${worker.slots_source}`, "soft"));
     lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;
     if (gpu) {
