@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cases import continuous_closed
+from cases import continuous_changes, continuous_closed, continuous_open, continuous_tiers
 from cases.continuous_setup import QUICK, Plan
 from cases.outcome import Outcome
 from cases.report import holds, measured, show
@@ -23,6 +23,9 @@ from rich.console import Console
 
 CASES: Mapping[str, Callable[..., Outcome]] = {
     "closed": continuous_closed.run,
+    "changes": continuous_changes.run,
+    "open": continuous_open.run,
+    "tiers": continuous_tiers.run,
 }
 
 
