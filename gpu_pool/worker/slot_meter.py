@@ -28,6 +28,7 @@ class SlotMeter:
         self._mean_running = 0.0
         self._lives_s: deque[float] = deque(maxlen=SAMPLES)
         self._ended_at: deque[float] = deque(maxlen=4 * SAMPLES)
+        self._ended = 0
         self._p95_ms = (0, 0.0)
 
     def began(self, now: float) -> float:
@@ -44,6 +45,7 @@ class SlotMeter:
         if is_answered:
             self._lives_s.append(life_s)
             self._ended_at.append(now)
+            self._ended += 1
         return self._virtual_s - reading
 
     def mean_running(self, now: float) -> float:
@@ -59,7 +61,7 @@ class SlotMeter:
     @property
     def p95_life_ms(self) -> float:
         """The 95th percentile of that time; 0 if none has ended."""
-        count = len(self._ended_at)
+        count = self._ended
         if self._lives_s and self._p95_ms[0] != count:
             ordered = sorted(self._lives_s)
             self._p95_ms = count, 1000 * ordered[math.ceil(0.95 * len(ordered)) - 1]

@@ -40,7 +40,7 @@ def fill(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float
     """The batches to form now, one for each worker's free slots; the last decision says what to wait for if none is left."""
     decisions: list[Decision] = []
     tiers, slots = _with_background(snapshot, policy), snapshot.slots
-    policy = _as_tiers(policy)
+    policy = _as_tiers(policy, tiers)
     if slots is None:
         raise ValueError("the pool has no slots; this is a bug")
     while len(decisions) < MOST_AT_ONCE:
@@ -77,16 +77,19 @@ def _picks(
 
 
 def _with_background(snapshot: PoolSnapshot, policy: BatchPolicy) -> dict[str, TierQueue]:
-    """The queues of the policy's tiers; one that is paused has none."""
+    """The queues of the policy's tiers; one that is paused has none. Background work does not age: it may wait for minutes."""
     names = {tier.name for tier in policy.tiers}
-    background = {background_of(name): queue for name, queue in snapshot.background.items() if name in names}
+    background = {
+        background_of(name): TierQueue(queue.depth, 0.0) for name, queue in snapshot.background.items() if name in names
+    }
     return {name: queue for name, queue in snapshot.tiers.items() if name in names} | background
 
 
-def _as_tiers(policy: BatchPolicy) -> BatchPolicy:
-    """The policy with the background queues as its lowest tiers; the first one gets their share."""
+def _as_tiers(policy: BatchPolicy, tiers: Mapping[str, TierQueue]) -> BatchPolicy:
+    """The policy with the background queues as its lowest tiers; the first one with work gets their share."""
+    names = [background_of(tier.name) for tier in policy.order]
+    first = next((name for name in names if name in tiers and tiers[name].depth), None)
     background = [
-        TierPolicy(background_of(tier.name), _LAST + tier.priority, 0.0 if at else policy.background_share)
-        for at, tier in enumerate(policy.order)
+        TierPolicy(name, _LAST + at, policy.background_share if name == first else 0.0) for at, name in enumerate(names)
     ]
     return replace(policy, tiers=[*policy.tiers, *background])

@@ -44,7 +44,9 @@ function slots.view()
       all_free, fewest = all_free + free, fewest > 0 and math.min(fewest, free) or free
     end
   end
-  for _, size in ipairs(all_free > 0 and redis.pcall('HVALS', P .. 'unclaimed') or {}) do all_free = all_free - (tonumber(size) or 0) end
+  for _, size in ipairs(all_free > 0 and redis.pcall('HVALS', P .. 'unclaimed') or {}) do
+    all_free = all_free - (tonumber(size) or 0)
+  end
   return {math.max(0, all_free), all, fewest}
 end
 
