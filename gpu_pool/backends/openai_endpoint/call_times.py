@@ -98,6 +98,8 @@ class StreamTimes:
         self._measured_at, self._measured_events, self._all_events = 0.0, 0, 0
         self.token_s = 0.0
         """Seconds between tokens, of the last measured period; 0 before the first."""
+        self.firsts = 0
+        """First outputs, in all."""
         self.rate = 0.0
         """Events/s of all streams, of about the last second."""
 
@@ -110,6 +112,7 @@ class StreamTimes:
             self._gaps += 1
         else:
             call.first = now
+            self.firsts += 1
             self._latest = max(self._latest, call.started)
             self._first.add(now - call.started, self.token_s, now)
         call.last = now

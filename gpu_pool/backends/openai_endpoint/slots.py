@@ -55,8 +55,8 @@ FULL_CACHE = 0.95
 STALE_TICKS, REPEATED_TICKS = 8, 3
 """Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
 for so many otherwise."""
-VAIN_SHARE, VAIN_S = 0.15, 1.5
-"""Reductions by this part are judged after as long."""
+VAIN_SHARE, VAIN_STEP, VAIN_S = 0.15, 2, 1.5
+"""Reductions by this part are judged so many seconds after the slots were first reduced by this number."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -207,8 +207,8 @@ class SlotPolicy:
             return
         slack = max(ESTIMATED_SLACK if load is None else SLACK, SLACK_SHARE * calls)
         settled = load is not None or now >= queue.settled_at
-        if standing > aim + slack and settled:
-            queue.settled_at = now + self._streams.settling_s
+        if standing > aim + slack and settled and (load is not None or self._streams.firsts > queue.firsts):
+            queue.settled_at, queue.firsts = now + self._streams.settling_s, self._streams.firsts
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
@@ -311,7 +311,7 @@ class _Ceiling:
 
 
 class _Reduction(NamedTuple):
-    """The state when the slots began to be reduced."""
+    """The state when requests began to wait; `at`: the first reduction; `waiting`: the most since then."""
 
     at: float
     count: int
@@ -327,6 +327,8 @@ class _QueueSteps:
         self.quiet = 0
         self.full_steps = 0
         self.settled_at = 0.0
+        self.firsts = 0
+        """First outputs at the last reduction: withdrawn calls, which have none, are no evidence for a further one."""
         self._first: _Reduction | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
@@ -340,8 +342,10 @@ class _QueueSteps:
             self._first = None
             return None
         if self._first is None:
-            self._first = _Reduction(now, count, waiting, streams.rate)
+            self._first = _Reduction(math.inf, count, waiting, streams.rate)
         first = self._first
+        at = min(first.at, now) if count <= first.count - VAIN_STEP else math.inf
+        first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
         fewer = first.count - count
         if fewer < VAIN_SHARE * first.count or now < first.at + VAIN_S + streams.settling_s:
             return None
