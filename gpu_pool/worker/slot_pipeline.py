@@ -7,7 +7,7 @@ between two calls of `finish_part` go in one call, without a timer. All leases a
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -32,6 +32,7 @@ from scheduler.protocol.batches import (
     MemberEnd,
     Outcome,
     OwnedBatch,
+    StopSignal,
     StopSignals,
     lost,
 )
@@ -218,16 +219,21 @@ class SlotPipeline:
         backoff = Backoff()
         while True:
             try:
-                for request_id in await self._stops.pop():
-                    for claimed in self._claimed.values():
-                        if (run := claimed.running.get(request_id)) is not None:
-                            self._runs.drop(run)
+                if (signal := await self._stops.pop()) is not None:
+                    self._stop(signal)
                 backoff.reset()
             except RedisUnavailable:
                 await backoff.sleep()
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("runs not stopped", error)
                 await backoff.sleep()
+
+    def _stop(self, signal: StopSignal) -> None:
+        running = {request_id: run for each in self._claimed.values() for request_id, run in each.running.items()}
+        for request_id in signal.ids:
+            if request_id in running:
+                self._runs.drop(running[request_id])
+        self._runs.withdraw(to_withdraw(list(running.values()), signal))
 
     def _renew_later(self) -> None:
         if self._renewal is None:
@@ -252,6 +258,17 @@ class SlotPipeline:
                 if left is False or (isinstance(left, frozenset) and request_id not in left):
                     self._runs.drop(run)
         self._renew_later()
+
+
+def to_withdraw(runs: Sequence[SlotRun], signal: StopSignal) -> list[SlotRun]:
+    """The youngest runs without output, of the first queues of the signal; each request is withdrawn at most once."""
+
+    def may_leave(run: SlotRun) -> bool:
+        is_kept = run.has_sent or run.is_dropped or run.is_withdrawn or run.request.was_withdrawn
+        return not is_kept and run.request.queue in signal.queues
+
+    allowed = sorted(filter(may_leave, runs), key=lambda run: (signal.queues.index(run.request.queue), -run.began))
+    return allowed[: signal.withdraw]
 
 
 class _SlotMember:

@@ -28,6 +28,7 @@ from scheduler.batching.policy import (
 )
 from scheduler.batching.slot_policy import fill, kept_free
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
+from scheduler.batching.withdrawal import withdrawal
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
@@ -103,7 +104,7 @@ class Waker:
 
 
 class Dispatcher:
-    """Forms batches of one pool by the policy. `service`: the duration of its batches."""
+    """Forms batches of one pool by the policy. `service`: the duration of its batches; `slot_workers`: its workers with slots."""
 
     def __init__(
         self,
@@ -112,6 +113,8 @@ class Dispatcher:
         policy: Callable[[], BatchPolicy],
         clock_s: Callable[[], float],
         service: Callable[[], Service] = lambda: UNKNOWN,
+        *,
+        slot_workers: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._id = uuid7().hex
         self._batches = batches
@@ -131,6 +134,9 @@ class Dispatcher:
         self._has_timer = False
         self._stands_by = False
         self._observed_s = 0.0
+        self._slot_workers = slot_workers
+        self._withdrawals = 0
+        self._withdrawn_s = -math.inf
         self._has_slots = False
         self._kept_free = 0
         self.formed = 0
@@ -168,9 +174,25 @@ class Dispatcher:
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
             elif self._is_current(decision.condition):
-                return self._sleep_s(decision)
+                return await self._make_room(queues, policy, self._sleep_s(decision))
             else:
                 queues = await self._set_wake_condition(decision.condition, names)
+
+    async def _make_room(self, queues: Queues, policy: BatchPolicy, sleep_s: float) -> float:
+        """Withdraw runs of lower tiers if the highest one would wait too long for a slot. Returns the seconds to sleep."""
+        if queues.slots is None or queues.slots.free:
+            return sleep_s
+        now_s = self._clock_s()
+        wanted = withdrawal(self._snapshot(queues, now_s), policy, (now_s - self._withdrawn_s) * 1000)
+        if wanted is None:
+            return sleep_s
+        workers = self._slot_workers()
+        if wanted.runs and workers:
+            self._withdrawals += 1
+            self._withdrawn_s = now_s
+            # In turn: how many such runs each worker has is not known here.
+            await self._batches.withdraw(workers[self._withdrawals % len(workers)], wanted.runs, wanted.queues)
+        return min(sleep_s, wanted.wait_ms / 1000)
 
     def _sleep_s(self, decision: Decision) -> float:
         """The seconds until the next turn, unless woken."""
@@ -256,13 +278,8 @@ class Dispatcher:
         self._wake_condition = condition, self._clock_s()
         return queues
 
-    def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:
-        self._observed_s = now_s = self._clock_s()
-        self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
-        self._depth_left = queues.depth
-        if queues.healthy_gpus >= 0:  # -1 if Redis lost the count; the next pass of a reaper restores it.
-            self._workers = queues.healthy_gpus
-        snapshot = PoolSnapshot(
+    def _snapshot(self, queues: Queues, now_s: float) -> PoolSnapshot:
+        return PoolSnapshot(
             tiers=_by_tier(queues.interactive),
             background=_by_tier(queues.background),
             ready_batches=queues.ready_batches,
@@ -275,6 +292,14 @@ class Dispatcher:
             quiet=queues.quiet,
             slots=queues.slots,
         )
+
+    def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:
+        self._observed_s = now_s = self._clock_s()
+        self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
+        self._depth_left = queues.depth
+        if queues.healthy_gpus >= 0:  # -1 if Redis lost the count; the next pass of a reaper restores it.
+            self._workers = queues.healthy_gpus
+        snapshot = self._snapshot(queues, now_s)
         self._has_slots = queues.slots is not None
         if queues.slots is None:
             return plan(snapshot, policy, self._credit)
@@ -296,6 +321,8 @@ class ServiceWatch:
         self._presence = presence
         self._tiers = tiers
         self.service = UNKNOWN
+        self.slot_workers: Sequence[str] = ()
+        """The healthy workers with slots."""
 
     async def run(self) -> None:
         """Update once a second; never returns."""
@@ -308,6 +335,7 @@ class ServiceWatch:
         try:
             observation = await self._presence.observe(self._tiers())
             self.service = pool_service(observation.workers, self.service)
+            self.slot_workers = [each.id for each in observation.workers if each.healthy and each.slots]
         except RedisUnavailable:
             return
         except Exception as error:  # noqa: BLE001 - no fault may end this loop

@@ -45,6 +45,7 @@ class TierPolicy:
     priority: int
     guaranteed_share: float
     paused: bool = False
+    slo_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ def fill(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float
     if decisions:
         return decisions
     waiting = sum(tier.depth for tier in tiers.values())
-    # Requests of the highest tier may use what is kept free, so their arrival must wake; without free slots it need not.
-    condition = WakeCondition(int(slots.free > 0), FREE_SLOT) if waiting else WakeCondition(1)
+    # Requests of the highest tier may use what is kept free, or have others withdrawn, so each arrival must wake.
+    condition = WakeCondition(1, FREE_SLOT) if waiting else WakeCondition(1)
     return [Decision((), None, condition, _LAST, credit)]
 
 

@@ -58,7 +58,7 @@ apply_refunds()
 messages = {} -- not published: the caller gets the replies in this call
 flush()
 for worker, ids in pairs(stops) do -- by pcall: a lost signal costs the rest of a run
-  redis.pcall('RPUSH', P .. 'stops:' .. worker, cmsgpack.pack(ids))
+  redis.pcall('RPUSH', P .. 'stops:' .. worker, cmsgpack.pack({ids}))
   redis.pcall('PEXPIRE', P .. 'stops:' .. worker, STOPS_MS)
 end
 return replies

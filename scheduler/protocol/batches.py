@@ -138,7 +138,6 @@ class Formed(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _queues = msgspec.msgpack.Decoder(Queues)
 _formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
-_ids = msgspec.msgpack.Decoder(list[str])
 _claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
 
 
@@ -146,6 +145,8 @@ class Batches:
     """The scripts for batches of one pool. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+        self._client = client
+        self._keys = keys
         self._lease_ms = lease_ms
         self._look = Script("look", client, keys)
         self._form = Script("form_batch", client, keys)
@@ -316,6 +317,15 @@ class Batches:
         """Return a claimed batch on a graceful stop, without counting an attempt. Returns False if this worker does not own it."""
         return bool(await self._release(batch_id, token, self._lease_ms, BATCH_KEEP_MS) >= 0)
 
+    async def withdraw(self, worker_id: str, count: int, queues: Sequence[str]) -> None:
+        """Ask a worker with slots to return `count` runs that have sent nothing, of the first of these queues that has some."""
+        key = self._keys.stops(worker_id)
+        async with bounded():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.rpush(key, _encode(StopSignal([], count, list(queues))))
+            pipeline.pexpire(key, STOPS_MS)
+            await pipeline.execute()
+
     async def push_back(self, batch_id: str) -> None:
         """Return a popped batch that will not be claimed to the head of `batch_queue`."""
         await self._push_back(batch_id)
@@ -355,6 +365,18 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
     return heads, tails
 
 
+class StopSignal(msgspec.Struct, array_like=True, frozen=True):
+    """Requests to stop; and the number of runs to withdraw that have sent nothing, of the first of these queues that has some."""
+
+    ids: list[str]
+    withdraw: int = 0
+    queues: list[str] = []
+
+
+STOPS_MS = 10_000
+"""How long a signal is kept for a worker that does not read it, as in `cancel`."""
+
+
 class StopSignals:
     """The blocking read of the requests that a worker should stop running in its slots: their clients have left, or have a
     response. A signal that is lost with its reader costs the rest of a run, which is charged as used.
@@ -365,10 +387,13 @@ class StopSignals:
         self._key = keys.stops(worker_id)
         self._block_s = block_s
 
-    async def pop(self) -> list[str]:
-        """The ids of the oldest signal; none after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
+    async def pop(self) -> StopSignal | None:
+        """The oldest signal; None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
         found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
-        return _ids.decode(found[1]) if found else []
+        return _signal.decode(found[1]) if found else None
+
+
+_signal = msgspec.msgpack.Decoder(StopSignal)
 
 
 class ReadyBatches:

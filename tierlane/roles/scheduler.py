@@ -107,7 +107,10 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
     """The policy as of this snapshot, or the defaults without one."""
     model = pool_model(snapshot.models.values(), settings.pool) if snapshot else None
     tiers = (
-        tuple(TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers)
+        tuple(
+            TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused, tier.slo_ms)
+            for tier in snapshot.tiers
+        )
         if snapshot
         else DEFAULT_TIERS
     )
@@ -170,7 +173,14 @@ async def _run_loops(
     presence = Presence(client, keys, gone_ms=settings.gone_ms)
     service = ServiceWatch(presence, tier_names)
     batches = Batches(client, keys, lease_ms=settings.lease_ms)
-    dispatcher = Dispatcher(batches, waker, lambda: without_paused(policy()), time.monotonic, lambda: service.service)
+    dispatcher = Dispatcher(
+        batches,
+        waker,
+        lambda: without_paused(policy()),
+        time.monotonic,
+        lambda: service.service,
+        slot_workers=lambda: service.slot_workers,
+    )
     reaper = Reaper(
         Terminations(client, keys, lease_ms=settings.lease_ms),
         presence,

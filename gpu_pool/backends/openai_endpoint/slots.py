@@ -162,7 +162,7 @@ class SlotPolicy:
     def _set(self, exact: float, source: str = "") -> None:
         """Change the slots, within all limits. Small changes of the exact number leave the rounded one as it is."""
         self._exact = max(1.0, min(exact, self._most, self._ceiling.limit, MOST))
-        if abs(self._exact - self.count) >= 0.75:  # noqa: PLR2004 - a hysteresis
+        if abs(self._exact - self.count) >= 0.75:
             self.count = round(self._exact)
         self.source = source or self.source
 
