@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import GAP_S, ModelHung, ModelLost, ModelProcess
+from gpu_pool.model_process.handle import GAP_S, ModelHung, ModelLost, ModelProcess, RunRefused
 from gpu_pool.model_process.messages import Done, FrameTooLarge, Piece, Refused
 from gpu_pool.model_process.supervisor import ModelSupervisor, judge
 from gpu_pool.worker.slot_meter import SlotMeter
@@ -158,7 +158,7 @@ class SlotRuns:
         found = await asyncio.gather(*ends)
         for end in found:
             if isinstance(end, Refused):
-                raise ModelLost(end.reason)
+                raise RunRefused(end.reason, counted=end.counted)
             if isinstance(end, TierlaneError):
                 raise end
         return [end for end in found if isinstance(end, Outcome)]
