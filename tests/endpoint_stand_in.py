@@ -152,6 +152,7 @@ class StandIn:
             for number, event in enumerate(events):
                 await response.write(event)
                 if fault == "cut" and number == 1:
+                    await asyncio.sleep(0.1)  # Otherwise the reader may see only the end of the connection.
                     return _abort(request)
                 if fault == "silent" and number == 1:
                     await asyncio.sleep(60)

@@ -1,5 +1,6 @@
-"""An `openai:URL` endpoint in front of a stand-in server: items, batches, and what the endpoint reports."""
+"""An `openai:URL` endpoint in front of a stand-in server: items, their answers, and what the endpoint reports."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,8 +9,8 @@ import pytest
 
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.backend import Endpoint
-from gpu_pool.backends.openai_endpoint.requests import HandBack
+from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
+from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
 from scheduler.payload import PromptMessage, Task, encode_messages
@@ -62,19 +63,23 @@ async def loaded(
         await endpoint.close()
 
 
+async def answered(endpoint: Endpoint, batch: Sequence[Item]) -> list[ItemResult | HandBack]:
+    """The answers to these requests, which run at the same time."""
+    return list(await asyncio.gather(*(endpoint.answer(item, CallProgress()) for item in batch)))
+
+
 async def answers(
     server: StandIn, *batches: Sequence[Item], access: Access | None = None
-) -> list[list[ItemResult] | HandBack]:
-    """The results of these batches, run one after another."""
+) -> list[list[ItemResult | HandBack]]:
+    """The answers to these requests, one group after another."""
     async with loaded(server, access) as (endpoint, _):
-        return [await endpoint.answer(batch, lambda: None) for batch in batches]
+        return [await answered(endpoint, batch) for batch in batches]
 
 
-def codes(results: list[ItemResult] | HandBack) -> list[str]:
-    assert isinstance(results, list), results
-    return [result.error_code for result in results]
+def codes(results: list[ItemResult | HandBack]) -> list[str]:
+    """The error code of each result; "-" for one that was handed back."""
+    return ["-" if isinstance(result, HandBack) else result.error_code for result in results]
 
 
-def outputs(results: list[ItemResult] | HandBack) -> list[str]:
-    assert isinstance(results, list), results
-    return [result.output for result in results]
+def outputs(results: list[ItemResult | HandBack]) -> list[str]:
+    return [result.reason if isinstance(result, HandBack) else result.output for result in results]

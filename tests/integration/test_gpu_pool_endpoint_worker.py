@@ -1,4 +1,4 @@
-"""A worker in front of an endpoint: results, streams, pauses, outages, and several batches at a time."""
+"""A worker in front of an endpoint: results, streams, pauses, outages, and many requests at a time, each by itself."""
 
 from contextlib import ExitStack
 
@@ -84,8 +84,8 @@ async def test_stream_ends_with_its_client(
     await eventually(lambda: stand_in.aborted_streams == 1, "the call is ended", 20.0)
 
 
-async def test_batches_run_concurrently(pool: Pool, start_worker: StartWorker, stand_in: StandIn) -> None:
-    """More at a time while the endpoint gets no slower, at most max_batches; a rejected one is handed back alone."""
+async def test_requests_run_concurrently(pool: Pool, start_worker: StartWorker, stand_in: StandIn) -> None:
+    """Many at a time, at most max_calls; a refused one is handed back alone, uncounted."""
     rejected = {"a9", "a13"}
     stand_in.slow_s = 0.05
 
@@ -97,15 +97,14 @@ async def test_batches_run_concurrently(pool: Pool, start_worker: StartWorker, s
         return "429"
 
     stand_in.fault = fault
-    await ready(start_worker, stand_in, endpoint=Access(max_batches=4))
-    ids = [(await batch(pool, f"a{n}"))[0] for n in range(40)]
+    await ready(start_worker, stand_in, endpoint=Access(max_calls=4))
+    ids = await batch(pool, *(f"a{n}" for n in range(40)))
 
     results = await replies(pool, ids)
 
     assert [(reply.output, reply.attempts) for reply in results] == [(f"a{n}"[::-1], 1) for n in range(40)]
     assert 2 <= stand_in.max_concurrent <= 4
-    sent = [body["prompt"] for body in stand_in.asked("completions")]
-    texts = [text for prompt in sent for text in ([prompt] if isinstance(prompt, str) else prompt)]
+    texts = [str(body["prompt"]) for body in stand_in.asked("completions")]
     assert {text: texts.count(text) for text in texts if texts.count(text) > 1} == {"a9": 2, "a13": 2}
 
 

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, Pauses
+from gpu_pool.backends.openai_endpoint.availability import Pauses
 from gpu_pool.backends.openai_endpoint.errors import (
     Broken,
     Busy,
-    CallResult,
-    Lost,
-    Unreached,
     read_refusal,
     retry_after_s,
 )
@@ -26,12 +23,10 @@ from gpu_pool.backends.openai_endpoint.messages import (
     StreamedCompletion,
     StreamFault,
     body_of,
-    group_calls,
     is_unusual,
     read_answer,
     rejected_early,
 )
-from gpu_pool.backends.openai_endpoint.requests import TOO_SLOW, HandBack, batch_result
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from gpu_pool.config import VARIABLE, Access, take_access
 from scheduler.errors import StartError
@@ -94,23 +89,6 @@ def test_access_is_removed_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert "sk-secret" not in repr(access)
 
 
-def test_items_with_equal_parameters_share_a_call() -> None:
-    """Conversations and streams have a call each; without list support every item has."""
-    items = [
-        Item("a", {"seed": 1, "top_p": 0.5}),
-        Item("b", {"seed": 2}),
-        CHAT,
-        Item("c", {"top_p": 0.5, "seed": 1}),
-        Item("d", task=Task.EMBED),
-        Item("e", {"seed": 2}, listener=Listener()),
-        Item("f", task=Task.EMBED),
-        CHAT,
-    ]
-
-    assert group_calls(items, range(8), lists=True) == [[0, 3], [1], [2], [4, 6], [5], [7]]
-    assert group_calls(items, [0, 3, 4], lists=False) == [[0], [3], [4]]
-
-
 @pytest.mark.parametrize(
     ("item", "sentence"),
     [
@@ -143,14 +121,11 @@ def test_unusual_requests(task: Task, body: dict[str, Any], unusual: bool) -> No
     assert is_unusual(Item(json.dumps(body), task=task)) is unusual
 
 
-def test_embeddings_with_equal_fields_share_a_call() -> None:
-    """The fields of the client are in its body."""
-    items = [Item(text, {"dimensions": count}, Task.EMBED) for text, count in (("a", 2), ("b", 3), ("c", 2))]
-
-    assert group_calls(items, range(3), lists=True) == [[0, 2], [1]]
-    assert json.loads(body_of("m", [items[0], items[2]]).begin) == {
+def test_the_fields_of_an_embedding_are_in_its_body() -> None:
+    """As the client sent them."""
+    assert json.loads(body_of("m", [Item("a", {"dimensions": 2}, Task.EMBED)]).begin) == {
         "model": "m",
-        "input": ["a", "c"],
+        "input": "a",
         "encoding_format": "float",
         "dimensions": 2,
     }
@@ -282,35 +257,6 @@ def test_client_errors_do_not_quote_the_server(error: Any, sent: tuple[str, ...]
     assert error_of(400, error, sent).output == sentence
 
 
-GOOD, NO = ItemResult("good", 2), ItemResult("no", 0, "invalid_request")
-AWAY, LOST, CRASH = Unreached("away"), Lost("lost"), Lost("crash", by_input=True)
-
-
-@pytest.mark.parametrize(
-    ("call_results", "streamed", "expected"),
-    [
-        ([Busy(1.0), Busy(None)], False, HandBack("The endpoint accepts no more requests for now.", counted=False)),
-        ([AWAY], False, HandBack("away", counted=False)),
-        ([NO, AWAY], False, HandBack("away", counted=False)),
-        ([LOST], False, HandBack("lost", counted=True)),
-        ([AWAY, CRASH], False, HandBack("away", counted=True)),
-        ([NO, NO], False, ["invalid_request"] * 2),
-        ([], False, []),
-        ([GOOD, Busy(1.0), AWAY, Broken("x")], False, ["", "no_capacity", "no_capacity", "no_capacity"]),
-        ([GOOD, LOST, CRASH], False, ["", "worker_lost", "poison_request"]),
-        ([TOO_SLOW, Busy(None)], False, ["gpu_timeout", "no_capacity"]),
-        ([NO, CRASH], True, ["invalid_request", "worker_lost"]),
-    ],
-)
-def test_batch_is_handed_back_only_without_answers(
-    call_results: list[CallResult], streamed: bool, expected: HandBack | list[str]
-) -> None:
-    """An attempt is counted if something may have run; a text is poison only where others succeeded."""
-    found = batch_result(call_results, streamed=streamed)
-
-    assert (found if isinstance(found, HandBack) else [result.error_code for result in found]) == expected
-
-
 def test_pauses_grow_until_a_batch_succeeds() -> None:
     """The wait that the server names is used as it is; three lost batches in a row close the endpoint."""
     pauses = Pauses()
@@ -341,27 +287,6 @@ def test_brief_pauses(waits_s: list[float | None], brief: list[bool]) -> None:
             found.append(pauses.brief(wait_s))
 
     assert found == brief
-
-
-@pytest.mark.parametrize(
-    ("failures", "takes_lists"),
-    [
-        ([(True, True)], False),
-        ([(True, False)] * 5, True),
-        ([(False, True)] * 3, False),
-        ([(False, True), (False, True), None, (False, True)], True),
-    ],
-)
-def test_lists_are_no_longer_sent_where_they_fail(failures: list[tuple[bool, bool] | None], takes_lists: bool) -> None:
-    """(list rejected, each text alone succeeded); None is a list that succeeded."""
-    capabilities = EndpointCapabilities()
-    for failure in failures:
-        if failure is None:
-            capabilities.list_succeeded()
-        else:
-            capabilities.list_failed(refused=failure[0], singles_succeeded=failure[1])
-
-    assert capabilities.takes_lists is takes_lists
 
 
 def test_a_chat_that_is_passed_on_is_not_parsed(tmp_path: Path) -> None:

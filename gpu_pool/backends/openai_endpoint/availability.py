@@ -4,7 +4,7 @@ Closed while the server asks to be left alone, and while it is unavailable or re
 itself; after the latter when a probe succeeds. Each change is reported. A probe checks address, key, model and routes,
 and generates no text.
 
-Capabilities are lists of prompts, token counts of streams, and priorities. Whether a server accepts the tier's
+Capabilities are token counts of streams, and priorities. Whether a server accepts the tier's
 `priority`, by which vLLM orders its queue (lower is sooner), is tested once with one token: a vLLM without
 `--scheduling-policy priority` rejects every request that has one. Other servers are not tested: some interpret the
 field the other way round, and some bill for the test.
@@ -248,31 +248,13 @@ async def _status(transport: Transport, route: str, model: str) -> int:
     return reply.status
 
 
-ODD_LISTS = 3
-"""After this many wrongly answered lists in a row, each of whose texts succeeded alone, no more lists are sent."""
-
-
 class EndpointCapabilities:
     """Learnt from responses, for the life of the process."""
 
     def __init__(self) -> None:
-        self.takes_lists = True
         self.stream_usage = True
         """A stream can report its tokens."""
         self.takes_priority = False
-        self._odd = 0
-
-    def list_succeeded(self) -> None:
-        """A list was answered."""
-        self._odd = 0
-
-    def list_failed(self, *, refused: bool, singles_succeeded: bool) -> None:
-        """A list failed. `refused`: with a client error; `singles_succeeded`: each text succeeded alone."""
-        if not singles_succeeded:
-            return  # One of the texts was at fault.
-        self._odd += 1
-        if refused or self._odd >= ODD_LISTS:
-            self.takes_lists = False
 
 
 PRIORITY_OWNER = "vllm"

@@ -115,12 +115,12 @@ class EndpointCall:
             return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=is_unusual(self._item))
 
     async def _whole(self) -> CallResult:
-        capabilities = self._context.capabilities
+        priority = self._context.capabilities.takes_priority
         if self.left_s <= 0:
             raise CallTimeout("No time is left for this call.")
-        reply = await self._post(priority=capabilities.takes_priority)
-        if capabilities.takes_priority and refuses_priority(reply):
-            capabilities.takes_priority = False
+        reply = await self._post(priority=priority)
+        if priority and refuses_priority(reply):
+            self._context.capabilities.takes_priority = False
             reply = await self._post(priority=False)
         return self._read(reply)
 
