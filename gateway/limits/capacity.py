@@ -49,6 +49,7 @@ MOST_SLOT_PLACES = 8  # In a tier queue of a pool with slots,
 SLOTS_PER_PLACE = (
     16  # and of its slots for each: a place delays those in backlogs by the time until the next slot is free.
 )
+OPEN_PART = 2  # With one part in so many of the slots, a customer without a backlog is within its share of the tier.
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
@@ -260,7 +261,7 @@ class LiveLimits:
         """Ids in a tier queue, one batch; with slots few, because what is in it is not in the fair order of customers."""
         slots = sum(gpu.slots for gpu in self._gpus)
         if slots:
-            return min(MOST_SLOT_PLACES, max(1, slots // SLOTS_PER_PLACE))
+            return slot_places(slots)
         return batch_size(snapshot, self._pool) or PLACES
 
     def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
@@ -318,6 +319,7 @@ class LiveLimits:
             share=share,
             shadow=tier.shadow,
             places=self._places(snapshot),
+            open=sum(gpu.slots for gpu in self._gpus) / OPEN_PART,
         )
 
 
@@ -365,6 +367,11 @@ def healthy_gpus(observation: Observation) -> list[GpuRate]:
 def batch_size(snapshot: SnapshotView, pool: str) -> int:
     """Requests in a full batch: the pool's GPUs run all its models, so the lowest row applies."""
     return min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
+
+
+def slot_places(slots: int) -> int:
+    """Ids in a tier queue of a pool with slots."""
+    return min(MOST_SLOT_PLACES, max(1, slots // SLOTS_PER_PLACE))
 
 
 def pool_load(

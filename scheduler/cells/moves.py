@@ -126,6 +126,8 @@ def places_of(rows: Sequence[CellServer], base_url: str) -> list[CellPlace]:
 
 def loads_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> list[CellLoad]:
     """The load of each cell. Service times are those of all cells: one without workers has none of its own."""
+    if any(worker.slots for each in cells.values() for worker in each.seen.workers):
+        plan = plan._replace(batch=1)
     request_ms = measured_request_ms([each.seen for each in cells.values()], plan.batch) or plan.request_ms
     return [_load(plan, name, each, request_ms) for name, each in cells.items()]
 

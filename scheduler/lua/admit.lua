@@ -3,7 +3,7 @@
 -- changed rate of an empty bucket. Idempotent by request id: an id that is stored already gets `duplicate`, without effect.
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = unknown),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow,
---   places in the tier queue}, 5 packed groups
+--   places in the tier queue, open requests within the share}, 5 packed groups
 --   {tier, customer, key, model, key rate, key burst, limits as in customer}, 6 packed submissions, one flat list of {id, number
 --   of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in submissions},
 --   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was

@@ -87,7 +87,8 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     """The current limits of a tier. `ahead` names this tier and every tier above it; -1 disables a shed rule.
 
     `share`: the guaranteed share, 0..1. The limits of a `shadow` tier are evaluated and reported, but reject no request.
-    `places`: how many requests are in the tier queue before others wait in the backlogs of their customers.
+    `places`: how many requests are in the tier queue before others wait in the backlogs of their customers. `open`: while no
+    request is in backlogs, a customer of weight 1 with so many open requests is within its share of the tier; 0: a quarter of the places.
     """
 
     name: str
@@ -100,6 +101,7 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     share: float = 0.0
     shadow: bool = False
     places: int = 64
+    open: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True):

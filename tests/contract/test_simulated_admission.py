@@ -43,6 +43,7 @@ def tiers_of(random: Random) -> list[TierLimit]:
             share=random.choice((0.0, 0.25)),
             shadow=random.random() < 0.1,
             places=random.choice((4, 64)),
+            open=random.choice((0.0, 3.0)),
         )
         for number, name in enumerate(TIERS)
     ]

@@ -83,6 +83,18 @@ def test_service_times_are_those_of_all_cells() -> None:
     assert loads[0].needed["free"] == pytest.approx(0.4)
 
 
+def test_an_engine_with_slots_counts_by_its_slots() -> None:
+    """A request takes 1,600 ms in one of 64 slots, so 25 ms of the engine. One of them is free every 25 ms, when it can decide."""
+    slotted = msgspec.structs.replace(
+        worker("w1", in_flight=64, run_ms=1600.0), base_ms=1600.0, item_ms=0.0, seen_batch=64.0, width=64, slots=64
+    )
+    found = load(observation([slotted], rates={"enterprise": 10.0, "free": 20.0}, ready_batches=2))
+
+    assert found.needed == pytest.approx({"enterprise": 0.5, "free": 1.0, BACKGROUND: 0.1})
+    assert found.ready == pytest.approx(0.5 + 2 * 0.5**0.5)
+    assert found.deciding == 1.0
+
+
 def test_a_paused_tier_needs_no_workers() -> None:
     """Its requests wait until it is resumed."""
     plan = PLAN._replace(paused=frozenset({"free"}))

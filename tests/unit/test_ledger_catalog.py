@@ -164,6 +164,10 @@ def test_the_price_of_a_model_is_the_latest_that_has_begun() -> None:
     with pytest.raises(BadCatalogRow, match="prices row 'tiny'"):
         models_from([MODEL], [("tiny", 0.0, -1.0, None)])
 
+
+def test_an_objective_of_a_model_is_above_0() -> None:
+    """Another value rejects the catalog; without one there is none."""
+    assert models_from([MODEL])["tiny"].tpot_ms is None
     assert models_from([(*MODEL[:-1], 12.5)])["tiny"].tpot_ms == 12.5
     with pytest.raises(BadCatalogRow, match="tpot_ms"):
         models_from([(*MODEL[:-1], -1.0)])

@@ -230,3 +230,47 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, sentence: str) -> N
 
     with pytest.raises(ScenarioError, match=sentence):
         from_file(path, scenario())
+
+
+ENGINE = {"slots": 2, "step_ms": 10, "step_item_ms": 5, "dispatch_ms": 0, "call_ms": 0}
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "p50_ms", "p99_ms"),
+    [
+        # alone: 10 words in steps of 15 ms
+        ([(1.0, 10)], 150, 150),
+        # both run from 1.0 on in steps of 20 ms; from 1.2 on the longer one has 10 steps of 15 ms left
+        ([(1.0, 10), (1.0, 20)], 200, 350),
+        # the third one waits for the slot of the first, until 1.2, and runs beside the second
+        ([(1.0, 10), (1.0, 20), (1.0, 10)], 400, 400),
+    ],
+)
+def test_requests_in_slots_start_and_end_one_by_one(
+    arrivals: list[tuple[float, float]], p50_ms: float, p99_ms: float
+) -> None:
+    """By steps whose time depends on how many run."""
+    found = run([Arrival(at_s, 0, words) for at_s, words in arrivals], costs=ENGINE)["classes"][0]
+
+    assert (found["p50_ms"], found["p99_ms"]) == (pytest.approx(p50_ms, rel=0.07), pytest.approx(p99_ms, rel=0.07))
+
+
+def test_a_flooded_engine_serves_tiers_and_customers_in_their_order() -> None:
+    """At three times the capacity, of answers of very different lengths: enterprise is served whole, the free customer below its
+    share nearly whole, and slots are never left free.
+    """
+    customers = {
+        "acme": None,
+        "corp": {"tier": "enterprise", "rate": 4, "words": 80, "words_spread": 1.0},
+        "light": {"tier": "free", "rate": 40, "words": 20},
+        "heavy": {"tier": "free", "rate": 40, "words": 120, "words_spread": 1.0},
+    }
+    costs = ENGINE | {"slots": 64, "step_ms": 12, "step_item_ms": 0.15}
+    given = scenario(customers=customers, costs=costs, model={"total_ms": 60_000}, duration_s=60, warmup_s=10)
+    found = document(given, RequestSimulation(given).run())
+    corp, light, heavy = found["classes"]
+
+    assert corp["completed"] == corp["arrivals"]
+    assert light["completed"] >= 0.95 * light["arrivals"]
+    assert heavy["completed"] < 0.6 * heavy["arrivals"]
+    assert sum(each["gpu_s"] for each in found["classes"]) > 0.93 * 60

@@ -147,7 +147,7 @@ class AdmissionModel:
             return False
         if not queue.in_backlogs:
             return request.limits.max_concurrency > 0 and account.in_use + 1 <= max(
-                OPEN, weight * tier.places / OPEN_PART
+                OPEN, weight * (tier.open or tier.places / OPEN_PART)
             )
         length = queue.length(account.number)
         weights = queue.weights + (weight if not length else 0.0)

@@ -9,10 +9,11 @@ schedulers the first acts, so one dispatcher is simulated.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 from gateway.inference.events import SLO_FAILURES
-from gateway.limits.capacity import LiveLimits
+from gateway.limits.capacity import LiveLimits, slot_places
 from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
@@ -27,6 +28,7 @@ from scheduler.batching.policy import (
     TierPolicy,
     TierQueue,
     WakeCondition,
+    choose,
     plan,
 )
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
@@ -48,6 +50,7 @@ LEASE_S, GONE_S = 0.6, 1.0
 """The lease of a batch, and the time after which a silent worker is not counted any more."""
 MOST_LOSSES = 2
 NO_GPU_RETRY_MS = 1000.0
+MOST_READY = 1_000_000  # Free slots bound what is ready.
 
 
 class CellDispatcher:
@@ -96,6 +99,8 @@ class CellDispatcher:
 
     def _form_due(self) -> float:
         """Form batches; returns the seconds until the next turn."""
+        if self._cell.has_slots:
+            return self._fill_slots()
         while True:
             decisions = self._decide()
             decision = decisions[0]
@@ -114,6 +119,18 @@ class CellDispatcher:
             if not formed and self._cell.depth >= before:
                 self._condition = WakeCondition(0, decision.ready_limit - 1)
                 return REFUSED_PAUSE_S
+
+    def _fill_slots(self) -> float:
+        """Fill the free slots, one request after the other, in the order of `choose`."""
+        cell, now, policy = self._cell, self._loop.now, replace(self.policy, max_batch_size=1)
+        self._condition = WakeCondition(1, MOST_READY)
+        while cell.depth and cell.free_slots > len(cell.ready):
+            tiers = {name: TierQueue(queue.depth, _age_ms(queue, now)) for name, queue in cell.queues.items()}
+            picks, self._credit = choose(tiers, policy, self._credit)
+            before = cell.depth
+            if not picks or (not cell.form(picks, MOST_READY) and cell.depth >= before):
+                break
+        return MAX_SLEEP_S
 
     def _decide(self) -> list[Decision]:
         cell, now = self._cell, self._loop.now
@@ -164,7 +181,10 @@ class SimulatedCell:
         self._recorder = recorder
         self._retry = retry
         batch = scenario.model.max_batch_size
-        self.queues = {tier.name: FairQueue(batch, self._may_run) for tier in snapshot.tiers}
+        self.has_slots = scenario.costs.slots > 0
+        slots = scenario.costs.slots * scenario.gpus
+        places = slot_places(slots) if slots else batch
+        self.queues = {tier.name: FairQueue(places, self._may_run) for tier in snapshot.tiers}
         self._queue_ms = {tier.name: tier.max_queue_ms for tier in snapshot.tiers}
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
@@ -195,6 +215,11 @@ class SimulatedCell:
     def depth(self) -> int:
         """Requests in all queues."""
         return sum(queue.depth for queue in self.queues.values())
+
+    @property
+    def free_slots(self) -> int:
+        """Of its workers."""
+        return sum(worker.free for worker in self.workers)
 
     @property
     def _is_first_idle(self) -> bool:

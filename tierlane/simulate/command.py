@@ -146,7 +146,11 @@ def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording:
     mode = scenario.mode
     if mode == "auto":
         is_large = scenario.offered() > MOST_REQUESTS or scenario.gpus > MOST_GPUS
-        mode = "flows" if is_large and not arrivals else "requests"
+        mode = "flows" if is_large and not arrivals and not scenario.costs.slots else "requests"
+    if mode == "flows" and scenario.costs.slots:
+        raise ScenarioError(
+            "mode: requests in slots are simulated one by one; use mode requests, or remove costs.slots."
+        )
     if mode == "flows" and arrivals:
         raise ScenarioError("mode: recorded requests are simulated one by one; use mode requests, or remove arrivals.")
     figures = FlowSimulation(scenario).run() if mode == "flows" else RequestSimulation(scenario, arrivals).run()

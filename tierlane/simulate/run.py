@@ -19,6 +19,7 @@ from tierlane.simulate.cell import GONE_S, SimulatedCell
 from tierlane.simulate.events import Arrival, EventLoop, in_order, poisson
 from tierlane.simulate.results import CellStep, ClassFigures, Figures, Recorder, SimulatedTimeline
 from tierlane.simulate.scenario import CustomerClass, ScenarioChange, ScenarioError, SimulationScenario
+from tierlane.simulate.slots import SlottedWorker
 from tierlane.simulate.worker import BEAT_S, MovesDocument, SimulatedWorker
 
 
@@ -173,7 +174,12 @@ class RequestSimulation:
             self._made += 1
             costs, random = self._scenario.costs, Random(f"{self._scenario.seed}/worker-{self._made}")
             sizes = [(size, size * words), (1, words)]
-            worker = SimulatedWorker(f"worker-{self._made}", self._loop, costs, random, sizes)
+            name = f"worker-{self._made}"
+            worker: SimulatedWorker
+            if costs.slots:
+                worker = SlottedWorker(name, self._loop, costs, random)
+            else:
+                worker = SimulatedWorker(name, self._loop, costs, random, sizes)
             self._workers.append(worker)
             fewest = min(open_cells, key=lambda cell: len(self._by_name[cell.name].workers) / cell.weight)
             self._by_name[fewest.name].add(worker)

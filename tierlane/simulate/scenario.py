@@ -94,6 +94,8 @@ class Costs(_Section, frozen=True, kw_only=True):
 
     `sizes`: {size: ms} instead of the first two, with straight lines between. `spread`: the standard deviation of the logarithm.
     `dispatch_ms`: from the decision to form a batch until it runs. `call_ms`: what a response takes beyond queue and GPU.
+    With `slots`, each GPU runs so many requests at a time, instead of batches: each word of a request takes a step of `step_ms` +
+    running requests x `step_item_ms`.
     """
 
     batch_ms: NotNegative = 50.0
@@ -103,6 +105,9 @@ class Costs(_Section, frozen=True, kw_only=True):
     spread: NotNegative = 0.0
     dispatch_ms: NotNegative = 1.0
     call_ms: NotNegative = 2.5
+    slots: Annotated[int, Meta(ge=0)] = 0
+    step_ms: Positive = 12.0
+    step_item_ms: NotNegative = 0.15
 
     def run_ms(self, size: float, words: float) -> float:
         """The time of a batch on the GPU, without spread."""

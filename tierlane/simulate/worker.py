@@ -149,6 +149,11 @@ class SimulatedWorker:
         if number == self._beats:
             self._beat()
 
+    @property
+    def free(self) -> int:
+        """Free slots; 0 for a worker that runs batches."""
+        return 0
+
     def pop(self) -> None:
         """Claim the next batch, or wait for one, unless it moves to another cell."""
         cell = self.cell

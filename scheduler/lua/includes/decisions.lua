@@ -15,12 +15,12 @@ end
 -- is_within_share(g, count): whether a customer has no more than its part of the backlogs, by weight, or, without backlogs, few
 -- open requests. Such a customer is not rejected because others have emptied the bucket of the tier: the bucket goes into debt, of
 -- at most its size.
-local OPEN_PART, OPEN = 4, 2 -- of the places in the tier queue, for a weight of 1; for every customer
+local OPEN = 2 -- for every customer
 local function is_within_share(g, count)
   local t, c, b = g.tier, g.customer, g.tier_bucket
   if b.tokens - count < -b.burst then return false end
   if t.waiting == 0 then
-    return c.max_concurrency > 0 and c.in_use + count <= math.max(OPEN, c.weight * t.places / OPEN_PART)
+    return c.max_concurrency > 0 and c.in_use + count <= math.max(OPEN, c.weight * t.open)
   end
   local flow, weights = own_flow(g), backlogs.tier(t.name).weights
   if flow.length == 0 then weights = weights + c.weight end

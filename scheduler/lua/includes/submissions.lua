@@ -17,7 +17,7 @@ local function read_tiers(limits, names)
   for i, t in ipairs(limits) do
     local queued = call('LLEN', P .. 'queue:' .. t[1])
     tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = paused and -1 or t[6],
-      shed_wait_ms = t[7], share = t[8], shadow = t[9], places = t[10], ids = {}, waiting = waiting[i], backlogs = {},
+      shed_wait_ms = t[7], share = t[8], shadow = t[9], places = t[10], open = t[11] > 0 and t[11] or t[10] / 4, ids = {}, waiting = waiting[i], backlogs = {},
       queued = queued}
     depth[t[1]] = queued + waiting[i]
     max_ahead = max_ahead + depth[t[1]]
