@@ -129,7 +129,7 @@ class StreamTimes:
             events_s = (self._all_events - self._measured_events) / (now - self._measured_at)
             self.rate += (events_s - self.rate) * min(1.0, now - self._measured_at)
             self._measured_at, self._measured_events = now, self._all_events
-        if self._gaps >= 20:  # noqa: PLR2004 - fewer are noise
+        if self._gaps >= 20:
             self.token_s = self._gap_s / self._gaps * self._events / self._tokens
             self._gap_s, self._gaps = 0.0, 0
 

@@ -57,6 +57,8 @@ STALE_TICKS, REPEATED_TICKS = 8, 3
 for so many otherwise."""
 VAIN_SHARE, VAIN_STEP, VAIN_S = 0.15, 2, 1.5
 """Reductions by this part are judged so many seconds after the slots were first reduced by this number."""
+VAIN_WAITING = 0.7
+"""Of the waiting requests, and reduced in proportion, at least this part still waits after a reduction in vain."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -162,7 +164,7 @@ class SlotPolicy:
     def _set(self, exact: float, source: str = "") -> None:
         """Change the slots, within all limits. Small changes of the exact number leave the rounded one as it is."""
         self._exact = max(1.0, min(exact, self._most, self._ceiling.limit, MOST))
-        if abs(self._exact - self.count) >= 0.75:  # noqa: PLR2004 - a hysteresis
+        if abs(self._exact - self.count) >= 0.75:
             self.count = round(self._exact)
         self.source = source or self.source
 
@@ -184,7 +186,7 @@ class SlotPolicy:
         return True
 
     def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
-        """This worker's waiting requests in the engine, if they are known at once."""
+        """The waiting requests of this worker in the engine, if they are known at once, and the evidence."""
         if load is not None and load.waiting is not None:
             source = f"{load.source}: {load.running} running, {load.waiting} waiting"
             return load.waiting * calls / max(1, load.running + load.waiting), source
@@ -254,12 +256,12 @@ class SlotPolicy:
         if change.accepts_wait:
             answers.accept()
         self._doubling = change.growing
-        if change.count == self.count:
+        if change.slots == self.count:
             return
         self._small_until = now + answers.mean_s
-        if abs(change.count - self.count) > SMALL_SHARE * self.count:
+        if abs(change.slots - self.count) > SMALL_SHARE * self.count:
             answers.restart(now)
-        self._set(change.count, change.source)
+        self._set(change.slots, change.source)
         levels.restart()
 
 
@@ -314,7 +316,7 @@ class _Reduction(NamedTuple):
     """The state when requests began to wait; `at`: the first reduction; `waiting`: the most since then."""
 
     at: float
-    count: int
+    slots: int
     waiting: float
     rate: float
 
@@ -344,16 +346,16 @@ class _QueueSteps:
         if self._first is None:
             self._first = _Reduction(math.inf, count, waiting, streams.rate)
         first = self._first
-        at = min(first.at, now) if count <= first.count - VAIN_STEP else math.inf
+        at = min(first.at, now) if count <= first.slots - VAIN_STEP else math.inf
         first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
-        fewer = first.count - count
-        if fewer < VAIN_SHARE * first.count or now < first.at + VAIN_S + streams.settling_s:
+        fewer = first.slots - count
+        if fewer < VAIN_SHARE * first.slots or now < first.at + VAIN_S + streams.settling_s:
             return None
-        share = fewer / first.count
-        if waiting < first.waiting * (1 - share) / 2 or streams.rate > (1 - share / 2) * first.rate:
+        share = fewer / first.slots
+        if waiting < VAIN_WAITING * first.waiting * (1 - share) or streams.rate > (1 - share / 2) * first.rate:
             return None
         self._first = None
-        return first.count
+        return first.slots
 
     def is_news(self, load: EngineLoad | None) -> bool:
         """Whether a reading differs from the last one, or has been repeated for long."""
