@@ -57,6 +57,8 @@ STALE_TICKS, REPEATED_TICKS = 8, 3
 for so many otherwise."""
 VAIN_SHARE, VAIN_STEP, VAIN_S = 0.15, 2, 1.5
 """Reductions by this part are judged so many seconds after the slots were first reduced by this number."""
+REST_S = 0.6
+"""And at least so many after the last reduction of what waits too much."""
 VAIN_WAITING = 0.7
 """Of the waiting requests, and reduced in proportion, at least this part still waits after a reduction in vain."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
@@ -214,7 +216,7 @@ class SlotPolicy:
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
-            queue.reduced()
+            queue.reduced(now)
             self._stale = None if load is None else (load, STALE_TICKS)
             return
         news = queue.is_news(load)
@@ -331,6 +333,7 @@ class _QueueSteps:
         self.settled_at = 0.0
         self.firsts = 0
         """First outputs at the last reduction: withdrawn calls, which have none, are no evidence for a further one."""
+        self._reduced_at = 0.0
         self._first: _Reduction | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
@@ -349,7 +352,7 @@ class _QueueSteps:
         at = min(first.at, now) if count <= first.slots - VAIN_STEP else math.inf
         first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
         fewer = first.slots - count
-        if fewer < VAIN_SHARE * first.slots or now < first.at + VAIN_S + streams.settling_s:
+        if fewer < VAIN_SHARE * first.slots or now < max(first.at + VAIN_S, self._reduced_at + REST_S) + streams.settling_s:
             return None
         share = fewer / first.slots
         if waiting < VAIN_WAITING * first.waiting * (1 - share) or streams.rate > (1 - share / 2) * first.rate:
@@ -363,8 +366,9 @@ class _QueueSteps:
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
-    def reduced(self) -> None:
+    def reduced(self, now: float) -> None:
         """The slots were reduced: a further reduction needs two new readings."""
+        self._reduced_at = now
         self.before = 0.0
         self.quiet = self.full_steps = 0
 
