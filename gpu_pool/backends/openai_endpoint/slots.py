@@ -52,6 +52,8 @@ MEASURED_S = 5.0
 """After a reduction for that reason they are not raised for as long, unless it was measured again."""
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
+KEPT_S = 2.0
+"""Without readings of the engine's metrics the slots stay as they are for so long."""
 STALE_TICKS, REPEATED_TICKS = 8, 3
 """Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
 for so many otherwise."""
@@ -94,6 +96,7 @@ class SlotPolicy:
         self._levels = SlotLevels()
         self._slow_until = self._small_until = 0.0
         self._stale: tuple[EngineLoad, int] | None = None
+        self._load_until = 0.0
 
     def resume(self, count: int) -> None:
         """Begin with the slots that an earlier process had."""
@@ -157,6 +160,10 @@ class SlotPolicy:
             return
         if load is not None and not _is_usable(load, calls):
             load = None
+        if load is not None:
+            self._load_until, self._resumed = now + KEPT_S, False
+        elif now < self._load_until:
+            return
         waiting, source = self._waiting(load, calls, now)
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
@@ -352,7 +359,10 @@ class _QueueSteps:
         at = min(first.at, now) if count <= first.slots - VAIN_STEP else math.inf
         first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
         fewer = first.slots - count
-        if fewer < VAIN_SHARE * first.slots or now < max(first.at + VAIN_S, self._reduced_at + REST_S) + streams.settling_s:
+        if (
+            fewer < VAIN_SHARE * first.slots
+            or now < max(first.at + VAIN_S, self._reduced_at + REST_S) + streams.settling_s
+        ):
             return None
         share = fewer / first.slots
         if waiting < VAIN_WAITING * first.waiting * (1 - share) or streams.rate > (1 - share / 2) * first.rate:
