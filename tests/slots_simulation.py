@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpu_pool.backends.openai_endpoint.call_times import Call
@@ -115,7 +116,7 @@ class Simulation:
         self._at(0.0, self._fill)
         self._at(TICK_S, self._tick)
         for place, worker in enumerate(self.workers):
-            self._at(TICK_S * (1 + place / max(1, workers)), lambda worker=worker: self._worker_tick(worker))
+            self._at(TICK_S * (1 + place / max(1, workers)), partial(self._worker_tick, worker))
 
     def at(self, when: float, change: Callable[[Engine], Any]) -> None:
         """Change the engine at that time."""
@@ -141,7 +142,8 @@ class Simulation:
         """Give queued requests to the workers with the most free slots."""
         while self.queue:
             if not self.workers:
-                self._at(self.now + DELAY_S, lambda request=self.queue.popleft(): self._arrive(request))
+                request = self.queue.popleft()
+                self._at(self.now + DELAY_S, partial(self._arrive, request))
                 continue
             worker = max(self.workers, key=lambda worker: worker.policy.count - len(worker.calls))
             if worker.policy.count <= len(worker.calls):
@@ -149,7 +151,7 @@ class Simulation:
             request = self.queue.popleft()
             request.worker, request.call = worker, worker.policy.start(self.now, streamed=request.streamed)
             worker.calls[request] = None
-            self._at(self.now + DELAY_S, lambda request=request: self._arrive(request))
+            self._at(self.now + DELAY_S, partial(self._arrive, request))
 
     def _arrive(self, request: Request) -> None:
         if self.workers and request.call is None:
@@ -216,7 +218,7 @@ class Simulation:
         if self._withdraws:
             self._withdraw(worker, worker.policy.excess)
         self._fill()
-        self._at(self.now + TICK_S, lambda: self._worker_tick(worker))
+        self._at(self.now + TICK_S, partial(self._worker_tick, worker))
 
     def _withdraw(self, worker: Worker, excess: int) -> None:
         for request in list(reversed(worker.calls)):

@@ -35,28 +35,28 @@ FIRST_REST_S, LONGEST_REST_S = 2.0, 16.0
 class NextLevel(NamedTuple):
     """The next number of slots; `growing`: large growth goes on; `accepts_wait`: the present wait is no queue."""
 
-    count: int
+    slots: int
     source: str = ""
     growing: bool = False
     accepts_wait: bool = False
 
 
 class _Measured(NamedTuple):
-    count: int
+    slots: int
     throughput: float
 
 
 class _Reduction(NamedTuple):
     """By `fewer` from `count`, when `waiting` calls waited."""
 
-    count: int
+    slots: int
     fewer: float
     waiting: float
     throughput: float
 
     def in_vain(self, waiting: float, throughput: float) -> bool:
         """Whether it cost throughput and made none wait less."""
-        share = self.fewer / self.count
+        share = self.fewer / self.slots
         return waiting > self.waiting * (1 - share) / 2 and throughput < (1 - share / 2) * self.throughput
 
 
@@ -120,7 +120,7 @@ class SlotLevels:
         if self._reductions and not self._reductions[-1].in_vain(waiting, throughput):
             self._reductions = []
         if len(self._reductions) >= VAIN:
-            count, self._reductions = self._reductions[0].count, []
+            count, self._reductions = self._reductions[0].slots, []
             return NextLevel(count, "durations: fewer slots did not shorten the wait", accepts_wait=True)
         fewer = min(waiting - AIM, self.calls / 2)
         if fewer >= TRIAL * count:
@@ -131,13 +131,13 @@ class SlotLevels:
 
     def _grown(self, count: int, throughput: float, waiting: float | None) -> NextLevel:
         before, self._before = self._before, _Measured(count, throughput)
-        if before is not None and before.count < count:
-            needed = 1 + MIN_GAIN * math.log2(count / before.count)
+        if before is not None and before.slots < count:
+            needed = 1 + MIN_GAIN * math.log2(count / before.slots)
             if throughput < needed * before.throughput:
                 self._before = None
-                kept = count if waiting is not None else before.count
-                return NextLevel(kept, _compared(before, self_throughput=throughput, count=count))
-        source = "growing" if before is None else _compared(before, self_throughput=throughput, count=count)
+                kept = count if waiting is not None else before.slots
+                return NextLevel(kept, _compared(before, throughput=throughput, count=count))
+        source = "growing" if before is None else _compared(before, throughput=throughput, count=count)
         factor = 2.0 if count < DOUBLED else GROWTH
         return NextLevel(math.ceil(factor * count), source, growing=True)
 
@@ -152,30 +152,30 @@ class SlotLevels:
     def _tried(self, now: _Measured, time_s: float) -> NextLevel:
         """Compare with the last level, and try one slot or TRIAL more or less."""
         base, self._trial = self._trial, None
-        if base is None or base.count == now.count:
+        if base is None or base.slots == now.slots:
             if time_s < self._rest_until:
-                return NextLevel(now.count)
+                return NextLevel(now.slots)
             return self._try(now)
         gained = now.throughput / base.throughput if base.throughput > 0 else 1.0
-        change = abs(now.count / base.count - 1) / TRIAL
+        change = abs(now.slots / base.slots - 1) / TRIAL
         kept = gained >= (1 + (BETTER - 1) * change if self._up else 1 - (1 - SAME) * change)
-        source = _compared(base, self_throughput=now.throughput, count=now.count)
+        source = _compared(base, throughput=now.throughput, count=now.slots)
         if kept:
             self._rest_s = FIRST_REST_S
             return self._try(now, source)
         self._up = not self._up
         self._rest_until = time_s + self._rest_s
         self._rest_s = min(LONGEST_REST_S, 1.5 * self._rest_s)
-        return NextLevel(base.count, source)
+        return NextLevel(base.slots, source)
 
     def _try(self, now: _Measured, source: str = "") -> NextLevel:
         self._trial = now
-        by = max(1, round(TRIAL * now.count))
-        count = now.count + by if self._up else max(1, now.count - by)
-        if count == now.count:
+        by = max(1, round(TRIAL * now.slots))
+        count = now.slots + by if self._up else max(1, now.slots - by)
+        if count == now.slots:
             self._trial, self._up = None, True
         return NextLevel(count, source or "throughput: trial")
 
 
-def _compared(before: _Measured, *, self_throughput: float, count: int) -> str:
-    return f"throughput: {before.throughput:.0f} tokens/s at {before.count}, {self_throughput:.0f} at {count}"
+def _compared(before: _Measured, *, throughput: float, count: int) -> str:
+    return f"throughput: {before.throughput:.0f} tokens/s at {before.slots}, {throughput:.0f} at {count}"

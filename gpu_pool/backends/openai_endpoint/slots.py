@@ -52,11 +52,17 @@ MEASURED_S = 5.0
 """After a reduction for that reason they are not raised for as long, unless it was measured again."""
 FULL_CACHE = 0.95
 """With a larger part of the KV cache used, the slots are not doubled."""
+KEPT_S = 2.0
+"""Without readings of the engine's metrics the slots stay as they are for so long."""
 STALE_TICKS, REPEATED_TICKS = 8, 3
 """Some engines update their metrics seldom: identical readings are ignored for this many ticks after a reduction, and
 for so many otherwise."""
 VAIN_SHARE, VAIN_STEP, VAIN_S = 0.15, 2, 1.5
 """Reductions by this part are judged so many seconds after the slots were first reduced by this number."""
+REST_S = 0.6
+"""And at least so many after the last reduction of what waits too much."""
+VAIN_WAITING = 0.7
+"""Of the waiting requests, and reduced in proportion, at least this part still waits after a reduction in vain."""
 FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 """Time after a refusal until one more request is tried."""
 
@@ -90,6 +96,7 @@ class SlotPolicy:
         self._levels = SlotLevels()
         self._slow_until = self._small_until = 0.0
         self._stale: tuple[EngineLoad, int] | None = None
+        self._load_until = 0.0
 
     def resume(self, count: int) -> None:
         """Begin with the slots that an earlier process had."""
@@ -153,6 +160,10 @@ class SlotPolicy:
             return
         if load is not None and not _is_usable(load, calls):
             load = None
+        if load is not None:
+            self._load_until, self._resumed = now + KEPT_S, False
+        elif now < self._load_until:
+            return
         waiting, source = self._waiting(load, calls, now)
         if waiting is not None:
             self._by_queue(waiting, source, calls, now, full=full, load=load)
@@ -184,7 +195,7 @@ class SlotPolicy:
         return True
 
     def _waiting(self, load: EngineLoad | None, calls: int, now: float) -> tuple[float | None, str]:
-        """This worker's waiting requests in the engine, if they are known at once."""
+        """The waiting requests of this worker in the engine, if they are known at once, and the evidence."""
         if load is not None and load.waiting is not None:
             source = f"{load.source}: {load.running} running, {load.waiting} waiting"
             return load.waiting * calls / max(1, load.running + load.waiting), source
@@ -212,7 +223,7 @@ class SlotPolicy:
             self.excess = round(standing - aim)
             self._set(calls - standing + aim - falling, source)
             self._doubling = False
-            queue.reduced()
+            queue.reduced(now)
             self._stale = None if load is None else (load, STALE_TICKS)
             return
         news = queue.is_news(load)
@@ -254,12 +265,12 @@ class SlotPolicy:
         if change.accepts_wait:
             answers.accept()
         self._doubling = change.growing
-        if change.count == self.count:
+        if change.slots == self.count:
             return
         self._small_until = now + answers.mean_s
-        if abs(change.count - self.count) > SMALL_SHARE * self.count:
+        if abs(change.slots - self.count) > SMALL_SHARE * self.count:
             answers.restart(now)
-        self._set(change.count, change.source)
+        self._set(change.slots, change.source)
         levels.restart()
 
 
@@ -314,7 +325,7 @@ class _Reduction(NamedTuple):
     """The state when requests began to wait; `at`: the first reduction; `waiting`: the most since then."""
 
     at: float
-    count: int
+    slots: int
     waiting: float
     rate: float
 
@@ -329,6 +340,7 @@ class _QueueSteps:
         self.settled_at = 0.0
         self.firsts = 0
         """First outputs at the last reduction: withdrawn calls, which have none, are no evidence for a further one."""
+        self._reduced_at = 0.0
         self._first: _Reduction | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
@@ -344,16 +356,19 @@ class _QueueSteps:
         if self._first is None:
             self._first = _Reduction(math.inf, count, waiting, streams.rate)
         first = self._first
-        at = min(first.at, now) if count <= first.count - VAIN_STEP else math.inf
+        at = min(first.at, now) if count <= first.slots - VAIN_STEP else math.inf
         first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
-        fewer = first.count - count
-        if fewer < VAIN_SHARE * first.count or now < first.at + VAIN_S + streams.settling_s:
+        fewer = first.slots - count
+        if (
+            fewer < VAIN_SHARE * first.slots
+            or now < max(first.at + VAIN_S, self._reduced_at + REST_S) + streams.settling_s
+        ):
             return None
-        share = fewer / first.count
-        if waiting < first.waiting * (1 - share) / 2 or streams.rate > (1 - share / 2) * first.rate:
+        share = fewer / first.slots
+        if waiting < VAIN_WAITING * first.waiting * (1 - share) or streams.rate > (1 - share / 2) * first.rate:
             return None
         self._first = None
-        return first.count
+        return first.slots
 
     def is_news(self, load: EngineLoad | None) -> bool:
         """Whether a reading differs from the last one, or has been repeated for long."""
@@ -361,8 +376,9 @@ class _QueueSteps:
         self._load = load
         return self._repeated % (REPEATED_TICKS + 1) == 0
 
-    def reduced(self) -> None:
+    def reduced(self, now: float) -> None:
         """The slots were reduced: a further reduction needs two new readings."""
+        self._reduced_at = now
         self.before = 0.0
         self.quiet = self.full_steps = 0
 
