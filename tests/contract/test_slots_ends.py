@@ -1,0 +1,614 @@
+"""Requests in slots: each ends, returns, or is retried by itself; and runs whose clients have left."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import scheduler.protocol.batches
+from contract.builders import CUSTOMER
+from contract.coalescing import submit
+from contract.slots import (
+    announce,
+    claim_next,
+    ended,
+    finish,
+    ids_of,
+    in_slots,
+    stop_signals,
+    stored_slots,
+)
+from pool import TIERS, Pool, done
+from scheduler.errors import ErrorCode
+from scheduler.protocol.audit_outbox import EndedRecord
+from scheduler.protocol.batches import (
+    HANDED_BACK,
+    RETRY_BUDGET,
+    WITHDRAWN,
+    ClaimedBatch,
+    OwnedBatch,
+    StopSignals,
+    lost,
+)
+from scheduler.protocol.cancellation import Cancellation
+from scheduler.protocol.pool_view import SlotView
+from scheduler.redis_client.connections import blocking_client
+
+LOST = lost(ErrorCode.WORKER_LOST)
+
+
+async def ready(pool: Pool) -> list[str]:
+    """The ready batches, the next one first."""
+    return [batch_id.decode() for batch_id in await pool.client.lrange(pool.keys.batch_queue, 0, -1)]
+
+
+async def queued(pool: Pool, tier: str = "free") -> list[str]:
+    """The ids of a tier queue, the next one first."""
+    return [each.decode() for each in reversed(await pool.client.lrange(pool.keys.queue(tier), 0, -1))]
+
+
+async def ends(pool: Pool) -> dict[str, EndedRecord]:
+    """The ended records by id; each request has at most one."""
+    _, records = await pool.audit()
+    assert len({each.id for each in records}) == len(records)
+    return {each.id: each for each in records}
+
+
+async def is_closed(pool: Pool, batch: ClaimedBatch) -> bool:
+    """Whether nothing is left of the batch."""
+    key = pool.keys.batch(batch.batch_id)
+    leased = await pool.client.zscore(pool.keys.leases, batch.batch_id)
+    return not await pool.client.exists(key) and leased is None and not await pool.inflight()
+
+
+# Ends
+
+
+async def test_each_request_ends_by_itself(pool: Pool) -> None:
+    """The others run on; the batch is closed with its last request."""
+    batch = await in_slots(pool, 3)
+    ids = ids_of(batch)
+
+    assert await finish(pool, [ended(batch, 1)], 2) == 0
+    assert await pool.states(ids) == ["processing", "completed", "processing"]
+    assert await pool.inflight() == {"inflight:free:b1": [ids[0], ids[2]]}
+    assert await pool.batches.renew("b1", "token", 3) == {ids[0], ids[2]}
+
+    assert await finish(pool, [ended(batch, 2), ended(batch, 0, "invalid_output")]) == 0
+    assert await pool.states(ids) == ["failed", "completed", "completed"]
+    assert await is_closed(pool, batch)
+    assert {each.error_code for each in (await ends(pool)).values()} == {"", "invalid_output"}
+
+
+async def test_requests_of_several_batches_end_in_one_call(pool: Pool) -> None:
+    """Only those whose batches this worker still owns."""
+    first, second = await in_slots(pool, 2, token="one"), await in_slots(pool, 2, "paid", token="two")
+    foreign = ClaimedBatch(second.batch_id, "guessed", second.requests)
+
+    assert await finish(pool, [ended(first, 0), ended(foreign, 0), ended(second, 1), ended(first, 1)]) == 1
+
+    assert await pool.states(ids_of(first) + ids_of(second)) == ["completed", "completed", "processing", "completed"]
+    assert set(await pool.inflight()) == {"inflight:paid:b2"}
+
+
+@pytest.mark.parametrize("code", ["", HANDED_BACK, WITHDRAWN, LOST, "invalid_output"])
+async def test_an_end_that_is_sent_again_is_stale(pool: Pool, code: str) -> None:
+    """Its reply was lost: nothing changes."""
+    batch = await in_slots(pool, 2)
+    again = [ended(batch, 0, code)]
+    assert await finish(pool, again, 3) == 0
+    rows = [await pool.client.hgetall(pool.keys.request(i)) for i in ids_of(batch)]
+    lists = await queued(pool), await ready(pool), await pool.inflight()
+
+    assert await finish(pool, again, 3) == 1
+
+    assert [await pool.client.hgetall(pool.keys.request(i)) for i in ids_of(batch)] == rows
+    assert (await queued(pool), await ready(pool), await pool.inflight()) == lists
+    assert await stored_slots(pool) == {"w1": (3, 4)}
+
+
+async def test_a_poisonous_request_ends_as_a_dead_letter(pool: Pool) -> None:
+    """Alone: the others of its batch run on."""
+    batch = await in_slots(pool, 2)
+
+    await finish(pool, [ended(batch, 0, "poison_request")], 3)
+
+    assert [letter.id for letter in await pool.letters()] == ids_of(batch)[:1]
+    assert await pool.states(ids_of(batch)) == ["failed", "processing"]
+
+
+async def test_large_outputs_end_in_several_calls(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own output, and the free slots after each call are those of the requests that have ended."""
+    batch = await in_slots(pool, 3)
+    monkeypatch.setattr(scheduler.protocol.batches, "MAX_CALL_BYTES", 2000)
+    long = [
+        end._replace(outcome=end.outcome._replace(output=letter * 1500))
+        for letter, end in zip("abc", (ended(batch, at) for at in range(3)), strict=True)
+    ]
+    await pool.client.config_resetstat()
+
+    assert await finish(pool, long) == 0
+
+    assert (await pool.client.info("commandstats"))["cmdstat_evalsha"]["calls"] == 3
+    assert [reply.output for reply in await pool.results.fetch(ids_of(batch)) if reply] == [x * 1500 for x in "abc"]
+    assert await stored_slots(pool) == {"w1": (4, 4)}
+    assert await is_closed(pool, batch)
+
+
+@pytest.mark.parametrize(("free", "after"), [(3, (3, 4)), (None, (2, 4)), (-1, (-1, 4))])
+async def test_the_free_slots_are_a_number_or_a_change(pool: Pool, free: int | None, after: tuple[int, int]) -> None:
+    """While a claim is in progress, the worker knows only how many slots became free."""
+    batch = await in_slots(pool, 3)
+    assert await stored_slots(pool) == {"w1": (1, 4)}
+
+    await finish(pool, [ended(batch, 0)], free)
+
+    assert await stored_slots(pool) == {"w1": after}
+
+
+async def test_nothing_ends_and_slots_are_reported(pool: Pool) -> None:
+    """A call without outcomes."""
+    await announce(pool, "w1", 1)
+
+    assert await finish(pool, [], 3) == 0
+
+    assert await stored_slots(pool) == {"w1": (3, 4)}
+
+
+# Handed back, withdrawn
+
+
+@pytest.mark.parametrize("code", [HANDED_BACK, WITHDRAWN])
+async def test_requests_that_are_handed_back_are_next_in_order(pool: Pool, code: str) -> None:
+    """First in their queues, without an attempt, even after their queue timeout; only a withdrawn one is marked."""
+    batch = await in_slots(pool, 3)
+    (newer,) = await pool.queue(1)
+    ids = ids_of(batch)
+
+    await finish(pool, [ended(batch, 0, code), ended(batch, 1), ended(batch, 2, code)])
+
+    assert await queued(pool) == [ids[0], ids[2], newer]
+    assert await is_closed(pool, batch)
+    await pool.overdue([newer])
+    await pool.form([("free", 3)])
+    again = await claim_next(pool, token="again")
+    assert [(r.id, r.attempt, r.was_withdrawn) for r in again.requests] == [
+        (ids[0], 1, code == WITHDRAWN),
+        (ids[2], 1, code == WITHDRAWN),
+    ]
+
+
+@pytest.mark.parametrize("code", [HANDED_BACK, WITHDRAWN])
+async def test_a_lost_request_stays_alone_when_it_is_handed_back(pool: Pool, code: str) -> None:
+    """It is the next batch, with its number of attempts, and joins no new requests."""
+    batch = await in_slots(pool, 1)
+    await finish(pool, [ended(batch, 0, LOST)])
+    again = await claim_next(pool, token="again")
+    await pool.queue(2)
+
+    await finish(pool, [ended(again, 0, code)])
+
+    third = await claim_next(pool, "w2", "third")
+    assert [(r.id, r.attempt) for r in third.requests] == [(ids_of(batch)[0], 2)]
+    await finish(pool, [ended(third, 0)])
+    assert (await ends(pool))[ids_of(batch)[0]].attempts == 2
+
+
+# Lost runs
+
+
+async def test_a_lost_run_is_retried_alone(pool: Pool) -> None:
+    """First, in a batch of its own; the others of its batch are not touched."""
+    batch = await in_slots(pool, 3)
+    await pool.queue(2)
+    await pool.form([("free", 1)])
+
+    await finish(pool, [ended(batch, 1, LOST)], 2)
+
+    assert await pool.states(ids_of(batch)) == ["processing"] * 3
+    again = await claim_next(pool, "w2", "again")
+    assert [(r.id, r.attempt) for r in again.requests] == [(ids_of(batch)[1], 2)]
+    await finish(pool, [ended(again, 0)], worker="w2")
+    assert await pool.batches.renew("b1", "token", 2) is True
+
+
+async def test_too_many_losses_end_a_request(pool: Pool) -> None:
+    """As a dead letter with the workers that lost it."""
+    batch = await in_slots(pool, 1)
+    (request_id,) = ids_of(batch)
+    for attempt in range(RETRY_BUDGET):
+        await finish(pool, [ended(batch, 0, LOST)])
+        batch = await claim_next(pool, f"w{attempt + 2}", f"t{attempt}")
+
+    await finish(pool, [ended(batch, 0, lost(ErrorCode.GPU_TIMEOUT))])
+
+    (letter,) = await pool.letters()
+    assert (letter.id, letter.error_code, letter.attempts) == (request_id, "gpu_timeout", RETRY_BUDGET + 1)
+    assert list(letter.worker_ids) == ["w1", "w2", "w3"]
+    assert await pool.states([request_id]) == ["failed"]
+    assert await is_closed(pool, batch)
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"), [(ErrorCode.WORKER_LOST, "deadline_exceeded"), (ErrorCode.GPU_TIMEOUT, "gpu_timeout")]
+)
+async def test_a_lost_run_without_time_left_ends(pool: Pool, cause: ErrorCode, code: str) -> None:
+    """A retry needs a minimum."""
+    batch = await in_slots(pool, 1)
+
+    await finish(pool, [ended(batch, 0, lost(cause))], min_left_ms=10_000)
+
+    assert (await ends(pool))[ids_of(batch)[0]].error_code == code
+    assert await is_closed(pool, batch)
+
+
+async def test_the_retry_budget_bounds_lost_runs(pool: Pool) -> None:
+    """The rest ends as lost, in the order of the call."""
+    batch = await in_slots(pool, 3)
+    later_us = (await pool.now_ms() + 600_000) * 1000  # Nothing is deposited before that time.
+    await pool.client.hset(pool.keys.retry_budget, mapping={"tokens": 2, "at": later_us})
+    await pool.client.pexpire(pool.keys.retry_budget, 60_000)
+
+    await finish(pool, [ended(batch, at, LOST) for at in range(3)])
+
+    assert await pool.states(ids_of(batch)) == ["processing", "processing", "failed"]
+    assert {i: e.error_code for i, e in (await ends(pool)).items()} == {ids_of(batch)[2]: "worker_lost"}
+    assert len(await ready(pool)) == 2
+
+
+async def test_the_requests_of_a_lost_worker_are_retried_one_by_one(pool: Pool) -> None:
+    """In order; those that have ended are not."""
+    batch = await in_slots(pool, 4)
+    await finish(pool, [ended(batch, 1)], 1)
+
+    await pool.reaped()
+
+    found = []
+    for n in range(3):
+        again = await claim_next(pool, "w2", f"t{n}")
+        found += [(r.id, r.attempt) for r in again.requests]
+        assert len(again.requests) == 1
+    ids = ids_of(batch)
+    assert found == [(i, 2) for i in (ids[0], ids[2], ids[3])]
+    assert await finish(pool, [ended(batch, 0)]) == 1
+
+
+async def test_a_lost_process_can_report_all_its_runs_in_one_call(pool: Pool) -> None:
+    """The retried ones take slots again as soon as they are ready."""
+    batch = await in_slots(pool, 4)
+
+    await finish(pool, [ended(batch, at, LOST) for at in range(4)], 4)
+
+    slots = (await pool.batches.look(TIERS)).slots
+    assert slots is not None
+    assert (slots.free, slots.total, len(await ready(pool))) == (0, 4, 4)
+
+
+async def test_a_released_batch_returns_its_requests(pool: Pool) -> None:
+    """The reply of a claim was lost."""
+    batch = await in_slots(pool, 2)
+
+    assert await pool.batches.release(batch.batch_id, batch.token)
+
+    assert await queued(pool) == ids_of(batch)
+
+
+async def test_several_leases_are_renewed_in_one_call(pool: Pool) -> None:
+    """Each has its own result."""
+    first, second = await in_slots(pool, 2, token="one"), await in_slots(pool, 1, token="two")
+    await finish(pool, [ended(first, 0)], 2)
+    owned = [
+        OwnedBatch(first.batch_id, "one", 2),
+        OwnedBatch(first.batch_id, "one", 1),
+        OwnedBatch(second.batch_id, "guessed", 1),
+        OwnedBatch(second.batch_id, "two", 1),
+        OwnedBatch("unknown", "two", 1),
+    ]
+
+    assert await pool.batches.renew_all(owned) == [{ids_of(first)[1]}, True, False, True, False]
+
+
+# Clients that leave
+
+
+async def leave(pool: Pool, request_id: str, used: int = 0, **changes: Any) -> str | None:
+    """The code with which the request ended at once, if it did."""
+    cancellation = Cancellation(request_id, ErrorCode.CANCELLED, used=used, **changes)
+    (reply,) = await pool.terminations.cancel([cancellation])
+    return reply and reply.error_code
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_run_is_stopped_when_its_client_leaves(pool: Pool, redis_url: str, *, is_stream: bool) -> None:
+    """The worker is told, and reports what it used: until then the request runs."""
+    batch = await in_slots(pool, 2)
+    gone = ids_of(batch)[0]
+
+    assert await leave(pool, gone, running=is_stream) is None
+
+    blocking = blocking_client(redis_url)
+    assert await StopSignals(blocking, pool.keys, "w1", 1.0).pop() == [gone]
+    await blocking.aclose()
+    assert await pool.states([gone]) == ["processing"]
+    await finish(pool, [ended(batch, 0, "cancelled", tokens=7)], 3)
+    assert (await ends(pool))[gone].error_code == "cancelled"
+    assert await pool.states(ids_of(batch)) == ["failed", "processing"]
+
+
+@pytest.mark.parametrize(("delivered", "used", "recorded"), [(9, 7, 9), (3, 7, 7), (0, 7, 7), (9, 0, 9)])
+async def test_the_larger_number_of_tokens_counts(pool: Pool, delivered: int, used: int, recorded: int) -> None:
+    """Of those that the client received and those that the run used."""
+    batch = await in_slots(pool, 1)
+    (request_id,) = ids_of(batch)
+    await leave(pool, request_id, delivered, running=True)
+
+    await finish(pool, [ended(batch, 0, "cancelled", tokens=used, cost_ms=20.0)])
+
+    record = (await ends(pool))[request_id]
+    assert (record.error_code, record.tokens_used, record.gpu_ms) == ("cancelled", recorded, 50.0)
+    (reply,) = await pool.results.fetch([request_id])
+    assert reply is not None
+    assert (reply.error_code, reply.tokens_used) == ("cancelled", recorded)
+
+
+async def test_a_run_that_ends_before_the_signal_is_completed(pool: Pool) -> None:
+    """Its result is whole."""
+    batch = await in_slots(pool, 1)
+    await leave(pool, ids_of(batch)[0])
+
+    await finish(pool, [ended(batch, 0)])
+
+    assert await pool.states(ids_of(batch)) == ["completed"]
+
+
+@pytest.mark.parametrize("how", [HANDED_BACK, WITHDRAWN, LOST, "reap", "fail", "release"])
+async def test_a_request_without_a_client_does_not_run_again(pool: Pool, how: str) -> None:
+    """However its run was lost: it ends as cancelled with the delivered tokens, and no loss is counted."""
+    batch = await in_slots(pool, 2)
+    gone, stays = ids_of(batch)
+    await leave(pool, gone, 6, running=True)
+
+    match how:
+        case "reap":
+            await pool.reaped()
+        case "fail":
+            await pool.batches.fail(batch.batch_id, batch.token, ErrorCode.WORKER_LOST, 0)
+        case "release":
+            await pool.batches.release(batch.batch_id, batch.token)
+        case _:
+            await finish(pool, [ended(batch, 0, how), ended(batch, 1, how)])
+
+    record = (await ends(pool))[gone]
+    assert (record.error_code, record.tokens_used) == ("cancelled", 6)
+    assert await pool.client.hget(pool.keys.request(gone), "losses") is None
+    await pool.form([("free", 2)])
+    assert ids_of(await claim_next(pool, "w2", "again")) == [stays]
+
+
+async def test_a_client_that_leaves_before_the_claim_ends_its_request(pool: Pool) -> None:
+    """Nothing runs for it; the worker is not told."""
+    await announce(pool, "w1", 4)
+    gone, stays = await pool.queue(2)
+    await pool.form([("free", 2)])
+
+    assert await leave(pool, gone) == "cancelled"
+
+    assert ids_of(await claim_next(pool)) == [stays]
+    assert await stop_signals(pool) == 0
+    assert await stored_slots(pool) == {"w1": (3, 4)}
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_request_with_an_idempotency_key_runs_on(pool: Pool, *, running: bool) -> None:
+    """Its client may ask again; one that gives it up, as a stream, ends."""
+    await announce(pool, "w1", 4)
+    submission = pool.submission(idempotency="customer:k", fingerprint="f")
+    await pool.admit([submission])
+    await pool.form([("free", 1)])
+    batch = await claim_next(pool)
+
+    assert await leave(pool, submission.id, running=running) is None
+
+    assert await stop_signals(pool) == int(running)
+    await finish(pool, [ended(batch, 0, LOST)])
+    assert await pool.states([submission.id]) == ["failed" if running else "processing"]
+
+
+async def test_a_run_that_others_may_share_goes_on(pool: Pool) -> None:
+    """The primary of equal requests is not stopped; its followers get the result."""
+    await announce(pool, "w1", 4)
+    primary, follower = await submit(pool, 2)
+    await pool.form([("free", 2)])
+    batch = await claim_next(pool)
+
+    assert await leave(pool, primary.id) is None
+    assert await stop_signals(pool) == 0
+
+    await finish(pool, [ended(batch, 0)])
+    assert await pool.states([primary.id, follower.id]) == ["completed"] * 2
+
+
+async def test_a_follower_runs_if_its_primary_was_lost_for_good(pool: Pool) -> None:
+    """With the losses of the primary, in a batch of its own."""
+    await announce(pool, "w1", 4)
+    primary, follower = await submit(pool, 2)
+    await pool.form([("free", 2)])
+    batch = await claim_next(pool)
+    await finish(pool, [ended(batch, 0, LOST)])
+    batch = await claim_next(pool, token="again")
+
+    await pool.terminations.cancel([Cancellation(primary.id, ErrorCode.DEADLINE_EXCEEDED)])
+
+    assert await stop_signals(pool) == 1
+    last = await claim_next(pool, "w2", "last")
+    assert [(r.id, r.attempt) for r in last.requests] == [(follower.id, 2)]
+    assert await finish(pool, [ended(last, 0)], worker="w2") == 0
+    assert await pool.states([primary.id, follower.id]) == ["failed", "completed"]
+
+
+async def test_a_deadline_ends_a_run_at_once(pool: Pool) -> None:
+    """The worker is told; its own outcome is stale, and its slot is free afterwards."""
+    batch = await in_slots(pool, 2)
+    late, stays = ids_of(batch)
+
+    (reply,) = await pool.terminations.cancel([Cancellation(late, ErrorCode.DEADLINE_EXCEEDED)])
+
+    assert reply is not None
+    assert reply.error_code == "deadline_exceeded"
+    assert await stop_signals(pool) == 1
+    assert await pool.batches.renew("b1", "token", 2) == {stays}
+    assert await finish(pool, [ended(batch, 0, "cancelled")], None) == 1
+    assert await stored_slots(pool) == {"w1": (3, 4)}
+
+
+async def test_signals_expire_and_go_to_the_worker_of_the_run(pool: Pool) -> None:
+    """A worker that reads none has none later."""
+    first, second = await in_slots(pool, 2), await in_slots(pool, 1, worker="w2", token="two")
+
+    await pool.terminations.cancel([(i, ErrorCode.CANCELLED) for i in ids_of(first) + ids_of(second)])
+
+    assert [await stop_signals(pool, worker) for worker in ("w1", "w2", "w3")] == [1, 1, 0]
+    assert 0 < await pool.client.pttl(pool.keys.stops("w1")) <= 10_000
+
+
+async def test_a_signal_of_a_wrong_type_fails_no_cancellation(pool: Pool) -> None:
+    """The requests are marked, and others of the call end."""
+    batch = await in_slots(pool, 1)
+    (waiting,) = await pool.queue(1)
+    await pool.client.set(pool.keys.stops("w1"), "x", px=60_000)
+
+    cancelled = [(i, ErrorCode.CANCELLED) for i in (*ids_of(batch), waiting)]
+    assert [bool(reply) for reply in await pool.terminations.cancel(cancelled)] == [False, True]
+
+    assert list(await ends(pool)) == [waiting]
+    await finish(pool, [ended(batch, 0, LOST)])
+    assert (await ends(pool))[ids_of(batch)[0]].error_code == "cancelled"
+
+
+async def test_requests_of_batches_are_not_marked(pool: Pool) -> None:
+    """A batch runs to its end, as before."""
+    (member,) = (await pool.running(1)).requests
+
+    assert await leave(pool, member.id) is None
+
+    assert await stop_signals(pool) == 0
+    assert await pool.client.hget(pool.keys.request(member.id), "left") is None
+
+
+# Charges
+
+
+async def tag(pool: Pool) -> float:
+    """The GPU time that the default customer has received, in terms of its tier."""
+    stored = await pool.client.zscore(pool.keys.backlogs("free"), "customer")
+    row = await pool.client.hget(f"{pool.keys.prefix}flow:free:customer", "tag")
+    return float(stored if stored is not None else row)
+
+
+@pytest.mark.parametrize("code", ["", "cancelled", "poison_request"])
+async def test_what_ran_is_charged_once(pool: Pool, code: str) -> None:
+    """The measured cost replaces the estimate, of a run whose client has left too. A call that is sent again charges nothing."""
+    pool.tiers = [msgspec.structs.replace(tier, places=1) for tier in pool.tiers]
+    await announce(pool, "w1", 4)
+    await pool.queue(4)  # The first has the place in the tier queue.
+    await pool.form([("free", 4)])
+    batch = await claim_next(pool)
+    before = await tag(pool)
+    if code == "cancelled":
+        await leave(pool, ids_of(batch)[1])
+
+    for _ in range(2):
+        await finish(pool, [ended(batch, 1, code, cost_ms=100.0)], 1)
+
+    assert await tag(pool) - before == pytest.approx(100.0 - 1.0)  # The estimate of a new tier is 1 ms.
+    cost = (await ends(pool))[ids_of(batch)[1]].cost_ms
+    assert cost == 100.0
+
+
+async def test_a_retried_request_is_settled_after_others_of_its_batch(pool: Pool) -> None:
+    """One of the same customer ended in the call that lost it."""
+    pool.tiers = [msgspec.structs.replace(tier, places=1) for tier in pool.tiers]
+    await announce(pool, "w1", 4)
+    await pool.queue(4)
+    await pool.form([("free", 4)])
+    batch = await claim_next(pool)
+    await finish(pool, [ended(batch, 1, cost_ms=1.0), ended(batch, 2, LOST)], 2)
+    again, before = await claim_next(pool, token="again"), await tag(pool)
+
+    await finish(pool, [ended(again, 0, cost_ms=100.0)], 3)
+
+    assert await tag(pool) - before == pytest.approx(99.0, abs=0.1)
+
+
+async def test_tokens_of_a_cancelled_run_are_charged_and_the_rest_is_refunded(pool: Pool) -> None:
+    """Those that the run used, of the estimate."""
+    await announce(pool, "w1", 4)
+    submission = pool.submission(tokens=100, tokens_per_minute=60_000.0)
+    await pool.admit([submission])
+    before = float(await pool.client.hget(CUSTOMER, "budget"))
+    await pool.form([("free", 1)])
+    batch = await claim_next(pool)
+    await leave(pool, submission.id)
+
+    await finish(pool, [ended(batch, 0, "cancelled", tokens=40)])
+
+    assert float(await pool.client.hget(CUSTOMER, "budget")) - before == pytest.approx(60.0)
+
+
+# Damaged rows
+
+
+@pytest.mark.parametrize("fields", [{"env": "x"}, {"who": "x"}])
+async def test_a_damaged_row_ends_and_its_batch_is_closed(pool: Pool, fields: dict[str, str]) -> None:
+    """The others of the call end normally."""
+    batch = await in_slots(pool, 2)
+    damaged, other = ids_of(batch)
+    await pool.client.hset(pool.keys.request(damaged), mapping=fields)
+
+    assert await finish(pool, [ended(batch, 0), ended(batch, 1)]) == 1
+
+    assert await pool.states([damaged, other]) == ["failed", "completed"]
+    assert await is_closed(pool, batch)
+
+
+@pytest.mark.parametrize("field", ["left", "withdrawn", "losses"])
+@pytest.mark.parametrize("code", ["cancelled", LOST, WITHDRAWN])
+async def test_a_damaged_field_fails_nothing(pool: Pool, field: str, code: str) -> None:
+    """The request ends once, at the latest at its deadline."""
+    batch = await in_slots(pool, 1)
+    await pool.client.hset(pool.keys.request(ids_of(batch)[0]), field, "some")
+
+    await finish(pool, [ended(batch, 0, code)])
+    await pool.overdue(ids_of(batch), "dl") if await pool.states(ids_of(batch)) != ["failed"] else None
+    await pool.terminations.expire(TIERS)
+    await pool.reaped()
+
+    assert await pool.states(ids_of(batch)) == ["failed"]
+    assert len(await ends(pool)) == 1
+
+
+async def test_a_worker_with_slots_can_run_a_batch_of_a_pool_without(pool: Pool) -> None:
+    """As after a loss of Redis, before its next heartbeat: its requests end one by one too."""
+    await pool.queue(2)
+    await pool.form([("free", 2)])
+    batch = await claim_next(pool)
+
+    assert await finish(pool, [ended(batch, 0, LOST), ended(batch, 1)]) == 0
+
+    assert ids_of(await claim_next(pool, token="again")) == ids_of(batch)[:1]
+    assert await stored_slots(pool) == {}
+
+
+async def test_a_batch_with_slots_can_be_finished_as_a_whole(pool: Pool) -> None:
+    """By a worker without slots, as while a pool is changed."""
+    await announce(pool, "w1", 4)
+    await pool.queue(2)
+    await pool.form([("free", 2)])
+    batch_id = await pool.pop()
+    assert batch_id is not None
+    batch = await pool.batches.claim(batch_id, "w9", "token")
+    assert batch is not None
+
+    assert await pool.batches.finish(batch_id, "token", [done(r.id) for r in batch.requests]) == 0
+
+    assert (await pool.batches.look(TIERS)).slots == SlotView(4, 4, 4)
