@@ -267,7 +267,7 @@ def to_withdraw(runs: Sequence[SlotRun], signal: StopSignal) -> list[SlotRun]:
         is_kept = run.has_sent or run.is_dropped or run.is_withdrawn or run.request.was_withdrawn
         return not is_kept and run.request.queue in signal.queues
 
-    allowed = sorted(filter(may_leave, runs), key=lambda run: (signal.queues.index(run.request.queue), -run.began))
+    allowed = sorted(filter(may_leave, runs), key=lambda run: (signal.queues.index(run.request.queue), -run.start.at_s))
     return allowed[: signal.withdraw]
 
 

@@ -13,7 +13,8 @@ from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import GAP_S, ModelHung, ModelLost, ModelProcess, RunRefused
 from gpu_pool.model_process.messages import Done, FrameTooLarge, Piece, Refused
 from gpu_pool.model_process.supervisor import ModelSupervisor, judge
-from gpu_pool.worker.slot_meter import SlotMeter
+from gpu_pool.worker.service_time import ServiceTime
+from gpu_pool.worker.slot_usage import SlotUsage
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 
@@ -38,8 +39,7 @@ class SlotRun:
         self._on_end = on_end
         self._piece = on_piece
         self.request = request
-        self.began = time.monotonic()
-        self.reading = runs.meter.began(self.began)
+        self.start = runs.usage.start(time.monotonic())
         self.seq = 0
         self.is_dropped = False
         """Its client has left: the model was told to end it."""
@@ -83,7 +83,10 @@ class SlotRuns:
         self._watch: asyncio.TimerHandle | None = None
         self._watch_due = 0.0
         self._watched_from = 0.0
-        self.meter = SlotMeter()
+        self.usage = SlotUsage()
+        self.service = ServiceTime()
+        self.started = 0
+        """Number of requests begun; measurements change only with it."""
         self.changed: Callable[[], None] = lambda: None
         self.stopped = False
         self.is_claiming = False
@@ -115,6 +118,7 @@ class SlotRuns:
     ) -> SlotRun:
         """Start a request; a fault ends it like one of a run."""
         run, model = SlotRun(self, request, on_end, on_piece), self._supervisor.model
+        self.started += 1
         self._runs.add(run)
         if model is None or self.stopped:
             self.over(run, GONE)
@@ -174,32 +178,33 @@ class SlotRuns:
         """A request has ended."""
         now = time.monotonic()
         self._runs.discard(run)
-        is_done = isinstance(answer, Done)
-        life_s = now - run.began
-        cost_s = self.meter.ended(now, run.reading, life_s, is_answered=is_done and not run.is_dropped)
+        end: SlotEnd = answer if not isinstance(answer, Done) else self._outcome(run, answer, now)
+        if not isinstance(answer, Done):
+            self.usage.leave(now)
         if not self._runs and self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if isinstance(answer, ModelLost | ModelHung):
             self._supervisor.process_failed()
-        end: SlotEnd = self._outcome(run, answer, life_s, cost_s) if isinstance(answer, Done) else answer
         run.ended(end)
         self.changed()
 
-    def _outcome(self, run: SlotRun, done: Done, life_s: float, cost_s: float) -> Outcome:
-        result = done.results[0]
+    def _outcome(self, run: SlotRun, done: Done, now: float) -> Outcome:
+        result, life_ms = done.results[0], (now - run.start.at_s) * 1000
+        cost_ms = self.usage.end(now, run.start, self.count)
         if not run.is_dropped:
+            self.service.record(1, life_ms)
             self._supervisor.batch_ended(judge(done.results))
         return Outcome(
             run.request.id,
             result.error_code,
-            life_s * 1000,
+            life_ms,
             result.tokens_used,
             self._supervisor.version,
             result.output,
             result.output_tokens,
             result.finish_reason,
-            cost_s * 1000,
+            cost_ms,
         )
 
     def _start_watch(self) -> None:

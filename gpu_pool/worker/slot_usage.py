@@ -63,6 +63,11 @@ class SlotUsage:
             self._squares -= self._ended[0].life_s ** 2
         return (self._part_s - start.part_s) * 1000
 
+    def leave(self, now: float) -> None:
+        """A request ends without an answer: its time is no sample."""
+        self._advance(now)
+        self.running -= 1
+
     def _add(self, mark: _Mark) -> None:
         self._ended.append(mark)
         self._sum_s += mark.life_s

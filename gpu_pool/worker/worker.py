@@ -87,25 +87,25 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
 
 
 def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
-    slots, meter, now = execution.slots, execution.slots.meter, time.monotonic()
-    running = meter.mean_running(now)
+    slots, usage, now = execution.slots, execution.slots.usage, time.monotonic()
+    mean_ms = usage.mean_ms(now)
     return WorkerReport(
         id=config.worker_id,
         status=reading.status,
         utilization=reading.share,
         in_flight=reading.in_flight,
-        rps=1000 * slots.count / meter.mean_life_ms if meter.mean_life_ms else 0.0,
-        service_p95_ms=meter.p95_life_ms,
+        rps=1000 * slots.count / mean_ms if mean_ms else 0.0,
+        service_p95_ms=slots.service.typical_p95_ms(1),
         backend=config.backend,
         model_version=reading.version,
         direct=reading.address,
-        base_ms=round(meter.mean_life_ms, 3),
-        seen_batch=round(running, 1) if meter.mean_life_ms else 0.0,
+        base_ms=round(mean_ms, 3),
+        seen_batch=round(usage.mean_running(now), 2),
         gpu=reading.gpu,
         model_pid=reading.model_pid,
         width=slots.count,
-        fresh_batch=round(running, 1),
-        served_rps=round(meter.served_rps(now), 2),
+        fresh_batch=round(usage.recent_running(now), 2),
+        served_rps=round(usage.served_rps(), 3),
         model_ms=round(reading.model_ms, 1),
         timeout_ms=config.gpu_timeout_ms,
         slots=slots.count,
@@ -443,7 +443,7 @@ class Worker:
             return worker_beat(self._config, execution, reading)
         in_flight = link.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
-        begun = execution.batches + execution.slots.meter.started
+        begun = execution.batches + execution.slots.started
         unchanged = self._idle and not in_flight and begun == self._batches_reported
         if unchanged and report is not None and report.direct == address:
             return report
@@ -482,11 +482,13 @@ class Worker:
             return status
         if not self._link.heartbeat.free.is_set():
             return "cordoned"
-        return "busy" if self._execution.running or self._execution.slots.meter.running else "ready"
+        return "busy" if self._execution.running or self._execution.slots.usage.running else "ready"
 
     def _busy_share(self, now: float) -> float:
         slots = self._execution.slots
-        return min(1.0, slots.meter.mean_running(now) / slots.count) if slots.count else self._execution.busy.share(now)
+        return (
+            min(1.0, slots.usage.recent_running(now) / slots.count) if slots.count else self._execution.busy.share(now)
+        )
 
     def _model_status(self) -> str:
         status = self._supervisor.status
