@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cases import continuous_changes, continuous_closed, continuous_open, continuous_tiers
+from cases import continuous_changes, continuous_closed, continuous_gateways, continuous_open, continuous_tiers
 from cases.continuous_setup import QUICK, Plan
 from cases.outcome import Outcome
 from cases.report import holds, measured, show
@@ -26,6 +26,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "changes": continuous_changes.run,
     "open": continuous_open.run,
     "tiers": continuous_tiers.run,
+    "gateways": continuous_gateways.run,
 }
 
 

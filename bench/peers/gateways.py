@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # A checkout need not be installed.
@@ -97,6 +98,8 @@ def _envoy(place: Place, engine: str) -> Sequence[str]:
     return [_script(place, "envoy"), "-c", str(config), "--log-level", "warning", "--concurrency", "2"]
 
 
+KEY = f"sk-{token_hex(24)}"
+"""Of every request; LiteLLM does not start without one."""
 _ROUTE = {"cluster": "engine", "timeout": "0s"}
 
 
@@ -107,7 +110,8 @@ def _address(host: str, port: int) -> dict[str, Any]:
 def _litellm(place: Place, engine: str) -> Sequence[str]:
     parameters = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
     config = place.home / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": parameters}]}), "utf-8")
+    models = [{"model_name": MODEL, "litellm_params": parameters}]
+    config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}), "utf-8")
     options = ["--host", "127.0.0.1", "--port", str(place.port)]
     return [_script(place, "litellm"), "--config", str(config), *options]
 
@@ -173,7 +177,7 @@ def _started(gateway: Gateway, place: Place, group: Processes, engine: RunningEn
         if time.monotonic() > deadline:
             raise StartError(f"no right answer within {START_S:.0f} s: {group.last_line()}")
         time.sleep(0.2)
-    return Side(gateway.name, f"http://127.0.0.1:{place.port}/v1", "", lambda: {gateway.name: cpu_s(root)})
+    return Side(gateway.name, f"http://127.0.0.1:{place.port}/v1", KEY, lambda: {gateway.name: cpu_s(root)})
 
 
 def answers(port: int) -> bool:
@@ -181,7 +185,8 @@ def answers(port: int) -> bool:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         return output_text("hello", 3).encode() in response.read()
     except (OSError, HTTPException):
