@@ -72,10 +72,11 @@ def run(*, quick: bool, plan: Plan | None = None) -> Outcome:
 
 
 def reached_s(samples: Sequence[Sample], begin_s: float, end_s: float, tokens_per_s: float) -> float | None:
-    """Seconds until the first second with so many tokens; None if there is none."""
+    """Seconds until the first of three seconds in a row with so many tokens each; None if there are none."""
     at = begin_s
-    while at + 1 <= end_s:
-        if tokens_at(samples, at + 1) - tokens_at(samples, at) >= tokens_per_s:
+    while at + STEADY_S <= end_s:
+        counts = [tokens_at(samples, at + n + 1) - tokens_at(samples, at + n) for n in range(int(STEADY_S))]
+        if min(counts) >= tokens_per_s:
             return round(at - begin_s, 2)
         at += GRID_S
     return None
