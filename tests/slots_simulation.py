@@ -92,14 +92,15 @@ class Simulation:
         seed: int = 1,
         lengths: Callable[[random.Random], int] | None = None,
         tpot_ms: float | None = None,
-        items: bool = False,
+        reports_tokens: bool = True,
         withdraws: bool = True,
     ) -> None:
         self.engine = engine
-        self.workers = [Worker(SlotPolicy(tpot_ms=tpot_ms, items=items)) for _ in range(workers)]
+        self.workers = [Worker(SlotPolicy(tpot_ms=tpot_ms)) for _ in range(workers)]
         self._random = random.Random(seed)
         self._lengths = lengths or lognormal
         self._streamed = streamed
+        self._reports_tokens = reports_tokens
         self._metrics = metrics
         self._withdraws = withdraws
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
@@ -206,7 +207,8 @@ class Simulation:
                 still.append(request)
                 continue
             if request.worker is not None and request.call is not None:
-                request.worker.policy.end(request.call, self.now, request.tokens)
+                tokens = request.tokens if self._reports_tokens else 0
+                request.worker.policy.end(request.call, self.now, tokens)
                 del request.worker.calls[request]
             self._new()
         engine.running = still

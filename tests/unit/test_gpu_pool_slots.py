@@ -120,9 +120,12 @@ def test_answers_of_equal_length(source: dict[str, float], length: int) -> None:
     assert rate(simulation, 20, 60) >= 0.95 * _direct(256)
 
 
-def test_vectors_have_no_tokens() -> None:
-    """Their throughput is in items/s."""
-    simulation = Simulation(Engine(), clients=256, workers=1, lengths=lambda _: 1, metrics=False, items=True).run(40)
+@pytest.mark.parametrize("length", [1, 64])
+def test_without_token_counts_the_throughput_is_in_answers(length: int) -> None:
+    """As for vectors, and for servers that report no usage."""
+    simulation = Simulation(
+        Engine(), clients=256, workers=1, lengths=lambda _: length, metrics=False, reports_tokens=False
+    ).run(40)
     assert rate(simulation, 20, 40) >= 0.95 * _direct(256)
 
 

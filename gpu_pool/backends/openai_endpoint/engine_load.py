@@ -141,7 +141,7 @@ class _Iteration(msgspec.Struct, rename="camel"):
     num_queued_requests: int = 0
 
 
-class _Rank(msgspec.Struct):
+class _RankLoad(msgspec.Struct):
     """One data-parallel rank of SGLang."""
 
     num_running_reqs: int | None = None
@@ -150,8 +150,8 @@ class _Rank(msgspec.Struct):
     token_usage: float | None = None
 
 
-class _Ranks(msgspec.Struct):
-    loads: list[_Rank]
+class _RankLoads(msgspec.Struct):
+    loads: list[_RankLoad]
 
 
 class _LlamaSlot(msgspec.Struct):
@@ -165,13 +165,13 @@ class _Properties(msgspec.Struct):
 
 
 _iterations = msgspec.json.Decoder(list[_Iteration])
-_ranks = msgspec.json.Decoder(_Ranks)
-_old_ranks = msgspec.json.Decoder(list[_Rank])
+_ranks = msgspec.json.Decoder(_RankLoads)
+_old_ranks = msgspec.json.Decoder(list[_RankLoad])
 _slots = msgspec.json.Decoder(list[_LlamaSlot])
 _properties = msgspec.json.Decoder(_Properties)
 
 
-def _rank_load(ranks: Sequence[_Rank]) -> EngineLoad:
+def _rank_load(ranks: Sequence[_RankLoad]) -> EngineLoad:
     waiting = sum(rank.num_waiting_reqs for rank in ranks)
     if all(rank.num_running_reqs is not None for rank in ranks):
         running = sum(rank.num_running_reqs or 0 for rank in ranks)

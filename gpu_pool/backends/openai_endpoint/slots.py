@@ -70,10 +70,10 @@ FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
 class SlotPolicy:
     """Call `tick` about every 250 ms while requests run; then read `count`, `source` and `excess`.
 
-    `tpot_ms`: the objective for the time between tokens, None without one. `items`: the answers have no tokens (vectors).
+    `tpot_ms`: the objective for the time between tokens, None without one.
     """
 
-    def __init__(self, *, tpot_ms: float | None = None, items: bool = False) -> None:
+    def __init__(self, *, tpot_ms: float | None = None) -> None:
         self.count = START
         """Requests that may run at a time."""
         self.source = "start"
@@ -81,7 +81,6 @@ class SlotPolicy:
         self.excess = 0
         """Of the calls without output, the youngest that should be withdrawn now."""
         self._tpot_s = tpot_ms / 1000 if tpot_ms else math.inf
-        self._items = items
         self._mean_tokens = 0.0
         self._calls: dict[Call, None] = {}
         self._streams = StreamTimes()
@@ -122,14 +121,17 @@ class SlotPolicy:
         self._streams.output(call, now)
 
     def end(self, call: Call, now: float, tokens: int) -> None:
-        """A request was answered. `tokens`: of the output, 0 if the server does not report them."""
+        """A request was answered. `tokens`: of the output, 0 if there are none or the server does not report them.
+
+        If no answer has any, their throughput is in answers/s.
+        """
         self._calls.pop(call, None)
         if tokens:
             self._mean_tokens += (tokens - self._mean_tokens) * (LENGTH_GAIN if self._mean_tokens else 1)
         if call.streamed:
             self._streams.ended(call, tokens)
         else:
-            self._answers.ended(call, 1 if self._items else tokens, now)
+            self._answers.ended(call, tokens or (0 if self._mean_tokens else 1), now)
 
     def leave(self, call: Call) -> None:
         """A request was withdrawn or cancelled, or failed."""
@@ -180,7 +182,7 @@ class SlotPolicy:
     def _too_slow(self, now: float) -> bool:
         """Whether the time between tokens is near or above its objective; reduces the slots above it."""
         token_s = self._streams.token_s
-        if not token_s and not self._items and self._tpot_s < math.inf:
+        if not token_s and self._mean_tokens and self._tpot_s < math.inf:
             if self._answers.count < LEAST_ANSWERS:
                 return now < self._slow_until + MEASURED_S
             token_s = self._answers.token_s
@@ -321,7 +323,7 @@ class _Ceiling:
         return True
 
 
-class _Reduction(NamedTuple):
+class _WaitingSince(NamedTuple):
     """The state when requests began to wait; `at`: the first reduction; `waiting`: the most since then."""
 
     at: float
@@ -341,7 +343,7 @@ class _QueueSteps:
         self.firsts = 0
         """First outputs at the last reduction: withdrawn calls, which have none, are no evidence for a further one."""
         self._reduced_at = 0.0
-        self._first: _Reduction | None = None
+        self._first: _WaitingSince | None = None
         self._load: EngineLoad | None = None
         self._repeated = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -354,7 +356,7 @@ class _QueueSteps:
             self._first = None
             return None
         if self._first is None:
-            self._first = _Reduction(math.inf, count, waiting, streams.rate)
+            self._first = _WaitingSince(math.inf, count, waiting, streams.rate)
         first = self._first
         at = min(first.at, now) if count <= first.slots - VAIN_STEP else math.inf
         first = self._first = first._replace(at=at, waiting=max(waiting, first.waiting))
