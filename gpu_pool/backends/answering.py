@@ -118,6 +118,7 @@ class AnswerBackend(FunctionBackend):
             if running.task is None:
                 running.task = asyncio.create_task(self._answer(running), name="answer")
                 running.task.add_done_callback(lambda _: self._news.set())
+        await asyncio.sleep(0)  # New tasks start, also if there are other news.
         timer = asyncio.get_running_loop().call_later(WAIT_S, self._news.set)
         await self._news.wait()
         timer.cancel()

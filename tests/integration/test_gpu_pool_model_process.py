@@ -13,7 +13,8 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, run_watched
+from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, RunRefused, run_watched
+from gpu_pool.model_process.messages import Done, Ready, Withdraw, pack
 from hf_models import change_config, make_causal
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
@@ -40,6 +41,12 @@ def exits(texts): sys.exit(3) if "bad" in texts else None; return reverse(texts)
 def sticky(texts): raise AcceleratorError("CUDA error: device-side assert triggered")
 def prints(texts): print("noise"); sys.stdout.flush(); return reverse(texts)
 def environment(texts): return [",".join(sorted(k for k in os.environ if k.startswith("TIERLANE_"))) for _ in texts]
+class Answers:
+    async def answer(self, item):
+        if item.input == "poison": raise ValueError
+        for word in item.input.split():
+            item.emit(word + " ")
+            await asyncio.sleep(0.3 if word == "slow" else 0)
 class CannotLoad:
     def load(self): raise OSError("weights are not readable")
     def predict(self, texts): return texts
@@ -65,7 +72,7 @@ async def start(_models: None) -> AsyncIterator[Start]:
     started: list[ModelProcess] = []
 
     async def start(name: str) -> ModelProcess:
-        backend = name if ":" in name else f"faulty_models:{name}"
+        backend = name if ":" in name or name == "tiny" else f"faulty_models:{name}"
         started.append(await ModelProcess.spawn(ModelLaunch(backend, "cpu", dtype="float32")))
         return started[-1]
 
@@ -192,6 +199,54 @@ async def test_item_that_takes_too_long_costs_no_process(start: Start, tmp_path:
 
     assert [result.error_code for result in done.results] == ["gpu_timeout", ""]
     assert after.results == done.results[1:]
+
+
+@pytest.mark.parametrize("name", ["tiny", "faulty_models:Answers"])
+async def test_slots(start: Start, name: str) -> None:
+    """Requests end one by one; the client of a running one can leave, another be withdrawn, and streams get their text."""
+    model = await ready(start, name)
+    pieces: list[str] = []
+    long = {"max_tokens": 250} if name == "tiny" else {}
+    texts = ["slow one", "slow two", "slow three slow", "short"]
+    streamed = encode_payload(Payload("m", texts[2], long, stream="g n"))
+    bodies = [stored(texts[0], **long), stored(texts[1], **long), streamed, stored(texts[3])]
+    drops: list[Callable[[list[int]], None]] = []
+    runs = [
+        asyncio.create_task(
+            model.run([body], 9000, lambda found: pieces.extend(p.text for p in found), on_start=drops.append)
+        )
+        for body in bodies
+    ]
+    await eventually(lambda: bool(pieces), "the stream has begun")
+    drops[0]([0])
+    model._line.send(pack(Withdraw([2, 3])))
+
+    done = await asyncio.gather(*runs, return_exceptions=True)
+
+    assert isinstance(done[1], RunRefused)
+    assert not done[1].counted
+    dropped, stream, short = (each.results[0] for each in (done[0], done[2], done[3]) if isinstance(each, Done))
+    assert dropped.error_code == "cancelled"
+    assert (stream.error_code, short.error_code) == ("", "")
+    assert stream.output.startswith(pieces[0])
+    assert len(pieces) > 1
+    if name != "tiny":
+        assert await run(model, "poison", "fine") == [
+            ("The model cannot process this input.", "poison_request"),
+            ("fine ", ""),
+        ]
+
+
+@pytest.mark.usefixtures("_models")
+async def test_slots_are_limited_by_the_worker() -> None:
+    """`max_slots` of the launch; a model of batches has none."""
+    ready = []
+    for backend in ("tiny", "faulty_models:reverse"):
+        model = await ModelProcess.spawn(ModelLaunch(backend, "cpu", max_slots=3))
+        ready.append(await model._loaded)
+        await model.close()
+
+    assert [message.slots for message in ready if isinstance(message, Ready)] == [3, 0]
 
 
 WORKER = """
