@@ -48,7 +48,7 @@ test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)
 	@log=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$log 2>&1 & computing=$$!; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture \
-		-m "not chaos and not browser and not clients and not alone"; servers=$$?; \
+		-m "not chaos and not browser and not clients and not engines and not alone"; servers=$$?; \
 	wait $$computing; computed=$$?; if test $$computed -eq 0; then tail -n 1 $$log; else cat $$log; fi; rm -f $$log; \
 	$(BIN)/python -m pytest -m alone tests/e2e; alone=$$?; \
 	test $$servers -eq 0 -a $$computed -eq 0 -a $$alone -eq 0

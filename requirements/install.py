@@ -2,7 +2,7 @@
 
     .venv/bin/python requirements/install.py locked FILE     what a lock file pins, with its hashes
     .venv/bin/python requirements/install.py apart FILE DIR  the same into a folder of its own
-    .venv/bin/python requirements/install.py exact FILE      the same without dependencies
+    .venv/bin/python requirements/install.py exact FILE [DIR] the same without dependencies
     .venv/bin/python requirements/install.py torch [INDEX]   the build of torch that fits this machine
 
 uv does not read pip's configuration, so indexes, certificate and constraints are passed on. Standard library only: it
@@ -116,6 +116,8 @@ def main(arguments: list[str]) -> int:
             return install_locked(["--target", folder], file)
         case ["exact", file]:
             return install_locked(["--no-deps"], file)
+        case ["exact", file, folder]:
+            return install_locked(["--no-deps", "--target", folder], file)
         case ["torch"]:
             return install_torch("")
         case ["torch", index]:

@@ -1,0 +1,41 @@
+"""Runs llama.cpp's server, which xllamacpp has as a library: its routes are those of `llama-server`.
+
+    python bench/real_engines/llama_cpp_server.py MODEL.gguf PORT SLOTS CONTEXT
+
+`SLOTS` sequences at a time, each with `CONTEXT` tokens. The parent ends it with a signal.
+"""
+import signal
+import sys
+
+import xllamacpp
+
+MODEL = "random"
+"""The name of the model, as of the other engine."""
+
+
+def main(model: str, port: int, slots: int, context: int) -> None:
+    """Serve until SIGTERM or SIGINT, which end the process without Python's cleanup."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.model_alias = {MODEL}
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
+    params.n_parallel = slots
+    params.n_ctx = slots * context
+    params.kv_unified = False
+    params.endpoint_metrics = True
+    params.endpoint_slots = True
+    params.n_gpu_layers = 0
+    # Several threads wait for each other at every step, which takes long where other processes use the processors.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+    sys.stdout.write(f"{server.listening_address}\n")
+    sys.stdout.flush()
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:5]))
