@@ -26,6 +26,10 @@ class Access:
     connect_ms: int = 1000
     first_byte_ms: int = 0
     total_ms: int = 0
+    first_token_ms: int = 120_000
+    """From the call to the first token of an answer."""
+    silence_ms: int = 60_000
+    """Between two tokens of an answer."""
     max_calls: int = 64
     """Concurrent calls over all batches; more calls wait."""
     body_dir: str = ""

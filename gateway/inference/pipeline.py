@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
+from gateway.api.format import InferenceRequest, InferenceResult, check_size, missing_capability
 from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.service_tier import served_as
@@ -55,6 +55,7 @@ from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
 from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
+from scheduler.request_limits import RequestLimits
 from scheduler.states import Admission, State
 
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
@@ -122,15 +123,19 @@ class InferencePipeline:
         )
         self.drain_state = parts.drain_state
         self.error_responses = parts.error_responses
-        self.max_body_bytes = parts.config.max_body_bytes
         self.bodies = parts.bodies
-        self.max_input_bytes = parts.config.max_input_bytes
+        self.largest: Callable[[], RequestLimits] = lambda: self.limits  # Of all pools that calls here can name.
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.single_cell: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
         self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
         self.residence: Callable[[IdentityView], Residence] | None = None  # What admission checks of a customer's home.
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of one request in this pool."""
+        return self._parts.limits.request
 
     @property
     def direct_active(self) -> bool:
@@ -187,7 +192,7 @@ class InferencePipeline:
             identity,
             payload,
             self.customer_limits.limits(identity),
-            total_ms=parts.config.total_ms,
+            within=parts.limits.request,
             meter=parts.limits.meter,
             endpoint=call.api_format.endpoint,
             key=key,
@@ -357,12 +362,14 @@ class InferenceCall:
         "pending",
         "pipeline",
         "request_id",
+        "size",
         "started",
     )
 
     identity: IdentityView  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
+    size: int  # Set by `submit`: bytes of the body as it was sent.
     large: list[bytes | memoryview] | None  # Set by `build`: the chat, if it becomes a file beside Redis.
     passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
 
@@ -391,8 +398,9 @@ class InferenceCall:
         arrived_whole = http_request.content.is_eof()
         if pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes, self.api_format.media)
-        raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
+        most = pipeline.largest().body_bytes  # The pool is known when the body was read.
+        check_media(request.headers, http_request.content_length or 0, most, self.api_format.media)
+        raw = await read_body(http_request, most, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
             self.identity = self._identify(request)
         # The time of a slow upload does not count against the deadline; the gateway's own time does.
@@ -401,6 +409,7 @@ class InferenceCall:
 
     def submit(self, raw: bytes) -> None:
         """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
+        self.size = len(raw)
         body = self.body = self.decode(raw)
         if body.service_tier is not None:
             self.identity = self.pipeline.served_as(self.identity, body)
@@ -409,12 +418,13 @@ class InferenceCall:
     def enter(self, cell: str = "") -> None:
         """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
         self.choose_pool(cell)
+        check_size(self.body, self.size, self.pipeline.limits)
         pending = self.pending = self.build()
         self.admit(pending)
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
-        return self.api_format.read(raw, self.pipeline.max_input_bytes)
+        return self.api_format.read(raw, self.pipeline.largest().input_bytes)
 
     def choose_pool(self, cell: str = "") -> None:
         """Continue with the pipeline of the model's pool in `cell` or the customer's cell. Raises RequestError."""

@@ -30,6 +30,7 @@ from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capa
 from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
+from scheduler.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 
 HOLD_S = 10.0
 REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
@@ -54,8 +55,15 @@ class LiveLimits:
     that is too old, those of them that are called directly, or 1.
     """
 
-    def __init__(self, pool: str) -> None:
+    def __init__(
+        self, pool: str, chosen: Callable[[RequestLimits], RequestLimits] = lambda of_backend: of_backend
+    ) -> None:
+        """`chosen`: the limits of a request with the settings, from those of the pool's backend."""
         self._pool = pool
+        self._chosen = chosen
+        self._of_backend = LANGUAGE_MODEL  # Until a worker is known: no chat may be cut short.
+        self.request = chosen(self._of_backend)
+        """The limits of one request: its time, its wait, its size."""
         self._snapshot: SnapshotView | None = None
         self._demand: Mapping[str, float] = {}
         self._remembered: Mapping[str, float] = {}  # Demand as it was before the limits were reduced.
@@ -94,6 +102,8 @@ class LiveLimits:
     def observe(self, cell: Observation, snapshot: SnapshotView, now: float, whole: Observation | None = None) -> None:
         """Take a new observation of the pool in this cell and allocate again. `whole`: in all cells; None: there is one."""
         observation = cell if whole is None else whole
+        self._of_backend = limits_of_workers(observation.workers, self._of_backend)
+        self.request = self._chosen(self._of_backend)
         gpus = observation.healthy_gpus
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
         # Workers follow the need, but a quiet cell has some that are ready, and one that all have left gets one for its first
@@ -295,11 +305,17 @@ class LiveLimits:
             max_depth=tier.max_queue_depth,
             ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
-            shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
+            shed_wait_ms=self._shed_wait_ms(tier),
             share=share,
             shadow=tier.shadow,
             places=batch_size(snapshot, self._pool) or PLACES,
         )
+
+    def _shed_wait_ms(self, tier: TierRow) -> int:
+        """As stated if the longest wait is stated as well; else that of the backend is, and this in proportion."""
+        if tier.shed_wait_ms is None:
+            return -1
+        return tier.shed_wait_ms if tier.max_queue_ms else round(tier.shed_wait_ms * self.request.wait_scale)
 
 
 def _needs(observation: Observation) -> dict[str, float]:

@@ -23,6 +23,7 @@ from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
+from scheduler.request_limits import limits_of_backend
 from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, lines_of, run_verb
 from tierlane.check.model_report import (
@@ -450,7 +451,7 @@ async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callab
         parameters if options.task == "complete" else {},
         TASKS[options.task],
         float(settings.gpu_timeout_ms),
-        float(settings.total_request_ms),
+        float(settings.request_limits(limits_of_backend(options.spec)).total_ms),
     )
     probe = Probe(launch, request, LOAD_TIMEOUT_S)
     try:

@@ -24,12 +24,14 @@ from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
+from scheduler.request_limits import limits_of_workers
 from tierlane.connect import VerbError, database, run
 from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
+from tierlane.up.pool_limits import limits_line
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -290,7 +292,13 @@ async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, s
     for cell, url in urls.items():
         found = await _redis(settings, url, cell, models, seen)
         items += found if cell == DEFAULT_CELL else [each._replace(name=f"{cell} {each.name}") for each in found]
-    return items + judge_pools(models, seen)
+    limits = [
+        CheckItem("workers", f"limits of {pool}", "pass", limits_line(found.workers[0].backend, of_backend, settings))
+        for pool, found in sorted(seen.items())
+        if found.workers
+        for of_backend in [limits_of_workers(found.workers)]
+    ]
+    return items + judge_pools(models, seen) + limits
 
 
 async def _redis(

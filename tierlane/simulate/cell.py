@@ -34,6 +34,7 @@ from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
+from scheduler.request_limits import FUNCTION
 from scheduler.states import Admission
 from tierlane.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane.simulate.events import EventLoop
@@ -165,7 +166,7 @@ class SimulatedCell:
         self._retry = retry
         batch = scenario.model.max_batch_size
         self.queues = {tier.name: FairQueue(batch, self._may_run) for tier in snapshot.tiers}
-        self._queue_ms = {tier.name: tier.max_queue_ms for tier in snapshot.tiers}
+        self._queue_ms = {tier.name: tier.max_queue_ms or FUNCTION.queue_ms for tier in snapshot.tiers}
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []
@@ -261,7 +262,7 @@ class SimulatedCell:
             model="model",
             input_bytes=0,
             total_ms=self._scenario.model.total_ms,
-            queue_ms=identity.max_queue_ms,
+            queue_ms=identity.max_queue_ms or FUNCTION.queue_ms,
             limits=self._customer_limits.limits(identity),
             tokens=round(words),
             body=b"",

@@ -23,6 +23,7 @@ from scheduler.batching.timing import Service, distance_ms, target_size, window_
 from scheduler.cells.moves import PERIOD_S, until_next_s
 from scheduler.cells.placement import Cell, CellLoad, home, needed_above, placed, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
+from scheduler.request_limits import FUNCTION
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
 from tierlane.simulate.events import poisson_count
@@ -249,7 +250,7 @@ class FlowCell:
             shed_chance(wait_ms, -1 if row.shed_wait_ms is None else row.shed_wait_ms),
         )
         shed = min(count, int(chance * count + self._random.random()))
-        longest_ms = min(row.max_queue_ms, self._scenario.model.total_ms - self.full_ms())
+        longest_ms = min(row.max_queue_ms or FUNCTION.queue_ms, self._scenario.model.total_ms - self.full_ms())
         return shed, count - shed if wait_ms >= longest_ms else 0
 
     def _own_depth(self, tier: TierFlow, each: ClassFlow) -> float:
@@ -264,7 +265,7 @@ class FlowCell:
     def _expire(self, now: float) -> None:
         for tier in self.tiers:
             for each in tier.classes:
-                count = each.expired(now - tier.tier.max_queue_ms / 1000)
+                count = each.expired(now - (tier.tier.max_queue_ms or FUNCTION.queue_ms) / 1000)
                 self._recorder.failed(each.name, ErrorCode.QUEUE_TIMEOUT, count)
 
     # Batches.
