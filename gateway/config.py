@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
 from scheduler.protocol.admission import REPLAYS, ReplayLimits
 from scheduler.redis_client.keys import cell_of, place_name
-from scheduler.request_limits import LANGUAGE_MODEL, RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

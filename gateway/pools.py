@@ -23,12 +23,12 @@ from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
 from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Residence
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of, is_pool_name, place_name, pools_of, pools_to_serve
-from scheduler.request_limits import RequestLimits
 from scheduler.tasks import TaskRegistry, end_all, next_tick
 
 CHECK_S = 0.1

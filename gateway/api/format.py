@@ -9,11 +9,11 @@ from msgspec import UNSET, UnsetType
 
 from gateway.http.request import too_large
 from gateway.http.validation import unknown_field
+from ratelimit.request_limits import RequestLimits
 from scheduler.chat_document import DOCUMENT, ENDPOINT, Capability
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import DOCUMENTS, Payload, Task
 from scheduler.protocol.replies import Reply
-from scheduler.request_limits import RequestLimits
 
 
 class DocumentForm(msgspec.Struct, frozen=True, gc=False):

@@ -47,6 +47,7 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
+from ratelimit.request_limits import RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
@@ -55,15 +56,10 @@ from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
 from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
-from scheduler.request_limits import RequestLimits
 from scheduler.states import Admission, State
 
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
-
-
-def _ignore(*_: object) -> None:
-    """The default of optional callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +80,10 @@ class InferenceParts:
     direct: Direct
     body_store: BodyStore = field(default_factory=BodyStore)
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
-    record_rejection: RecordRejection = _ignore
-    remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
+    record_rejection: RecordRejection = lambda *_: None
+    remember: Callable[[Iterable[Pair]], None] = lambda _: (
+        None
+    )  # Keeps audit records, to be sent again if Redis loses them.
     passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
@@ -114,28 +112,21 @@ class InferencePipeline:
         self._parts = parts
         self._authenticator = parts.authenticator or Authenticator(parts.catalog)
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
-        self.pending_requests = parts.pending_requests
-        self.rejections = parts.admission.rejections
-        self.clock = parts.clock
+        self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
+        self.clock, self.bodies = parts.clock, parts.bodies
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(
             parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
         )
-        self.drain_state = parts.drain_state
-        self.error_responses = parts.error_responses
-        self.bodies = parts.bodies
-        self.largest: Callable[[], RequestLimits] = lambda: self.limits  # Of all pools that calls here can name.
+        self.drain_state, self.error_responses = parts.drain_state, parts.error_responses
+        self.limits: Callable[[], RequestLimits] = lambda: parts.limits.request  # Of one request.
+        self.largest = self.limits  # Of the pool with the largest ones: it is not known while a body is read.
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.single_cell: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
         self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
         self.residence: Callable[[IdentityView], Residence] | None = None  # What admission checks of a customer's home.
-
-    @property
-    def limits(self) -> RequestLimits:
-        """The limits of one request in this pool."""
-        return self._parts.limits.request
 
     @property
     def direct_active(self) -> bool:
@@ -398,7 +389,7 @@ class InferenceCall:
         arrived_whole = http_request.content.is_eof()
         if pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        most = pipeline.largest().body_bytes  # The pool is known when the body was read.
+        most = pipeline.largest().body_bytes
         check_media(request.headers, http_request.content_length or 0, most, self.api_format.media)
         raw = await read_body(http_request, most, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
@@ -409,16 +400,15 @@ class InferenceCall:
 
     def submit(self, raw: bytes) -> None:
         """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
-        self.size = len(raw)
-        body = self.body = self.decode(raw)
-        if body.service_tier is not None:
-            self.identity = self.pipeline.served_as(self.identity, body)
+        self.size, self.body = len(raw), self.decode(raw)
+        if self.body.service_tier is not None:
+            self.identity = self.pipeline.served_as(self.identity, self.body)
         self.enter()
 
     def enter(self, cell: str = "") -> None:
         """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
         self.choose_pool(cell)
-        check_size(self.body, self.size, self.pipeline.limits)
+        check_size(self.body, self.size, self.pipeline.limits())
         pending = self.pending = self.build()
         self.admit(pending)
 

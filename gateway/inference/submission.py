@@ -24,6 +24,7 @@ from gateway.api.format import DocumentForm, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
 from ratelimit.quotas import Meter
+from ratelimit.request_limits import ENDPOINT, RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
@@ -31,7 +32,6 @@ from scheduler.payload import DOCUMENTS, Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
-from scheduler.request_limits import ENDPOINT, RequestLimits
 
 SAMPLING_BACKENDS = (ENDPOINT,)
 """Backends that sample if a request has no temperature: the default of an endpoint is often 0.7 or 1."""

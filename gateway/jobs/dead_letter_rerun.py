@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
 from ratelimit.limits import NO_LIMITS
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 from scheduler.body_store import is_reference
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import Task, decode_payload
@@ -23,7 +24,6 @@ from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply, Results
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
-from scheduler.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 from scheduler.states import Admission
 
 MAX_RERUNS = 32

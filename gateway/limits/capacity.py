@@ -26,11 +26,11 @@ from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
 from ratelimit.quotas import Meter
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capacity, remembered
 from scheduler.cells.placement import HORIZON_S
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
-from scheduler.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 
 HOLD_S = 10.0
 REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.

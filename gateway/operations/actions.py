@@ -49,9 +49,9 @@ from ledger.dead_letters import (
     unmark_requeued,
 )
 from ledger.postgres import Connection
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.pool_view import Observation
-from scheduler.request_limits import RequestLimits
 from scheduler.states import State
 
 _cordon = msgspec.json.Decoder(CordonBody)

@@ -21,9 +21,9 @@ from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelProcess, 
 from gpu_pool.worker.slow_model import TRIAL_CAPS
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
+from ratelimit.request_limits import limits_of_backend
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
-from scheduler.request_limits import limits_of_backend
 from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, lines_of, run_verb
 from tierlane.check.model_report import (

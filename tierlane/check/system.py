@@ -19,19 +19,19 @@ from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
+from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
-from scheduler.request_limits import limits_of_workers
 from tierlane.connect import VerbError, database, run
 from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
-from tierlane.up.pool_limits import limits_line
+from tierlane.up.model_times import limits_line
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

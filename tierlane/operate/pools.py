@@ -14,11 +14,11 @@ from ledger.catalog.loader import read_models
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
+from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
-from scheduler.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, ChangeResult, apply
 from tierlane.connect import UsageError, VerbError, database

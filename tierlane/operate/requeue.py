@@ -29,13 +29,13 @@ from gateway.jobs.dead_letter_rerun import (
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import mark_requeued, note, unmark_requeued
 from ledger.postgres import Connection
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
-from scheduler.request_limits import RequestLimits
 from scheduler.states import State
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import actor_of

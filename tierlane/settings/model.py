@@ -19,8 +19,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from gateway.host_lists import host_list, origin_list
 from gateway.jobs.webhook_security import secret_bytes
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_backend
 from scheduler.autoscale import ScaleRules
-from scheduler.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_backend
 from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
 from tierlane.settings.gateway_sections import (

@@ -17,6 +17,7 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
+from ratelimit.request_limits import FUNCTION
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import (
     FIRST_IDLE,
@@ -34,7 +35,6 @@ from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
-from scheduler.request_limits import FUNCTION
 from scheduler.states import Admission
 from tierlane.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane.simulate.events import EventLoop

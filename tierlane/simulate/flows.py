@@ -17,13 +17,13 @@ from typing import NamedTuple
 from ledger.catalog.snapshot import Tier
 from ratelimit.capacity import relax
 from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUEST_BUCKET, Values, value_of
+from ratelimit.request_limits import FUNCTION
 from ratelimit.shares import TierShare, ceilings, factor, part_of_capacity, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
 from scheduler.cells.moves import PERIOD_S, until_next_s
 from scheduler.cells.placement import Cell, CellLoad, home, needed_above, placed, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
-from scheduler.request_limits import FUNCTION
 from scheduler.states import Admission
 from tierlane.simulate.admission import shed_chance
 from tierlane.simulate.events import poisson_count
@@ -480,11 +480,9 @@ class FlowSimulation:
         if change.gpus is not None:
             self._resize(change.gpus)
         for cell in self._cells:
-            if cell.name != change.cell:
-                continue
-            if change.state == "lost":
+            if cell.name == change.cell and change.state == "lost":
                 cell.isolated, cell.stopped_until = True, now + self._scenario.cells.outage_s
-            else:
+            elif cell.name == change.cell:
                 cell.is_open = change.state == "open"
                 self._assign()
 

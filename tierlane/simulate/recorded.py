@@ -21,7 +21,7 @@ from ledger.audit.queries import RecordedRequest, recorded_requests, with_statem
 from ledger.catalog.loader import load
 from ledger.catalog.snapshot import Customer, Model, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, Values
-from scheduler.request_limits import FUNCTION
+from ratelimit.request_limits import FUNCTION
 from tierlane.connect import database
 from tierlane.simulate.events import Arrival
 from tierlane.simulate.results import Document, LatencyCounts

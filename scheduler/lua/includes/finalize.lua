@@ -17,7 +17,7 @@ end
 -- The row of a request with minutes left is not needed for so long: only until its gateway has read it, for which a few seconds
 -- suffice. Jobs, replays and followers read theirs later.
 local LONG_LEFT_MS, ENDED_KEEP_MS = 60000, 60000
-local function keeps_long(row, account)
+local function has_long_ttl(row, account)
   return row[DEADLINE] - now > LONG_LEFT_MS and not (account.keep_ms or account.coalesced or account.gateway == 'jobs')
 end
 
@@ -76,7 +76,7 @@ local function finalize(id, row, state, code, batch, run)
   local reply = header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
     packed[queue_ms] .. group.after .. tail
   set_terminal(id, state, code, 'reply', reply)
-  if keeps_long(row, account) then call('PEXPIRE', P .. 'request:' .. id, ENDED_KEEP_MS) end
+  if has_long_ttl(row, account) then call('PEXPIRE', P .. 'request:' .. id, ENDED_KEEP_MS) end
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end

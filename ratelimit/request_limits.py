@@ -6,9 +6,7 @@ usual clients. Settings override both. Everything that needs such a limit takes 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from scheduler.protocol.pool_view import WorkerView
+from typing import NamedTuple, Protocol
 
 ENDPOINT = "openai:"
 """Prefix of the backends that pass requests on to a server."""
@@ -54,7 +52,18 @@ def limits_of_backend(backend: str) -> RequestLimits:
     return LANGUAGE_MODEL if backend.startswith(WITH_SLOTS) else FUNCTION
 
 
-def limits_of_workers(workers: Sequence[WorkerView], before: RequestLimits = LANGUAGE_MODEL) -> RequestLimits:
+class ReportedWorker(Protocol):
+    """What a worker reports of itself."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def healthy(self) -> bool: ...
+
+
+def limits_of_workers(workers: Sequence[ReportedWorker], before: RequestLimits = LANGUAGE_MODEL) -> RequestLimits:
     """The limits in the pool of these workers. `before`: the last result, which holds until a worker can tell.
 
     A worker that is still starting has no slots yet: only a healthy one shows that its backend is a function.
