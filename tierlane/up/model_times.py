@@ -86,23 +86,19 @@ async def measured_workers(redis_urls: Iterable[str], pools: Sequence[str]) -> d
 
 
 def limits_line(backend: str, of_backend: RequestLimits, settings: "Settings") -> str:
-    """One sentence without a name. `of_backend`: the limits before the settings."""
+    """What holds for a request to this backend, as a list without an end. `of_backend`: the limits before the settings."""
     limits = settings.request_limits(of_backend)
-    text = "" if limits.input_bytes == limits.body_bytes else f", a text {_size(limits.input_bytes)}"
-    return (
-        f"a request may wait {_time(limits.queue_ms)} (max_queue_ms), {_output(backend, of_backend, settings)} and take "
-        f"{_time(limits.total_ms)} in all; its body may have {_size(limits.body_bytes)}{text}"
-    )
-
-
-def _output(backend: str, of_backend: RequestLimits, settings: "Settings") -> str:
-    """The part about a run: an answer is bounded by its first token and its pauses, a batch by its length."""
+    run = [f"run {_time(settings.gpu_timeout_ms)}"]
     if backend.startswith(ENDPOINT):
-        first, silence = _time(settings.endpoint_first_token_ms), _time(settings.endpoint_silence_ms)
-        return f"get its first token after {first}, pause for {silence}"
-    if of_backend == LANGUAGE_MODEL:
-        return f"make no progress for {_time(settings.gpu_timeout_ms)}"
-    return f"run for {_time(settings.gpu_timeout_ms)}"
+        first, silence = settings.endpoint_first_token_ms, settings.endpoint_silence_ms
+        run = [f"first token {_time(first)}", f"silence {_time(silence)}"]
+    elif of_backend == LANGUAGE_MODEL:
+        run = [f"silence {_time(settings.gpu_timeout_ms)}"]
+    sizes = [f"body {_size(limits.body_bytes)}"]
+    if limits.input_bytes < limits.body_bytes:
+        sizes.append(f"text {_size(limits.input_bytes)}")
+    waits = [f"wait {_time(limits.queue_ms)} (max_queue_ms)"]
+    return ", ".join([*waits, *run, f"total {_time(limits.total_ms)}", *sizes])
 
 
 def _time(ms: float) -> str:

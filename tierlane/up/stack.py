@@ -368,7 +368,7 @@ class Stack:
             if not found:
                 continue
             of_backend = limits_of_workers(found)
-            self._lines.say(f"pool {pool}: {limits_line(found[0].backend, of_backend, settings)}")
+            self._lines.say(f"pool {pool}, limits of a request: {limits_line(found[0].backend, of_backend, settings)}")
             for warning in warnings(found, settings.request_limits(of_backend).total_ms):
                 self._lines.say(warning)
 
