@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits
+from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, RequestLimits
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
 from scheduler.protocol.admission import REPLAYS, ReplayLimits
@@ -117,8 +117,9 @@ class GatewayConfig:
     drain_timeout_s: float = 4.0  # Then pending requests get this long before they get 503.
 
     def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
-        """The limits of a request in a pool whose backend has these; a body must also fit into the budget of its key."""
-        largest = self.max_body_bytes or min(of_backend.body_bytes, self.key_body_memory_bytes)
+        """The limits of a request in a pool whose backend has these. A large body must also fit into the budget of its key."""
+        budget = max(self.key_body_memory_bytes, FUNCTION.body_bytes)
+        largest = self.max_body_bytes or min(of_backend.body_bytes, budget)
         return of_backend.override(self.total_ms, largest, self.max_input_bytes)
 
     @property

@@ -61,7 +61,7 @@ class SharedSettings:
     )
     body_dir: Path | None = setting(
         None,
-        "Directory, best in shared memory, for chats with images beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
+        "Directory, best in shared memory, for chats beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
         "Shared by the gateways and workers of one host; unset: all travel through Redis. `tierlane up` sets it.",
     )
     log_format: Literal["auto", "console", "json"] = setting(
