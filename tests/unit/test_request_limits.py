@@ -1,5 +1,7 @@
 """The limits of a request follow the kind of its pool's backend, and settings override them."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -7,6 +9,7 @@ from gateway.api.chat import read_chat
 from gateway.api.format import check_size
 from gateway.api.inference import read_inference
 from gateway.config import GatewayConfig
+from gateway.direct.workers import call_timeout_s
 from gateway.limits.capacity import LiveLimits
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, RequestLimits, limits_of_backend, limits_of_workers
@@ -105,6 +108,12 @@ def test_waits_that_shed_a_tier_are_longer_before_a_language_model(
     limits.observe(Observation(0, {}, [worker_view(backend)], [], 0, 0, 0, 0), snapshot, 0.0)
 
     assert [each.shed_wait_ms for each in limits.current(snapshot).tiers] == [shed_wait_ms]
+
+
+@pytest.mark.parametrize(("backend", "seconds"), [("simulated", 1.0), (ENDPOINT, math.inf)])
+def test_a_direct_call_to_a_language_model_ends_at_its_deadline(backend: str, seconds: float) -> None:
+    """The call of a function ends after eight runs of its p95, which says nothing about the next answer of a model."""
+    assert call_timeout_s(worker_view(backend)) == seconds
 
 
 @pytest.mark.parametrize(
