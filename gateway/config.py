@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, RequestLimits
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
 from scheduler.protocol.admission import REPLAYS, ReplayLimits
@@ -76,10 +77,10 @@ class GatewayConfig:
     only_own: bool = False  # Do not serve other pools of the catalog.
     default_model: str | None = None  # For requests without `model`; None: the pool's only enabled model.
 
-    total_ms: int = 4000
+    total_ms: int | None = None  # None, as for sizes: by the backend of the pool, see `request_limits`.
     gone_ms: int = 1000  # A worker without a heartbeat for this time is not healthy; the same in all roles of the pool.
-    max_body_bytes: int = 262_144
-    max_input_bytes: int = 131_072  # UTF-8 bytes of `input`.
+    max_body_bytes: int | None = None
+    max_input_bytes: int | None = None  # UTF-8 bytes of `input`; None: in proportion to the body.
     body_memory_bytes: int = 128 << 20  # Of bodies being read: in total, of one customer, of one key.
     customer_body_memory_bytes: int = 32 << 20
     key_body_memory_bytes: int = 16 << 20
@@ -114,6 +115,17 @@ class GatewayConfig:
 
     notice_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.
     drain_timeout_s: float = 4.0  # Then pending requests get this long before they get 503.
+
+    def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
+        """The limits of a request in a pool whose backend has these. A large body must also fit into the budget of its key."""
+        budget = max(self.key_body_memory_bytes, FUNCTION.body_bytes)
+        largest = self.max_body_bytes or min(of_backend.body_bytes, budget)
+        return of_backend.override(self.total_ms, largest, self.max_input_bytes)
+
+    @property
+    def longest(self) -> RequestLimits:
+        """The limits of a request in the pool with the longest and largest ones that there can be."""
+        return self.request_limits(LANGUAGE_MODEL)
 
     @property
     def cell(self) -> str:

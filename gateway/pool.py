@@ -95,7 +95,7 @@ class PoolParts:
         self.rejection_log = RejectionLog()
         self.pending_requests = PendingRequests(self._ended, shared.body_store.discard)
         self.cancellations = Cancellations(terminations)
-        self.limits = LiveLimits(config.pool)
+        self.limits = LiveLimits(config.pool, config.request_limits)
         self.watch = RedisWatch(lambda: ping(self._client))
         self.handover = Handover(
             LimitsHandover(self._client, keys), shared.catalog, config.cell, answers=lambda: self.watch.answers
@@ -123,7 +123,7 @@ class PoolParts:
         self.read_limits = LimitState(self._client, keys).read
         self.recent_rejections = partial(recent_rejections, self._client, keys)
         self.find_rejection = partial(find_rejection, self._client, keys)
-        self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
+        self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.gone_ms, config.request_limits)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving(ends)

@@ -23,6 +23,7 @@ from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
 from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Residence
@@ -70,6 +71,7 @@ class Pools:
         self._checked: tuple[Mapping[str, ModelRow], object] | None = None
         self._subscribed = False
         own.inference.all_names = self.names
+        own.inference.largest = self.largest
         own.inference.limits_of = lambda identity: self.home(identity).inference.customer_limits
         own.jobs.result.elsewhere = self._results_of
         self._connect(own)
@@ -158,6 +160,10 @@ class Pools:
         """All models that requests can name."""
         snapshot = self._catalog.snapshot
         return frozenset[str]().union(*(parts.inference.models.names(snapshot) for parts in self.all))
+
+    def largest(self) -> RequestLimits:
+        """The limits of a request in the pool with the largest ones: a body is read before its pool is known."""
+        return max(parts.limits.request for parts in self.all)
 
     def has_gpu(self, model: str) -> bool:
         """Whether the pool of a model has a healthy GPU in any cell, or lost its last one a moment ago."""

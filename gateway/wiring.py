@@ -196,7 +196,7 @@ class GatewayParts(PoolParts):
 
 def body_store(config: GatewayConfig) -> BodyStore:
     """The files of large chats."""
-    return BodyStore(config.body_dir, config.inline_body_bytes, config.body_store_bytes, config.total_ms / 1000)
+    return BodyStore(config.body_dir, config.inline_body_bytes, config.body_store_bytes, config.longest.total_ms / 1000)
 
 
 async def pool_figures(parts: PoolParts) -> PoolFigures:

@@ -26,8 +26,10 @@ class Access:
     connect_ms: int = 1000
     first_byte_ms: int = 0
     total_ms: int = 0
-    first_token_ms: int = 60_000
+    first_token_ms: int = 120_000
+    """From the call to the first token of a stream."""
     silence_ms: int = 60_000
+    """Between two tokens of a stream."""
     max_calls: int = 0
     """The most requests at a time; 0: as many as the endpoint can run, which is learnt."""
     body_dir: str = ""

@@ -37,7 +37,7 @@ class RequeueTerms(NamedTuple):
 
     tier: str
     active: bool
-    queue_ms: int
+    queue_ms: int | None  # None: by the backend of the pool.
     model_served: bool
 
 

@@ -137,7 +137,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         _INVALID,
         "The request is too large.",
         "The body, an input or the list exceeds its maximum size.",
-        "Send a smaller input or a shorter list.",
+        "Send a smaller input or a shorter list; operator: raise `TIERLANE_MAX_BODY_BYTES`.",
     ),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: HttpError(
         415,
@@ -221,15 +221,15 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.QUEUE_TIMEOUT: HttpError(
         504,
         _TIMEOUT,
-        "The request waited too long in its queue.",
-        "The request waited longer than `max_queue_ms`.",
+        "The request waited in its queue for longer than `max_queue_ms` allows: try again later.",
+        "The request waited longer than `max_queue_ms`; where that is null, than the backend of its pool allows.",
         "Retry later; operator: add workers or raise `max_queue_ms`.",
         retry=False,
     ),
     ErrorCode.DEADLINE_EXCEEDED: HttpError(
         504,
         _TIMEOUT,
-        "The deadline of the request has passed.",
+        "The deadline of the request has passed: its own, or that of TIERLANE_TOTAL_REQUEST_MS. Ask for less, or send a job.",
         "The total time is over, or too little is left for a run.",
         "Retry later or send a job; operator: compare `TIERLANE_TOTAL_REQUEST_MS` with the model's time.",
         retry=False,

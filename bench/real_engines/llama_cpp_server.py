@@ -4,6 +4,7 @@
 
 `SLOTS` sequences at a time, each with `CONTEXT` tokens. The parent ends it with a signal.
 """
+
 import signal
 import sys
 

@@ -35,18 +35,19 @@ from gateway.http.request import (
     LargeStrings,
     check_duplicates,
     decode,
+    too_large,
     with_large_strings,
     without_large_strings,
 )
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
 from scheduler.chat_document import PRIORITY, Capability, joined, with_known_roles
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import RequestError
 from scheduler.payload import PromptMessage, Task, encode_messages
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
-MAX_MESSAGES = 1024
+MAX_MESSAGES = 10_000
 MEDIA_TOKENS = 1000
 """Estimated tokens of an image or a recording, until the endpoint's usage is known."""
 
@@ -285,8 +286,7 @@ def chat_request(body: ChatBody, document: DocumentForm, max_input_bytes: int) -
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
     if document.size - document.media_bytes > max_input_bytes:
-        message = f"`messages` must not be larger than {max_input_bytes} bytes."
-        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, message, "messages")
+        raise too_large("`messages`", max_input_bytes, "messages")
     parameters = parameters_of(body, body.max_completion_tokens)
     return InferenceRequest(
         "" if document.needs else plain_messages(body.messages),

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.http.request import too_large
 from gateway.http.validation import unknown_field
+from ratelimit.request_limits import RequestLimits
 from scheduler.chat_document import DOCUMENT, ENDPOINT, Capability
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import DOCUMENTS, Payload, Task
@@ -108,6 +110,23 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
                 text = msgspec.json.encode(msgspec.json.decode(text), order="sorted").decode()
             return payload.with_input(text)
         return self.payload(payload.model, passed_on=False)
+
+
+def check_size(body: InferenceRequest, size: int, limits: RequestLimits) -> None:
+    """Check a body of `size` bytes by the limits of its model's pool, which may be below those it was read with.
+
+    Raises RequestError 413.
+    """
+    document = body.document
+    is_chat = document is not None and document.task is Task.CHAT_DOCUMENT
+    chat = document.size - document.media_bytes if document is not None and is_chat else 0
+    if max(size, chat) <= limits.input_bytes:
+        return
+    if size > limits.body_bytes:
+        raise too_large("The body of a request to this model", limits.body_bytes)
+    texts = (body.input, *body.more)
+    if chat > limits.input_bytes or any(len(text.encode()) > limits.input_bytes for text in texts):
+        raise too_large("The text of a request to this model", limits.input_bytes)
 
 
 class InferenceResult(msgspec.Struct, frozen=True, gc=False):

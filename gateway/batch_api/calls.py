@@ -88,7 +88,7 @@ class LineCall(JobCall):
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
-        body = self.api_format.read(raw, self.pipeline.max_input_bytes)
+        body = self.api_format.read(raw, self.pipeline.largest().input_bytes)
         if body.stream:
             raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
         return body

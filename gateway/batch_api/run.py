@@ -169,13 +169,13 @@ class BatchRun:
 
     def _new_source(self) -> LineSource:
         file_id = self._row.input_file_id
-        most = self._parts.handler.pipeline.max_body_bytes + ENVELOPE_BYTES
+        most = self._parts.handler.parts.config.longest.body_bytes + ENVELOPE_BYTES
         return LineSource(lambda number: self._db(lambda c: files.read_chunk(c, file_id, number)), most)
 
     async def _validate(self) -> bool:
         """Check the file. Returns whether the batch is to be run."""
         config, batch_id = self._parts.config, self._row.id
-        most = self._parts.handler.pipeline.max_body_bytes + ENVELOPE_BYTES
+        most = self._parts.handler.parts.config.longest.body_bytes + ENVELOPE_BYTES
         check, source = FileCheck(self._row.endpoint, config.max_lines, most), self._new_source()
         while not check.full and (lines := await source.lines()) is not None:
             for line in lines:

@@ -15,6 +15,9 @@ MAX_WAITING = 1024
 MAX_BATCH = 8
 """Small, so that an enterprise request never waits for a long batch."""
 
+MAX_BATCH_BYTES = 16 << 20
+"""Of bodies, after which a batch gets no more: with one of the largest size more, it fits into a direct message."""
+
 
 class DirectEntry:
     """One request in direct mode. Times are monotonic seconds."""
@@ -126,10 +129,12 @@ class DirectQueue:
             return self._taken([suspect.next()])
         self._suspect_next = True
         batch: list[DirectEntry] = []
+        size = 0
         for queue in queues:
             suspects: list[DirectEntry] = []
-            while queue.entries and len(batch) < min(most, MAX_BATCH):
+            while queue.entries and len(batch) < min(most, MAX_BATCH) and size < MAX_BATCH_BYTES:
                 entry = queue.next()
+                size += len(entry.pending.submission.body)
                 (suspects if entry.attempts else batch).append(entry)
             queue.entries[:0] = suspects
         return self._taken(batch)

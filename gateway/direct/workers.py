@@ -11,6 +11,7 @@ second failure.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -20,6 +21,7 @@ import structlog
 from gateway.circuit_breaker import Breaker, BreakerState
 from gateway.direct.queue import DirectEntry, DirectQueue
 from gateway.inference.deadlines import LEAD_S
+from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import RETRY_BUDGET, Outcome
@@ -135,6 +137,13 @@ TIMEOUT_RUNS = 8  # Runs of p95 duration: one running batch and four queued ones
 log = structlog.get_logger("gateway")
 
 
+def call_timeout_s(worker: WorkerView) -> float:
+    """Seconds for a call. The answer of a language model may take many times the usual one: only its deadline ends it."""
+    if limits_of_workers([worker], FUNCTION) == LANGUAGE_MODEL:
+        return math.inf
+    return max(MIN_TIMEOUT_S, TIMEOUT_RUNS * worker.service_p95_ms / 1000)
+
+
 class BatchEvents(Protocol):
     """Receives the results of requests. A protocol, because `DirectCompletion` imports this module."""
 
@@ -174,7 +183,7 @@ class WorkerConnections:
         """Connect to each worker that has an endpoint. No connection is closed: a Redis that returned may list fewer workers."""
         for worker in workers:
             if worker.direct and worker.direct not in self._connections:
-                self._timeouts_s[worker.direct] = max(MIN_TIMEOUT_S, TIMEOUT_RUNS * worker.service_p95_ms / 1000)
+                self._timeouts_s[worker.direct] = call_timeout_s(worker)
                 connection = WorkerConnection(worker.id, worker.direct, self._hello)
                 task = asyncio.get_running_loop().create_task(
                     self._run(connection), name=f"direct connection {worker.id}"

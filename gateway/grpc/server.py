@@ -233,7 +233,7 @@ MAX_STREAMS = 1024  # Calls at a time on one connection; more wait in the client
 KEEPALIVE_MS = 30_000  # Between two pings of a silent connection; a dead client is noticed after one.
 KEEPALIVE_TIMEOUT_MS = 10_000
 MAX_AGE_MS = 600_000  # Then a client opens a new connection, and calls that it does not read end after the grace.
-MAX_AGE_GRACE_MS = 60_000
+MAX_AGE_GRACE_MS = 600_000  # The longest answer ends on the old connection.
 
 
 class GrpcServer:
@@ -245,7 +245,7 @@ class GrpcServer:
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=config.max_connections,
             options=[
-                ("grpc.max_receive_message_length", config.max_body_bytes),
+                ("grpc.max_receive_message_length", config.longest.body_bytes),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.max_connection_idle_ms", int(config.idle_timeout_s * 1000)),

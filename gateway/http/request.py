@@ -165,7 +165,7 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
         message = "The only supported transfer encoding is chunked."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
     if length > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large("The body", max_bytes)
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
@@ -174,7 +174,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare |
     if payload.is_eof():
         body = payload.read_nowait()
         if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large("The body", max_bytes)
         return body
     try:
         if share is not None and request.content_length:
@@ -226,15 +226,20 @@ async def _read_chunks(request: web.BaseRequest, max_bytes: int, share: BodyShar
     while chunk := await request.content.readany():
         size += len(chunk)
         if size > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large("The body", max_bytes)
         if share is not None:
             share.take(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-def _too_large(max_bytes: int) -> RequestError:
-    return RequestError(ErrorCode.REQUEST_TOO_LARGE, f"The body must not be larger than {max_bytes} bytes.")
+def too_large(what: str, max_bytes: int, param: str | None = None) -> RequestError:
+    """The error for a part of a request that is larger than the model accepts; the message names the setting."""
+    message = (
+        f"{what} must not be larger than {max_bytes} bytes: send less, or ask the operator to raise "
+        "TIERLANE_MAX_BODY_BYTES."
+    )
+    return RequestError(ErrorCode.REQUEST_TOO_LARGE, message, param)
 
 
 T = TypeVar("T")
@@ -351,8 +356,7 @@ def check_text(name: str, text: str, max_bytes: int) -> None:
         raise invalid(name, f"`{name}` must not be empty.")
     # A character has one to four bytes, so that most texts need not be encoded.
     if len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
-        message = f"`{name}` must not be larger than {max_bytes} bytes."
-        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, message, name)
+        raise too_large(f"`{name}`", max_bytes, name)
 
 
 def texts_of(name: str, value: str | list[Any], max_bytes: int, not_text: str) -> list[str]:

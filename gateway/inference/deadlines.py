@@ -21,7 +21,7 @@ from scheduler.tasks import next_tick
 
 MAX_IDS = 10_000
 CALL_SIZE = 256
-KEEP_S = 10.0  # Longer than any request lives.
+KEEP_S = 600.0  # As long as a request may live: then the scheduler has ended it.
 RETRY_S = 0.25
 
 

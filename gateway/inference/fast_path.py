@@ -98,7 +98,7 @@ class FastPathRequest(InferenceCall):
         try:
             self.identity = pipeline.authenticate(self._authorization, self)
             self.authenticated = True
-            check_media(self.headers, len(raw), pipeline.max_body_bytes)
+            check_media(self.headers, len(raw), pipeline.largest().body_bytes)
             self.submit(raw)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._fail(error)

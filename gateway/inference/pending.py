@@ -5,6 +5,7 @@ request only if id, customer and nonce match; all others are dropped and counted
 output of another one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -41,10 +42,6 @@ class IncrementReader(Protocol):
     @property
     def used(self) -> int:
         """Estimated tokens of the input and of the output delivered so far; 0 while nothing was delivered."""
-
-
-OUT_OF_ORDER_S = 0.25
-"""Seconds by which the deadline of a request whose body arrived slowly may be later than those of its neighbours."""
 
 
 class RequestTrace:
@@ -155,7 +152,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """All pending requests in order of arrival, which is the order of their deadlines.
+    """All pending requests in order of arrival. Their deadlines are in any order.
 
     `ended` is called with each accepted request that is removed, unless a worker ran it in direct mode; `discard_body` with
     the id of each request that is removed.
@@ -169,6 +166,7 @@ class PendingRequests:
         self._waiting: dict[str, PendingRequest] = {}
         self._ended = ended
         self._discard_body = discard_body
+        self._none_due_before = math.inf  # No deadline is earlier, on the clock of the requests.
         self.unknown_replies = 0  # Late, or for another gateway.
         self.refused_replies = 0  # Known id, wrong customer or nonce.
 
@@ -178,6 +176,7 @@ class PendingRequests:
     def add(self, pending: PendingRequest) -> None:
         """Register a request. To be called before it is sent to admission."""
         self._waiting[pending.id] = pending
+        self._none_due_before = min(self._none_due_before, pending.deadline)
 
     def remove(self, pending: PendingRequest) -> None:
         """Remove a request, whether it is done or not. The caller of `add` must call this in every case."""
@@ -229,14 +228,15 @@ class PendingRequests:
         return found
 
     def due(self, now: float) -> list[PendingRequest]:
-        """Requests whose deadline has passed at `now` (monotonic seconds), oldest first."""
-        found: list[PendingRequest] = []
-        for pending in self._waiting.values():
-            if pending.deadline <= now:
-                found.append(pending)
-            elif pending.deadline > now + OUT_OF_ORDER_S:
-                break
-        return found
+        """Requests whose deadline has passed at `now` (monotonic seconds), oldest first.
+
+        All are looked at only once the earliest deadline that was seen has passed: with thousands that may wait for minutes,
+        most calls look at none.
+        """
+        if now < self._none_due_before:
+            return []
+        self._none_due_before = min((pending.deadline for pending in self._waiting.values()), default=math.inf)
+        return [pending for pending in self._waiting.values() if pending.deadline <= now]
 
     def all(self) -> list[PendingRequest]:
         """All pending requests, oldest first."""

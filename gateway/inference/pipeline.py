@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
+from gateway.api.format import InferenceRequest, InferenceResult, check_size, missing_capability
 from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.service_tier import served_as
@@ -47,6 +47,7 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
+from ratelimit.request_limits import RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.chat_document import capabilities
 from scheduler.errors import ErrorCode, RequestError
@@ -59,10 +60,6 @@ from scheduler.states import Admission, State
 
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
-
-
-def _ignore(*_: object) -> None:
-    """The default of optional callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +80,10 @@ class InferenceParts:
     direct: Direct
     body_store: BodyStore = field(default_factory=BodyStore)
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
-    record_rejection: RecordRejection = _ignore
-    remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
+    record_rejection: RecordRejection = lambda *_: None
+    remember: Callable[[Iterable[Pair]], None] = lambda _: (
+        None
+    )  # Keeps audit records, to be sent again if Redis loses them.
     passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
@@ -113,18 +112,15 @@ class InferencePipeline:
         self._parts = parts
         self._authenticator = parts.authenticator or Authenticator(parts.catalog)
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
-        self.pending_requests = parts.pending_requests
-        self.rejections = parts.admission.rejections
-        self.clock = parts.clock
+        self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
+        self.clock, self.bodies = parts.clock, parts.bodies
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(
             parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
         )
-        self.drain_state = parts.drain_state
-        self.error_responses = parts.error_responses
-        self.max_body_bytes = parts.config.max_body_bytes
-        self.bodies = parts.bodies
-        self.max_input_bytes = parts.config.max_input_bytes
+        self.drain_state, self.error_responses = parts.drain_state, parts.error_responses
+        self.limits: Callable[[], RequestLimits] = lambda: parts.limits.request  # Of one request.
+        self.largest = self.limits  # Of the pool with the largest ones: it is not known while a body is read.
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.single_cell: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
@@ -187,7 +183,7 @@ class InferencePipeline:
             identity,
             payload,
             self.customer_limits.limits(identity),
-            total_ms=parts.config.total_ms,
+            within=parts.limits.request,
             meter=parts.limits.meter,
             endpoint=call.api_format.endpoint,
             key=key,
@@ -357,12 +353,14 @@ class InferenceCall:
         "pending",
         "pipeline",
         "request_id",
+        "size",
         "started",
     )
 
     identity: IdentityView  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
+    size: int  # Set by `submit`: bytes of the body as it was sent.
     large: list[bytes | memoryview] | None  # Set by `build`: the chat, if it becomes a file beside Redis.
     passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
 
@@ -391,8 +389,9 @@ class InferenceCall:
         arrived_whole = http_request.content.is_eof()
         if pipeline.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes, self.api_format.media)
-        raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
+        most = pipeline.largest().body_bytes
+        check_media(request.headers, http_request.content_length or 0, most, self.api_format.media)
+        raw = await read_body(http_request, most, pipeline.bodies.share(self.identity))
         if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
             self.identity = self._identify(request)
         # The time of a slow upload does not count against the deadline; the gateway's own time does.
@@ -401,20 +400,21 @@ class InferenceCall:
 
     def submit(self, raw: bytes) -> None:
         """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
-        body = self.body = self.decode(raw)
-        if body.service_tier is not None:
-            self.identity = self.pipeline.served_as(self.identity, body)
+        self.size, self.body = len(raw), self.decode(raw)
+        if self.body.service_tier is not None:
+            self.identity = self.pipeline.served_as(self.identity, self.body)
         self.enter()
 
     def enter(self, cell: str = "") -> None:
         """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
         self.choose_pool(cell)
+        check_size(self.body, self.size, self.pipeline.limits())
         pending = self.pending = self.build()
         self.admit(pending)
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
-        return self.api_format.read(raw, self.pipeline.max_input_bytes)
+        return self.api_format.read(raw, self.pipeline.largest().input_bytes)
 
     def choose_pool(self, cell: str = "") -> None:
         """Continue with the pipeline of the model's pool in `cell` or the customer's cell. Raises RequestError."""

@@ -29,6 +29,8 @@ PONG_WITHIN_S = 0.5
 LAST_READ_S = 0.02  # A last read after the timeout: if this process was suspended, the pong may be unread.
 SUBSCRIBE_WITHIN_S = 0.5
 CATCH_UP_EVERY_S = 1.0
+OFTEN_S = 5.0  # Up to this age the result of a request is looked for each time,
+SELDOM_S = 10.0  # later once in this time: thousands of long answers must not cost thousands of reads a second.
 FETCH_SIZE = 256
 
 
@@ -87,11 +89,16 @@ class ResponseSubscriber:
             await backoff.sleep()
 
     async def catch_up_forever(self) -> None:
-        """Once a second, read the stored results of requests that are pending for longer than that; never returns."""
+        """Read the stored results of requests that are pending for more than a second, at first each second; never returns."""
+        before = self._clock()
         while True:
             await next_tick(CATCH_UP_EVERY_S)
+            now = self._clock()
+            waiting = self._pending_requests.started_before(now - CATCH_UP_EVERY_S)
+            chosen = [each for each in waiting if is_looked_for(now - each.started, now - before)]
+            before = now
             try:
-                await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
+                await self._read_results(chosen)
             except TierlaneError:
                 continue  # The next round or the deadline sweep reads the result.
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
@@ -99,11 +106,10 @@ class ResponseSubscriber:
 
     async def catch_up(self, started_before: float) -> None:
         """Read the stored results of requests that arrived before this time (monotonic). Raises RedisUnavailable."""
-        ids = [
-            pending.id
-            for pending in self._pending_requests.started_before(started_before)
-            if pending.verdict is not None
-        ]
+        await self._read_results(self._pending_requests.started_before(started_before))
+
+    async def _read_results(self, waiting: Sequence[PendingRequest]) -> None:
+        ids = [pending.id for pending in waiting if pending.verdict is not None]
         for start in range(0, len(ids), FETCH_SIZE):
             self._pending_requests.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
 
@@ -161,6 +167,11 @@ class ResponseSubscriber:
                 self._pending_requests.resolve_all(decode_replies(message))
         except ValueError:
             self.malformed += 1
+
+
+def is_looked_for(age_s: float, since_s: float) -> bool:
+    """Whether the result of a request of this age is read, if the last look was `since_s` ago."""
+    return age_s < OFTEN_S or age_s // SELDOM_S > (age_s - since_s) // SELDOM_S
 
 
 def _is(message: dict[str, Any] | None, kind: str) -> bool:

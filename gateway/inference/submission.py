@@ -24,6 +24,7 @@ from gateway.api.format import DocumentForm, InferenceRequest
 from gateway.catalog import IdentityView, ModelRow
 from ratelimit.limits import EffectiveLimits
 from ratelimit.quotas import Meter
+from ratelimit.request_limits import ENDPOINT, RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
@@ -32,7 +33,7 @@ from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
 
-SAMPLING_BACKENDS = ("openai:",)
+SAMPLING_BACKENDS = (ENDPOINT,)
 """Backends that sample if a request has no temperature: the default of an endpoint is often 0.7 or 1."""
 _HASH_CHARACTERS = 32  # 128 bits.
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -178,7 +179,7 @@ def build_submission(
     payload: Payload,
     limits: EffectiveLimits,
     *,
-    total_ms: int,
+    within: RequestLimits,
     meter: Callable[[str], Meter] = lambda _model: Meter(),
     endpoint: str = "",
     key: str | None = None,
@@ -186,7 +187,7 @@ def build_submission(
     stream_to: str = "",
     body: InferenceRequest | None = None,
 ) -> Submission:
-    """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
+    """The submission of one request, with the time `within` allows. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or "".
 
     `body`: the request, if it may be in its document form. `meter` returns what metered quotas charge for a request of a
     model.
@@ -208,8 +209,8 @@ def build_submission(
         nonce=nonce,
         model=payload.model,
         input_bytes=input_bytes,
-        total_ms=total_ms,
-        queue_ms=identity.max_queue_ms,
+        total_ms=within.total_ms,
+        queue_ms=identity.max_queue_ms or within.queue_ms,
         limits=limits,
         trace_id=trace,
         endpoint=endpoint,

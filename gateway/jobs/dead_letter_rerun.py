@@ -6,7 +6,7 @@ Customers are not charged and get no response: the requests are admitted as ones
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from redis.asyncio import Redis
@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
 from ratelimit.limits import NO_LIMITS
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 from scheduler.body_store import is_reference
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import Task, decode_payload
@@ -59,7 +60,7 @@ def new_ids(candidates: Sequence[Candidate]) -> dict[str, str]:
 
 
 async def candidate(
-    connection: Connection, request_id: str, pool: str, total_ms: int, *, again: bool = False
+    connection: Connection, request_id: str, pool: str, within: RequestLimits, *, again: bool = False
 ) -> Candidate:
     """The dead letter and its new submission in a pool. Raises NotRerun and the errors of asyncpg."""
     letter = await find_letter(connection, request_id)
@@ -67,11 +68,11 @@ async def candidate(
         raise NoSuchLetter(request_id)
     body = await read_body(connection, request_id)
     terms = await requeue_terms(connection, request_id, pool)
-    return Candidate(letter, submission_for(letter, body, terms, total_ms, again=again))
+    return Candidate(letter, submission_for(letter, body, terms, within, again=again))
 
 
 def submission_for(
-    letter: DeadLetterRow, body: bytes | None, terms: RequeueTerms | None, total_ms: int, *, again: bool
+    letter: DeadLetterRow, body: bytes | None, terms: RequeueTerms | None, within: RequestLimits, *, again: bool
 ) -> Submission:
     """The new submission of a dead letter. Raises NotRerun if it cannot be requeued."""
     if letter.requeued_as is not None and not again:
@@ -98,8 +99,8 @@ def submission_for(
         nonce=secrets.token_hex(8),
         model=payload.model,
         input_bytes=len(payload.input.encode()),
-        total_ms=total_ms,
-        queue_ms=min(terms.queue_ms, total_ms),
+        total_ms=within.total_ms,
+        queue_ms=min(terms.queue_ms or within.queue_ms, within.total_ms),
         limits=NO_LIMITS,
         endpoint=RERUN_ENDPOINT,
         again=True,  # Its first request was accepted and charged.
@@ -108,11 +109,22 @@ def submission_for(
 
 
 class DeadLetterReruns:
-    """Reruns in one pool, as requests of a running gateway with `total_ms` each. All methods raise RedisUnavailable."""
+    """Reruns in one pool, as requests of a running gateway. All methods raise RedisUnavailable.
 
-    def __init__(self, client: Redis, keys: Keys, gateway_id: str, total_ms: int, gone_ms: int) -> None:
+    `chosen`: the limits of a request with the settings, from those of the pool's backend.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: Keys,
+        gateway_id: str,
+        gone_ms: int,
+        chosen: Callable[[RequestLimits], RequestLimits],
+    ) -> None:
+        self._chosen = chosen
+        self.limits = chosen(LANGUAGE_MODEL)  # Of each request; by the workers once `check_workers` was called.
         self._pool = keys.pool
-        self._total_s = total_ms / 1000
         self._presence = Presence(client, keys, gone_ms=gone_ms)
         self._admissions = Admissions(client, keys, gateway_id)
         self._results = Results(client, keys)
@@ -120,7 +132,9 @@ class DeadLetterReruns:
 
     async def check_workers(self) -> None:
         """Raises NotRerun if no worker is healthy: the requests would only time out in the queue."""
-        if (await self._presence.observe([])).healthy_gpus == 0:
+        seen = await self._presence.observe([])
+        self.limits = self._chosen(limits_of_workers(seen.workers))
+        if seen.healthy_gpus == 0:
             raise NotRerun(f"No worker of pool {self._pool} is healthy, so nothing was requeued.")
 
     async def submit(self, submissions: Sequence[Submission]) -> set[str]:
@@ -142,7 +156,7 @@ class DeadLetterReruns:
     async def replies(self, ids: Sequence[str]) -> AsyncIterator[tuple[str, Reply | None]]:
         """Each id with its reply, in the order of their ends; None if there is no reply in time."""
         waiting = list(ids)
-        until = time.monotonic() + self._total_s + SLACK_S
+        until = time.monotonic() + self.limits.total_ms / 1000 + SLACK_S
         while waiting and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
             for reply in await self._ended(waiting):

@@ -160,7 +160,7 @@ class JobCall(AwaitedCall):
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
-        body, self._options = read_job(raw, self.pipeline.max_input_bytes)
+        body, self._options = read_job(raw, self.pipeline.largest().input_bytes)
         return body
 
     def choose_pool(self, cell: str = "") -> None:

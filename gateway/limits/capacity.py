@@ -26,6 +26,7 @@ from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, PoolRate, relax
 from ratelimit.quotas import Meter
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
 from ratelimit.shares import TierShare, allocate, ceilings, factor, part_of_capacity, remembered
 from ratelimit.slot_capacity import FULL, SlotEstimator
 from scheduler.cells.placement import HORIZON_S
@@ -60,8 +61,15 @@ class LiveLimits:
     that is too old, those of them that are called directly, or 1.
     """
 
-    def __init__(self, pool: str) -> None:
+    def __init__(
+        self, pool: str, chosen: Callable[[RequestLimits], RequestLimits] = lambda of_backend: of_backend
+    ) -> None:
+        """`chosen`: the limits of a request with the settings, from those of the pool's backend."""
         self._pool = pool
+        self._chosen = chosen
+        self._of_backend = LANGUAGE_MODEL  # Until a worker is known: no chat may be cut short.
+        self.request = chosen(self._of_backend)
+        """The limits of one request: its time, its wait, its size."""
         self._snapshot: SnapshotView | None = None
         self._demand: Mapping[str, float] = {}
         self._remembered: Mapping[str, float] = {}  # Demand as it was before the limits were reduced.
@@ -101,6 +109,8 @@ class LiveLimits:
     def observe(self, cell: Observation, snapshot: SnapshotView, now: float, whole: Observation | None = None) -> None:
         """Take a new observation of the pool in this cell and allocate again. `whole`: in all cells; None: there is one."""
         observation = cell if whole is None else whole
+        self._of_backend = limits_of_workers(observation.workers, self._of_backend)
+        self.request = self._chosen(self._of_backend)
         gpus = observation.healthy_gpus
         self._cell_gpus = cell.healthy_gpus / gpus if gpus else 1.0
         # Workers follow the need, but a quiet cell has some that are ready, and one that all have left gets one for its first
@@ -315,12 +325,18 @@ class LiveLimits:
             max_depth=tier.max_queue_depth,
             ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
-            shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
+            shed_wait_ms=self._shed_wait_ms(tier),
             share=share,
             shadow=tier.shadow,
             places=self._places(snapshot),
             open=sum(gpu.slots for gpu in self._gpus) / OPEN_PART,
         )
+
+    def _shed_wait_ms(self, tier: TierRow) -> int:
+        """As stated if the longest wait is stated as well; else that of the backend is, and this in proportion."""
+        if tier.shed_wait_ms is None:
+            return -1
+        return tier.shed_wait_ms if tier.max_queue_ms else round(tier.shed_wait_ms * self.request.wait_scale)
 
 
 def _needs(observation: Observation) -> dict[str, float]:

@@ -49,6 +49,7 @@ from ledger.dead_letters import (
     unmark_requeued,
 )
 from ledger.postgres import Connection
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.pool_view import Observation
 from scheduler.states import State
@@ -139,9 +140,8 @@ class DeadLetterRequeue:
         """Requeue the oldest of the confirmed dead letters, and wait for their results."""
         chosen = most_healthy(self._pools.all)
         reruns = {pool: parts.reruns for pool, parts in chosen.items()}
-        totals = {pool: parts.config.total_ms for pool, parts in chosen.items()}
         async with self._transaction.change(by) as connection:
-            started = await _mark(connection, body, totals, reruns)
+            started = await _mark(connection, body, reruns)
         queued = {
             pool: await self._queue(reruns[pool], each, body.selection(), by) for pool, each in started.by_pool.items()
         }
@@ -212,28 +212,26 @@ def changed_meanwhile(count: int, found: int, done: str) -> RequestError:
     return RequestError(ErrorCode.CHANGED_MEANWHILE, message, "count")
 
 
-async def _mark(
-    connection: Connection, body: RequeueBody, totals: Mapping[str, int], reruns: Mapping[str, DeadLetterReruns]
-) -> RequeueStarted:
+async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, DeadLetterReruns]) -> RequeueStarted:
     """Choose and mark dead letters. Raises RequestError; then the transaction must be rolled back."""
     try:
-        rows = await seen_to_requeue(connection, body.selection(), body.count, list(totals), body.after)
+        rows = await seen_to_requeue(connection, body.selection(), body.count, list(reruns), body.after)
     except CountDiffers as error:
         raise changed_meanwhile(body.count, error.found, "requeued") from error
     picked = rows[:MAX_RERUNS]
     await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
     by_pool: dict[str, list[Candidate]] = {}
     for row in sorted(picked, key=lambda row: row.request_id):  # The same order everywhere, to avoid deadlocks.
-        by_pool.setdefault(row.pool, []).append(await _marked(connection, row, totals[row.pool]))
+        by_pool.setdefault(row.pool, []).append(await _marked(connection, row, reruns[row.pool].limits))
     chosen = [each for several in by_pool.values() for each in several]
     after = {"count": len(chosen), "requeued_as": new_ids(chosen)}
     await note(connection, body.selection().words(), {"count": len(chosen), "requeued_as": None}, after)
     return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
 
 
-async def _marked(connection: Connection, row: Requeueable, total_ms: int) -> Candidate:
+async def _marked(connection: Connection, row: Requeueable, within: RequestLimits) -> Candidate:
     try:
-        found = await candidate(connection, row.request_id, row.pool, total_ms)
+        found = await candidate(connection, row.request_id, row.pool, within)
     except NotRerun as error:
         message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error

@@ -239,7 +239,7 @@ class ResponsesCall(AwaitedCall):
         if previous is not None:
             input_items(original)
             self._check_limits()
-            store, bound = self.handlers.store, self.pipeline.max_input_bytes
+            store, bound = self.handlers.store, self.pipeline.largest().input_bytes
             self.history = await store.history(previous, self.identity.customer_id, bound)
         return raw
 
@@ -271,7 +271,7 @@ class ResponsesCall(AwaitedCall):
     def decode(self, raw: bytes) -> ResponsesRequest:  # noqa: ARG002  # decoded before
         """The chat of the body that `read` has decoded. Raises RequestError that names the field."""
         history, self.history = self.history, []  # It may be large, and the chat has it now.
-        return request_of(self.original, history, self.pipeline.max_input_bytes)
+        return request_of(self.original, history, self.pipeline.largest().input_bytes)
 
     async def keep(self, reply: Reply) -> None:
         """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""

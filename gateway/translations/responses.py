@@ -18,7 +18,7 @@ from gateway.http.validation import invalid, validation_error
 from scheduler.errors import RequestError
 from scheduler.request_id import PREFIX
 
-MAX_ITEMS = 1024
+MAX_ITEMS = 10_000
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits.
 RESPONSE_PREFIX = "resp_"
 RESPONSE_ID_PATTERN = r"^resp_[0-9a-f]{32}$"

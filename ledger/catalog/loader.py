@@ -34,7 +34,9 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     for tier in tiers:
         _require(_NAME.fullmatch(tier.name) is not None, "tiers", tier.name, "is not a usable name")
         _require(0 <= tier.guaranteed_share <= 1, "tiers", tier.name, "has a guaranteed_share outside 0..1")
-        _positive("tiers", tier.name, wait=tier.max_queue_ms, depth=tier.max_queue_depth)
+        _positive(
+            "tiers", tier.name, wait=1 if tier.max_queue_ms is None else tier.max_queue_ms, depth=tier.max_queue_depth
+        )
         success = 0.5 if tier.slo_success is None else tier.slo_success
         _require(0 < success < 1, "tiers", tier.name, "has a slo_success that is not between 0 and 1")
         _require(tier.slo_ms is None or tier.slo_ms > 0, "tiers", tier.name, "has a slo_ms that is not above 0")
@@ -83,8 +85,8 @@ def customers_from(
             cell,
             spread if spread == 1 else usable_spread(limits, spread),
         )
-        if customer.max_queue_ms <= 0:
-            _positive("customers", name, wait=customer.max_queue_ms)
+        if queue_ms is not None and queue_ms <= 0:
+            _positive("customers", name, wait=queue_ms)
         if customer.limits is not tier.limits:
             for column, value in zip(LIMIT_COLUMNS, own, strict=True):
                 if value is not None:

@@ -19,7 +19,7 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     guaranteed_share: float  # 0..1 of the capacity, under contention.
     limits: Values
     max_queue_depth: int
-    max_queue_ms: int
+    max_queue_ms: int | None  # None: by the backend of the pool.
     shed_depth: int | None
     shed_wait_ms: int | None
     shadow: bool = False  # Its limits are judged and counted, but not enforced.
@@ -46,7 +46,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     tier: str
     suspended: bool
     limits: Values
-    max_queue_ms: int
+    max_queue_ms: int | None
     quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
     priority: int = 0  # The tier's.
     callback_hosts: str | None = None  # Own list of hosts, with commas; None: the deployment's.
@@ -79,7 +79,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     customer_name: str
     tier: str
     limits: Values
-    max_queue_ms: int
+    max_queue_ms: int | None
     quotas: tuple[tuple[str, int], ...] = ()  # Name and amount, such as ("1day", 10000), each name once.
     key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
     key_burst: float = 0.0

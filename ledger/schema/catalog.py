@@ -24,7 +24,8 @@ from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadat
 from ratelimit.limits import LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
 from scheduler.chat_document import Capability
 
-MOST_WAIT_MS = 60_000
+MOST_WAIT_MS = 3_600_000
+MOST_WINDOW_MS = 60_000
 MOST_OBJECTIVE_MS = 600_000
 _PART = r"(\.[0-9]{1,6})?"
 _BELOW_1 = r"0\.[0-9]{0,4}[1-9]0?"
@@ -62,7 +63,7 @@ tiers = Table(
     column("guaranteed_share", Double, "Part of the capacity under contention, 0..1."),
     *(column(limit.name, _TYPES[limit.type], limit.tier_text, null=not limit.required) for limit in LIMIT_COLUMNS),
     column("max_queue_depth", Integer, "Most requests in its queue."),
-    column("max_queue_ms", Integer, "Longest wait in its queue."),
+    column("max_queue_ms", Integer, "Longest wait in its queue; null: by the backend of the pool.", null=True),
     column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null: never.", null=True),
     column("shed_wait_ms", Integer, "Predicted wait that sheds it; null: never.", null=True),
     column(
@@ -268,7 +269,7 @@ models = Table(
     matches("pool", NAME_PATTERN),
     within("max_batch_size", 1, 4096),
     check("max_batch_tokens", "max_batch_tokens > 0"),
-    within("max_wait_ms", 0, MOST_WAIT_MS),
+    within("max_wait_ms", 0, MOST_WINDOW_MS),
     within("gpu_timeout_ms", 1, MOST_WAIT_MS),
     check("rps_per_gpu", f"rps_per_gpu > 0 AND rps_per_gpu <= {MOST_RATE}"),
     check("target_utilization", "target_utilization > 0 AND target_utilization <= 1"),

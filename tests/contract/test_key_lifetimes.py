@@ -13,6 +13,7 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, TierLimit
 from scheduler.protocol.batches import BATCH_KEEP_MS
+from scheduler.redis_client.keys import JOBS_GATEWAY
 from tierlane.embedded.redis import find_jemalloc
 
 JOB_MS = 600_000
@@ -114,6 +115,17 @@ async def test_every_key_of_coalescing_expires(pool: Pool) -> None:
     names = [pool.keys.same("h"), pool.keys.same("other"), pool.keys.sharing, pool.keys.same_kept]
     assert [key for key in names if await pool.client.pttl(key) <= 0] == []
     assert await leaked_keys(pool.client) == []
+
+
+async def test_the_row_of_an_ended_request_does_not_live_until_its_deadline(pool: Pool) -> None:
+    """With minutes left its result is kept for one; that of a job as long as before, since it is read later."""
+    ended, job = pool.submission(**LONG), pool.submission(**LONG)
+    await pool.admit([ended])
+    await pool.admit([job], gateway=JOBS_GATEWAY)
+    await pool.terminations.cancel([(each.id, ErrorCode.QUEUE_TIMEOUT) for each in (ended, job)])
+
+    assert 50_000 < await pool.client.pttl(pool.keys.request(ended.id)) <= 60_000
+    assert await pool.client.pttl(pool.keys.request(job.id)) > JOB_MS
 
 
 async def test_an_idempotency_key_does_not_shorten_a_row(pool: Pool) -> None:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-
-from eventually import eventually
 from real_engines.model import CONTEXT
 from real_engines.processes import ENGINES, MODEL, RunningEngine, running_engine
+
+from eventually import eventually
 from stack import Stack, start_stack
 
 SLOTS = 8
@@ -188,7 +188,9 @@ async def test_a_short_request_does_not_wait_for_long_ones(
     assert ended == [False] * 4
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, id="whole", marks=needs_slots), pytest.param(True, id="streamed")])
+@pytest.mark.parametrize(
+    "stream", [pytest.param(False, id="whole", marks=needs_slots), pytest.param(True, id="streamed")]
+)
 @pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
 async def test_the_sequence_of_a_client_that_leaves_ends(
     http: aiohttp.ClientSession, engine: RunningEngine, through: Target, chat: bool, stream: bool

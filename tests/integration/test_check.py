@@ -29,7 +29,14 @@ CHECKS = {
     "settings readable",
     *(f"postgresql {name}" for name in ("reachable", "clock", "migrations")),
     *(f"redis {name}" for name in ("reachable", "version", "mode", "eviction", "clock")),
-    *("catalog tiers", "catalog models", "workers pool default", "gateway readyz", "gateway health"),
+    *(
+        "catalog tiers",
+        "catalog models",
+        "workers pool default",
+        "workers limits of default",
+        "gateway readyz",
+        "gateway health",
+    ),
     *("audit lag", "audit dead letters"),
 }
 QUICK = ("--batch-sizes", "1,2,4", "--device", "cpu", "--gpu-timeout-ms", "1500", "--torch-threads", "1")

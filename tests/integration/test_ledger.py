@@ -244,7 +244,7 @@ async def test_the_view_of_customer_limits(db: Connection, acme: str) -> None:
     row = await db.fetchrow(
         "SELECT tier, requests_per_second, burst, max_queue_ms, shadow, quotas FROM customer_limits"
     )
-    assert tuple(row) == ("paid", 5.0, 1000.0, 2000, True, ["7/hour", "9/day", "99/month"])
+    assert tuple(row) == ("paid", 5.0, 1000.0, None, True, ["7/hour", "9/day", "99/month"])
 
 
 async def test_the_views_of_usage_and_slo(db: Connection, acme: str) -> None:

@@ -144,7 +144,7 @@ async def test_token_limits_that_were_set_are_kept_by_migrations(empty_url: str)
         counts = [await db.fetchval(sql) for sql in (changes, f"{changes} WHERE xact > 0")]
 
     assert [tuple(row) for row in rows] == [("enterprise", 60_000_000), ("paid", 5), ("gold", None)]
-    assert counts == [before + 1] * 2
+    assert counts == [before + 3] * 2  # A token limit, and the waits of two tiers.
 
 
 async def test_a_failed_migration_leaves_nothing(empty_url: str) -> None:

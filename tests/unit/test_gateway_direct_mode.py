@@ -76,6 +76,17 @@ async def test_batches_are_filled_by_tier() -> None:
     assert (len(queue), queue.pick(), len(picked[0])) == (0, [], MAX_BATCH)
 
 
+async def test_a_batch_of_large_bodies_fits_into_a_message() -> None:
+    """It gets no more once it has half of what a message may have, so that one of the largest size is no fault."""
+    queue = DirectQueue()
+    for number in range(8):
+        each = entry(str(number))
+        each.pending.submission.body = bytes(7 << 20)
+        queue.put(each)
+
+    assert [len(queue.pick()) for _ in range(3)] == [3, 3, 2]
+
+
 async def test_customers_of_a_tier_take_turns() -> None:
     """In proportion to their weights; one that comes later is first, without compensation for its idle time."""
     queue = DirectQueue()

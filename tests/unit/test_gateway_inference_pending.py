@@ -4,6 +4,7 @@ import pytest
 
 from direct_parts import waiting
 from gateway.inference.pending import Outcome, PendingRequests
+from gateway.inference.responses import is_looked_for
 from scheduler.errors import ErrorCode
 from scheduler.protocol.replies import Reply
 
@@ -83,3 +84,28 @@ def test_requests_are_found_by_age() -> None:
 
     assert [pending.id for pending in pending_requests.due(5.5)] == ["w0", "w1"]
     assert [pending.id for pending in pending_requests.started_before(2.0)] == ["w0", "w1"]
+
+
+def test_deadlines_in_any_order_are_found() -> None:
+    """A client's own deadline, or another limit of the pool, may end a request before older ones."""
+    pending_requests = PendingRequests()
+    requests = [waiting(f"w{index}", float(index)) for index in range(3)]
+    for pending, deadline in zip(requests, (600.0, 3.0, 5.0), strict=True):
+        pending.deadline = deadline
+        pending_requests.add(pending)
+
+    assert pending_requests.due(2.0) == []
+    assert [pending.id for pending in pending_requests.due(3.5)] == ["w1"]
+    pending_requests.remove(requests[1])
+    assert pending_requests.due(4.0) == []
+    assert [pending.id for pending in pending_requests.due(5.0)] == ["w2"]
+    pending_requests.remove(requests[2])
+    assert [pending.id for pending in pending_requests.due(600.0)] == ["w0"]
+
+
+@pytest.mark.parametrize(
+    ("ages", "times"), [(range(1, 6), 4), (range(6, 10), 0), (range(6, 61), 6), (range(500, 600), 10)]
+)
+def test_results_of_old_requests_are_looked_for_less_often(ages: range, times: int) -> None:
+    """Each second up to an age of five, then each ten seconds: thousands of long answers cost little."""
+    assert sum(is_looked_for(age, 1.0) for age in ages) == times

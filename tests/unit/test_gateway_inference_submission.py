@@ -29,6 +29,7 @@ from gpu_pool.config import PREFIX
 from identities import identity
 from ledger.catalog.snapshot import Model
 from ratelimit.limits import effective
+from ratelimit.request_limits import FUNCTION
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.payload import Payload, Task, decode_payload
 from scheduler.protocol.pool_view import WorkerView
@@ -66,14 +67,14 @@ def test_a_request_is_charged_a_minute_of_tokens_at_most(tokens_per_minute: int 
     """A cancelled request stays charged: it may block its customer for a minute, not for days."""
     customer, payload = identity(tokens_per_minute=tokens_per_minute), Payload("tiny", "hello", {"max_tokens": 10**18})
 
-    assert build_submission("req_1", customer, payload, effective(customer, 0.5), total_ms=1).tokens == charged
+    assert build_submission("req_1", customer, payload, effective(customer, 0.5), within=FUNCTION).tokens == charged
 
 
 def test_a_submission_has_the_effective_limits() -> None:
     """It contains all that admission decides by, scaled by the tier's factor."""
     customer = identity(tokens_per_minute=600, quotas=(("1day", 9),), key_rate=1.0, key_burst=4.0)
     payload = Payload("tiny", "hello", {})
-    made = build_submission("req_1", customer, payload, effective(customer, 0.5), total_ms=4000, trace="t")
+    made = build_submission("req_1", customer, payload, effective(customer, 0.5), within=FUNCTION, trace="t")
 
     assert (made.id, made.tier, made.customer_id, made.api_key_id, made.trace_id) == ("req_1", "free", "c", "k", "t")
     assert (made.limits, made.tokens) == (effective(customer, 0.5), 18)
@@ -85,7 +86,7 @@ def test_a_submission_has_the_effective_limits() -> None:
 def test_the_tiers_priority_is_in_the_body_and_not_in_the_fingerprint() -> None:
     """A backend may order by priority; after a change of tier the same request must have the same fingerprint."""
     paid, free = (
-        build_submission("req_1", customer, PAYLOAD, effective(customer), total_ms=1, key="order-1")
+        build_submission("req_1", customer, PAYLOAD, effective(customer), within=FUNCTION, key="order-1")
         for customer in (identity(priority=2), identity(priority=3))
     )
 

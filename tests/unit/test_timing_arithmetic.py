@@ -5,7 +5,6 @@ A rule is a pure function of `Timings`. It must hold for the defaults, and anoth
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +14,7 @@ from gateway.inference import deadlines, responses
 from gpu_pool.model_process import handle
 from gpu_pool.worker.execution import make_plan
 from gpu_pool.worker.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
+from ratelimit.request_limits import FUNCTION
 from scheduler.batching import dispatcher
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
@@ -23,7 +23,6 @@ from scheduler.protocol.batches import ClaimedRequest
 from scheduler.redis_client import connections, scripts
 from tierlane.settings.model import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 ANSWER_SLACK_MS = 100.0
 SUPERVISED_CRASH_MS = 50.0
 
@@ -54,22 +53,13 @@ class Timings(NamedTuple):
     wake_holds: float
 
 
-def default_queue_age() -> float:
-    """The longest time in a queue of the default tiers."""
-    text = (ROOT / "migrations/versions/0006_pre_default_tiers.sql").read_text("utf-8")
-    columns, _, rows = text.partition("VALUES")
-    names = re.findall(r"\w+", columns[columns.index("(") :])
-    ages = [row.split(",")[names.index("max_queue_ms")] for row in re.findall(r"\((.+)\)", rows)]
-    return float(max(map(int, ages)))
-
-
 def setting(name: str) -> float:
     return float(Settings.model_fields[name].default)
 
 
 DEFAULTS = Timings(
-    total=setting("total_request_ms"),
-    queue_age=default_queue_age(),
+    total=FUNCTION.total_ms,
+    queue_age=FUNCTION.queue_ms,
     lease=setting("lease_ms"),
     renew=setting("renew_ms"),
     reap=setting("reap_ms"),

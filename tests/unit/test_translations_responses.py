@@ -25,7 +25,7 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 
-MAX = 10_000
+MAX = 1_000_000
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1", "status": "completed"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "21"}
@@ -138,10 +138,10 @@ def test_a_request_is_a_chat(fields: dict[str, Any], expected: dict[str, Any]) -
     ("fields", "param", "message"),
     [
         ({"input": ""}, "input", "must not be empty"),
-        ({"input": []}, "input", "1 to 1024 items"),
+        ({"input": []}, "input", "1 to 10000 items"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "type `item_reference`"),
         ({"input": [{"type": ["message"]}]}, "input", "not supported"),
-        ({"input": [USER] * 1024, "instructions": "x"}, "input", "must have 1 to 1024 messages"),
+        ({"input": [USER] * 10_000, "instructions": "x"}, "input", "must have 1 to 10000 messages"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "data",

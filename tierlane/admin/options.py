@@ -77,7 +77,7 @@ TIER = (
     Field("guaranteed_share", "decimal", "Part of the capacity under contention, 0..1."),
     *(_limit(limit, limit.tier_text, required=limit.required) for limit in LIMIT_COLUMNS),
     Field("max_queue_depth", "whole", "Most requests in its queue."),
-    Field("max_queue_ms", "whole", "Longest wait in its queue."),
+    _may_be_none("max_queue_ms", "whole", "Longest wait in its queue; null: by the backend of the pool."),
     _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null: never."),
     _may_be_none("shed_wait_ms", "whole", "Predicted wait that sheds it; null: never."),
     Field(

@@ -179,6 +179,7 @@ async def _is_healthy(session: aiohttp.ClientSession, url: str, workers: int) ->
 
 
 BACKEND = "tierlane.chaos.echo:Echo"
+TOTAL_REQUEST_MS = 4000  # Also before a worker is known: the checks count with it.
 MAX_BATCH_SIZE = 8  # Small, so that workers are busy at the default rate, and a fault of one affects requests.
 READY_TIMEOUT_S = 120.0
 GUARD_POLL_S = 0.25
@@ -228,6 +229,7 @@ class ChaosStack(StackTargets):
                 "data_dir": home.path,
                 "host": HOST,
                 "backend": BACKEND,
+                "total_request_ms": TOTAL_REQUEST_MS,
                 "max_batch_size": MAX_BATCH_SIZE,
                 "gateways": shape.gateways,
                 "workers": shape.workers,

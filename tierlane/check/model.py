@@ -21,6 +21,7 @@ from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelProcess, 
 from gpu_pool.worker.slow_model import TRIAL_CAPS
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
+from ratelimit.request_limits import limits_of_backend
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
 from tierlane.admin.options import VerbCall
@@ -450,7 +451,7 @@ async def _report(settings: "Settings", options: ModelCheckOptions, tell: Callab
         parameters if options.task == "complete" else {},
         TASKS[options.task],
         float(settings.gpu_timeout_ms),
-        float(settings.total_request_ms),
+        float(settings.request_limits(limits_of_backend(options.spec)).total_ms),
     )
     probe = Probe(launch, request, LOAD_TIMEOUT_S)
     try:

@@ -19,6 +19,7 @@ from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
+from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
@@ -30,6 +31,7 @@ from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gat
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
+from tierlane.up.model_times import limits_line
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -290,7 +292,13 @@ async def _cells(settings: "Settings", models: list[Model], urls: Mapping[str, s
     for cell, url in urls.items():
         found = await _redis(settings, url, cell, models, seen)
         items += found if cell == DEFAULT_CELL else [each._replace(name=f"{cell} {each.name}") for each in found]
-    return items + judge_pools(models, seen)
+    limits = [
+        CheckItem("workers", f"limits of {pool}", "pass", limits_line(found.workers[0].backend, of_backend, settings))
+        for pool, found in sorted(seen.items())
+        if found.workers
+        for of_backend in [limits_of_workers(found.workers)]
+    ]
+    return items + judge_pools(models, seen) + limits
 
 
 async def _redis(

@@ -14,6 +14,7 @@ from ledger.catalog.loader import read_models
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
+from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
@@ -235,7 +236,7 @@ def show_queues(pool: str | None, cell: str | None) -> Work:
                 "depth": observed.tiers[tier["name"]].depth,
                 "most": tier["max_queue_depth"],
                 "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
-                "most_ms": tier["max_queue_ms"],
+                "most_ms": tier["max_queue_ms"] or limits_of_workers(observed.workers, LANGUAGE_MODEL).queue_ms,
                 "paused": tier["paused"],
             }
             for tier in tier_rows
@@ -252,13 +253,19 @@ def pause(name: str, *, sure: bool) -> Work:
 
     async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
-            most_ms = (await find(connection, tiers, name))["max_queue_ms"]
-        effect = f"{await _waiting(call, name)} Requests that wait for more than {most_ms:,} ms get queue_timeout."
+            row = await find(connection, tiers, name)
+        effect = f"{await _waiting(call, name)} Requests that wait for more than {_longest(row)} get queue_timeout."
         if not (sure or call.dry_run):
             typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
         return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
 
     return work
+
+
+def _longest(tier: Row) -> str:
+    if tier["max_queue_ms"] is not None:
+        return f"{tier['max_queue_ms']:,} ms"
+    return f"{FUNCTION.queue_ms:,} ms, before a language model {LANGUAGE_MODEL.queue_ms:,} ms,"
 
 
 def resume(name: str) -> Work:

@@ -29,6 +29,7 @@ from gateway.jobs.dead_letter_rerun import (
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import mark_requeued, note, unmark_requeued
 from ledger.postgres import Connection
+from ratelimit.request_limits import RequestLimits
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.protocol.presence import Presence
@@ -51,12 +52,12 @@ BEAT_S = 0.5
 
 
 class RequeueGateway(DeadLetterReruns):
-    """A gateway without HTTP in one pool; `total_ms` is the time limit of its requests. Methods raise RedisUnavailable."""
+    """A gateway without HTTP in one pool. Methods raise RedisUnavailable."""
 
-    def __init__(self, client: Redis, keys: Keys, total_ms: int, gone_ms: int) -> None:
+    def __init__(self, client: Redis, keys: Keys, settings: "Settings") -> None:
         self._id = f"dlq-requeue-{uuid7().hex}"
-        self._life = Presence(client, keys, gone_ms=gone_ms)
-        super().__init__(client, keys, self._id, total_ms, gone_ms)
+        self._life = Presence(client, keys, gone_ms=settings.gone_ms)
+        super().__init__(client, keys, self._id, settings.gone_ms, settings.request_limits)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -107,7 +108,7 @@ async def _requeue(settings: "Settings", ids: Sequence[str], by: str, cell: str 
             async with _gateway(settings, chosen) as gateway:
                 for at in range(0, len(ids), MAX_RERUNS):
                     batch = [
-                        await _candidate(connection, settings, request_id, again=again)
+                        await _candidate(connection, settings.pool, request_id, gateway.limits, again=again)
                         for request_id in ids[at : at + MAX_RERUNS]
                     ]
                     known = [each for each in batch if each is not None]
@@ -125,7 +126,7 @@ async def _gateway(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterat
         client = command_client(await server_url(url))
         try:
             keys = Keys(settings.pool, tag_at(client))
-            gateway = RequeueGateway(client, keys, settings.total_request_ms, settings.gone_ms)
+            gateway = RequeueGateway(client, keys, settings)
             try:
                 await gateway.check_workers()
             except (NotRerun, RedisUnavailable) as error:
@@ -139,10 +140,12 @@ async def _gateway(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterat
     raise VerbError(fault)
 
 
-async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
+async def _candidate(
+    connection: Connection, pool: str, request_id: str, within: RequestLimits, *, again: bool
+) -> Candidate | None:
     """The request to run; None if there is none, after printing the reason."""
     try:
-        return await candidate(connection, request_id, settings.pool, settings.total_request_ms, again=again)
+        return await candidate(connection, request_id, pool, within, again=again)
     except NoSuchLetter:
         typer.echo(no_such(request_id), err=True)
     except NotRerun as error:

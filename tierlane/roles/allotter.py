@@ -112,7 +112,7 @@ async def run_allotter(settings: "Settings", catalog: Catalog) -> None:
         return cell_urls(settings.redis_url, snapshot.cells if snapshot is not None else ())
 
     customers = SharedCustomers(catalog)
-    life_s = settings.total_request_ms / 1000 + LEASE_SLACK_S
+    life_s = settings.longest.total_ms / 1000 + LEASE_SLACK_S
     allotter = Allotter(uuid7().hex, urls, customers.all, customers.find, life_s=life_s)
     while catalog.snapshot is None:  # noqa: ASYNC110 - the catalog has no event
         await asyncio.sleep(0.1)

@@ -78,7 +78,6 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         total_ms=settings.total_request_ms,
         gone_ms=settings.gone_ms,
         max_body_bytes=settings.max_body_bytes,
-        max_input_bytes=settings.max_body_bytes // 2,
         body_memory_bytes=settings.body_memory_bytes,
         customer_body_memory_bytes=settings.customer_body_memory_bytes,
         key_body_memory_bytes=settings.key_body_memory_bytes,

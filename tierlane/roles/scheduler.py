@@ -221,7 +221,7 @@ def _cordoned(catalog: Catalog) -> frozenset[str] | None:
 
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
     chores = MaintenancePolicy(
-        deadline_s=settings.total_request_ms / 1000,
+        deadline_s=settings.longest.total_ms / 1000,
         job_deadline_s=settings.job_deadline_ms / 1000,
         grace_s=settings.audit_grace_ms / 1000,
     )

@@ -46,9 +46,10 @@ class GatewaySettings:
         "FILE",
         needs="grpc_tls_cert",
     )
-    max_body_bytes: int = number(
-        262_144,
-        "Largest request body or gRPC message.",
+    max_body_bytes: int | None = number(
+        None,
+        "Largest request body or gRPC message. Unset: 8 MiB for an endpoint or a language model with slots, as text too; "
+        "256 KiB for a function, a text half of that. More: more memory for each request in progress.",
         minimum=1024,
         maximum=64 << 20,
     )
@@ -95,7 +96,11 @@ class GatewaySettings:
         minimum=0.001,
         maximum=1,
     )
-    total_request_ms: int = milliseconds(4000, "Milliseconds from acceptance to response, retries included.")
+    total_request_ms: int | None = milliseconds(
+        None,
+        "Milliseconds from acceptance to the end of the response, retries included. Unset: 600,000 for an endpoint or a "
+        "language model with slots, as in OpenAI's clients; 4,000 for a function.",
+    )
     notice_ms: int = milliseconds(
         2000,
         "Milliseconds that a stopping gateway still serves while /readyz fails.",

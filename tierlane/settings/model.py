@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from gateway.host_lists import host_list, origin_list
 from gateway.jobs.webhook_security import secret_bytes
+from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_backend
 from scheduler.autoscale import ScaleRules
 from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
@@ -157,6 +158,15 @@ class Settings(
         values = {name: getattr(self, name) for name in settings_of(EndpointSettings)}
         return {name.removeprefix("endpoint_"): _plain(value) for name, value in values.items() if value is not None}
 
+    def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
+        """The limits of a request in a pool whose backend has these."""
+        return of_backend.override(self.total_request_ms, self.max_body_bytes)
+
+    @property
+    def longest(self) -> RequestLimits:
+        """The limits of a request in the pool with the longest and largest ones that there can be."""
+        return self.request_limits(LANGUAGE_MODEL)
+
     @property
     def gateway_count(self) -> int:
         """The number of gateways to start: the setting, else two, or one where both would share a single core."""
@@ -204,11 +214,18 @@ class Settings(
                 raise ValueError(f"{variable(setting.needs)}: must be set where {variable(name)} is")
         return self
 
+    def _or_of_backend(self, name: str) -> Any:
+        """The value of a setting; the total time of a request is that of the backend where it is not set."""
+        value = getattr(self, name)
+        if value is None and name == "total_request_ms":
+            return limits_of_backend(self.backend).total_ms
+        return value
+
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         for smaller, larger, why in ORDERED:
-            low, high = getattr(self, smaller), getattr(self, larger)
-            if low >= high:
+            low, high = (self._or_of_backend(name) for name in (smaller, larger))
+            if low is not None and low >= high:
                 raise ValueError(
                     f"{variable(smaller)}: must be less than {variable(larger)} ({high}), got {low}, {why}"
                 )

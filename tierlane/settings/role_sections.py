@@ -61,7 +61,7 @@ class SharedSettings:
     )
     body_dir: Path | None = setting(
         None,
-        "Directory, best in shared memory, for chats with images beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
+        "Directory, best in shared memory, for chats beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
         "Shared by the gateways and workers of one host; unset: all travel through Redis. `tierlane up` sets it.",
     )
     log_format: Literal["auto", "console", "json"] = setting(
@@ -120,7 +120,7 @@ class WorkerSettings:
     backend: str = setting(
         "tiny",
         "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, or "
-        "openai:URL[#MODEL]. By default a batch may take 3 s (TIERLANE_GPU_TIMEOUT_MS) and a request 4 s "
+        "openai:URL[#MODEL]. A batch of a function may take 3 s (TIERLANE_GPU_TIMEOUT_MS), a request to it 4 s "
         "(TIERLANE_TOTAL_REQUEST_MS).",
         not_empty=True,
     )
@@ -192,11 +192,19 @@ class EndpointSettings:
         needs="endpoint_cert_file",
     )
     endpoint_connect_ms: int = milliseconds(1000, "Milliseconds to connect.")
+    endpoint_first_token_ms: int = milliseconds(
+        120_000, "Milliseconds until the first token of an answer. Less: a prompt of 4 MB is cut short."
+    )
+    endpoint_silence_ms: int = milliseconds(
+        60_000, "Milliseconds between two tokens of an answer. More: a hung engine is noticed later."
+    )
     endpoint_first_byte_ms: int | None = milliseconds(
         None,
-        "Milliseconds until the response begins, without streaming until its end. Unset: the batch's remaining time.",
+        "Milliseconds until the response begins, without streaming until its end. Unset: the request's remaining time.",
     )
-    endpoint_total_ms: int | None = milliseconds(None, "Milliseconds for one call. Unset: the batch's remaining time.")
+    endpoint_total_ms: int | None = milliseconds(
+        None, "Milliseconds for one call. Unset: the request's remaining time."
+    )
     endpoint_max_calls: int | None = number(
         None,
         "Most requests of one worker at a time. Unset: as many as the endpoint can run, which is learnt.",

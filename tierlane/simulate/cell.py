@@ -18,6 +18,7 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
+from ratelimit.request_limits import FUNCTION
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import (
     FIRST_IDLE,
@@ -185,7 +186,7 @@ class SimulatedCell:
         slots = scenario.costs.slots * scenario.gpus
         places = slot_places(slots) if slots else batch
         self.queues = {tier.name: FairQueue(places, self._may_run) for tier in snapshot.tiers}
-        self._queue_ms = {tier.name: tier.max_queue_ms for tier in snapshot.tiers}
+        self._queue_ms = {tier.name: tier.max_queue_ms or FUNCTION.queue_ms for tier in snapshot.tiers}
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []
@@ -286,7 +287,7 @@ class SimulatedCell:
             model="model",
             input_bytes=0,
             total_ms=self._scenario.model.total_ms,
-            queue_ms=identity.max_queue_ms,
+            queue_ms=identity.max_queue_ms or FUNCTION.queue_ms,
             limits=self._customer_limits.limits(identity),
             tokens=round(words),
             body=b"",

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ledger.catalog.snapshot import Tier
 from ratelimit.capacity import relax
 from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUEST_BUCKET, Values, value_of
+from ratelimit.request_limits import FUNCTION
 from ratelimit.shares import TierShare, ceilings, factor, part_of_capacity, remembered
 from scheduler.batching.policy import BatchPolicy, TierPolicy, TierQueue, choose
 from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
@@ -249,7 +250,7 @@ class FlowCell:
             shed_chance(wait_ms, -1 if row.shed_wait_ms is None else row.shed_wait_ms),
         )
         shed = min(count, int(chance * count + self._random.random()))
-        longest_ms = min(row.max_queue_ms, self._scenario.model.total_ms - self.full_ms())
+        longest_ms = min(row.max_queue_ms or FUNCTION.queue_ms, self._scenario.model.total_ms - self.full_ms())
         return shed, count - shed if wait_ms >= longest_ms else 0
 
     def _own_depth(self, tier: TierFlow, each: ClassFlow) -> float:
@@ -264,7 +265,7 @@ class FlowCell:
     def _expire(self, now: float) -> None:
         for tier in self.tiers:
             for each in tier.classes:
-                count = each.expired(now - tier.tier.max_queue_ms / 1000)
+                count = each.expired(now - (tier.tier.max_queue_ms or FUNCTION.queue_ms) / 1000)
                 self._recorder.failed(each.name, ErrorCode.QUEUE_TIMEOUT, count)
 
     # Batches.
@@ -479,11 +480,9 @@ class FlowSimulation:
         if change.gpus is not None:
             self._resize(change.gpus)
         for cell in self._cells:
-            if cell.name != change.cell:
-                continue
-            if change.state == "lost":
+            if cell.name == change.cell and change.state == "lost":
                 cell.isolated, cell.stopped_until = True, now + self._scenario.cells.outage_s
-            else:
+            elif cell.name == change.cell:
                 cell.is_open = change.state == "open"
                 self._assign()
 

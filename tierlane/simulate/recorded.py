@@ -21,6 +21,7 @@ from ledger.audit.queries import RecordedRequest, recorded_requests, with_statem
 from ledger.catalog.loader import load
 from ledger.catalog.snapshot import Customer, Model, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, Values
+from ratelimit.request_limits import FUNCTION
 from tierlane.connect import database
 from tierlane.simulate.events import Arrival
 from tierlane.simulate.results import Document, LatencyCounts
@@ -187,7 +188,7 @@ def _tier_fields(tier: Tier) -> dict[str, Any]:
         "guaranteed_share": tier.guaranteed_share,
         "limits": _limit_fields(tier.limits),
         "max_queue_depth": tier.max_queue_depth,
-        "max_queue_ms": tier.max_queue_ms,
+        "max_queue_ms": tier.max_queue_ms or FUNCTION.queue_ms,
         "shed_depth": tier.shed_depth,
         "shed_wait_ms": tier.shed_wait_ms,
         "shadow": tier.shadow,

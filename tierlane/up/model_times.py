@@ -1,4 +1,5 @@
-"""The times of the models of a stack, measured by the first batch of each worker, and the warning about those too slow.
+"""The times of the models of a stack, measured by the first batch of each worker, and the warning about those too slow;
+the limits of a request to them in one line.
 
 A worker whose model takes longer than TIERLANE_GPU_TIMEOUT_MS claims nothing (gpu_pool/worker/slow_model.py), so its
 stack is started, but never serves. A time over TIERLANE_TOTAL_REQUEST_MS has the same effect: every response is late.
@@ -6,12 +7,17 @@ stack is started, but never serves. A time over TIERLANE_TOTAL_REQUEST_MS has th
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from ratelimit.request_limits import ENDPOINT, LANGUAGE_MODEL, RequestLimits
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
 
 ROOM = 2.0
 """The suggested cap, as a multiple of the measured time: larger batches and longer texts take longer."""
@@ -77,3 +83,27 @@ async def measured_workers(redis_urls: Iterable[str], pools: Sequence[str]) -> d
         finally:
             await client.aclose()
     return found
+
+
+def limits_line(backend: str, of_backend: RequestLimits, settings: "Settings") -> str:
+    """What holds for a request to this backend, as a list without an end. `of_backend`: the limits before the settings."""
+    limits = settings.request_limits(of_backend)
+    run = [f"run {_time(settings.gpu_timeout_ms)}"]
+    if backend.startswith(ENDPOINT):
+        first, silence = settings.endpoint_first_token_ms, settings.endpoint_silence_ms
+        run = [f"first token {_time(first)}", f"silence {_time(silence)}"]
+    elif of_backend == LANGUAGE_MODEL:
+        run = [f"silence {_time(settings.gpu_timeout_ms)}"]
+    sizes = [f"body {_size(limits.body_bytes)}"]
+    if limits.input_bytes < limits.body_bytes:
+        sizes.append(f"text {_size(limits.input_bytes)}")
+    waits = [f"wait {_time(limits.queue_ms)} (max_queue_ms)"]
+    return ", ".join([*waits, *run, f"total {_time(limits.total_ms)}", *sizes])
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1000:,g} s"
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):g} MiB" if count >= 1 << 20 else f"{count / 1024:g} KiB"

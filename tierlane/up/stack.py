@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from gateway.operations.health.model import process_name
 from ledger.catalog.snapshot import CellRow
+from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.child_process import ChildProcess
@@ -36,7 +37,7 @@ from tierlane.up.cells import cell_names, cell_server, write_cells
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
-from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
+from tierlane.up.model_times import SLOW, is_measured, limits_line, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
@@ -355,16 +356,21 @@ class Stack:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
     async def _warn(self, settings: Settings) -> None:
-        """Warn about models that cannot meet the cap of a batch or the deadline of a request, once they are measured."""
+        """Print the limits of each pool, and warn about models that cannot meet them, once they are measured."""
         while True:
             urls = self._cell_urls(settings).values()
-            pools = (await measured_workers(urls, _pools(settings))).values()
-            workers = [each for pool in pools for each in pool]
+            pools = await measured_workers(urls, _pools(settings))
+            workers = [each for pool in pools.values() for each in pool]
             if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
                 break
             await asyncio.sleep(LOOK_S)
-        for warning in warnings(workers, settings.total_request_ms):
-            self._lines.say(warning)
+        for pool, found in pools.items():
+            if not found:
+                continue
+            of_backend = limits_of_workers(found)
+            self._lines.say(f"pool {pool}, limits of a request: {limits_line(found[0].backend, of_backend, settings)}")
+            for warning in warnings(found, settings.request_limits(of_backend).total_ms):
+                self._lines.say(warning)
 
     async def _watch(self) -> None:
         while True:

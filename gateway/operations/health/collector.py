@@ -164,7 +164,7 @@ class HealthCollector:
             lost_gateways=memory.gateways.all,
             held=memory.held.levels,
             objectives=self._objectives(),
-            total_ms=parts.config.total_ms,
+            total_ms=parts.limits.request.total_ms,
             schedulers_expected=parts.config.schedulers_expected,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,

@@ -14,6 +14,13 @@ local function charged_cost(id, row, account, state, code, run)
   return type(followers) == 'number' and cost / (1 + followers) or cost
 end
 
+-- The row of a request with minutes left is not needed for so long: only until its gateway has read it, for which a few seconds
+-- suffice. Jobs, replays and followers read theirs later.
+local LONG_LEFT_MS, ENDED_KEEP_MS = 60000, 60000
+local function has_long_ttl(row, account)
+  return row[DEADLINE] - now > LONG_LEFT_MS and not (account.keep_ms or account.coalesced or account.gateway == 'jobs')
+end
+
 local groups_ended, dead_letters, messages, ended_primaries, now_text = {}, {}, {}, {}, string.format('%.0f', now)
 
 -- attempts(batch): how often its members ran, including this run. They were lost together each time before.
@@ -69,6 +76,7 @@ local function finalize(id, row, state, code, batch, run)
   local reply = header .. str_header[#id] .. id .. packed[account.customer] .. str_header[#nonce] .. nonce .. group.before ..
     packed[queue_ms] .. group.after .. tail
   set_terminal(id, state, code, 'reply', reply)
+  if has_long_ttl(row, account) then call('PEXPIRE', P .. 'request:' .. id, ENDED_KEEP_MS) end
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end

@@ -2,8 +2,8 @@
 
 from ledger.migration import run_sql_beside
 
-revision = "0026_pre_tpot"
-down_revision = "0025_pre_cells"
+revision = "0027_pre_tpot"
+down_revision = "0026_pre_request_times"
 
 
 def upgrade() -> None:
