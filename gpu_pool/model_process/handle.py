@@ -30,6 +30,7 @@ from gpu_pool.model_process.messages import (
     Drop,
     Fatal,
     ModelMessage,
+    Objective,
     Piece,
     Pieces,
     Progress,
@@ -151,6 +152,7 @@ class ModelProcess:
         self.slots = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
+        self._tpot_ms = 0.0
         self.resized: Callable[[], None] = lambda: None
         """Called when the number of slots changed."""
         self._fatal: Fatal | None = None
@@ -249,6 +251,12 @@ class ModelProcess:
     def withdraw(self, seqs: Sequence[int]) -> None:
         """Ask for these runs in slots back; those that have sent nothing are refused, uncounted."""
         self._line.send(pack(Withdraw(list(seqs))))
+
+    def set_objective(self, tpot_ms: float) -> None:
+        """Report the objective for the milliseconds per token, once the model is ready."""
+        if self.slots and tpot_ms != self._tpot_ms:
+            self._tpot_ms = tpot_ms
+            self._line.send(pack(Objective(tpot_ms)))
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))

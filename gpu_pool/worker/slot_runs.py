@@ -167,6 +167,12 @@ class SlotRuns:
                 raise end
         return [end for end in found if isinstance(end, Outcome)]
 
+    def set_objective(self, tpot_ms: float) -> None:
+        """The objective of the pool for the milliseconds per token; 0: none."""
+        model = self._supervisor.model
+        if model is not None:
+            model.set_objective(tpot_ms)
+
     def stop(self) -> None:
         """Kill what runs and start nothing more."""
         self.stopped = True

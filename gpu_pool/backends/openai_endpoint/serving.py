@@ -29,6 +29,7 @@ from gpu_pool.model_process.messages import (
     Drop,
     FrameTooLarge,
     ModelMessage,
+    Objective,
     Progress,
     Refused,
     Run,
@@ -112,6 +113,8 @@ class SlotServing:
             self._withdraw(message.seqs)
         elif isinstance(message, Drop):
             self._drop(message.seq)
+        elif isinstance(message, Objective):
+            self._endpoint.policy.set_objective(message.tpot_ms)
         else:
             self._start(message)
 
