@@ -30,7 +30,9 @@ def chunk(data: bytes) -> bytes:
 def event(choices: list[object], usage: object = None) -> bytes:
     """One event of a chat, as vLLM writes it."""
     fields = {"id": _ID, "object": "chat.completion.chunk", "created": 1, "model": "engine", "choices": choices}
-    return chunk(b"data: " + json.dumps(fields | ({"usage": usage} if usage else {}), separators=(",", ":")).encode() + b"\n\n")
+    return chunk(
+        b"data: " + json.dumps(fields | ({"usage": usage} if usage else {}), separators=(",", ":")).encode() + b"\n\n"
+    )
 
 
 def token(text: str, finish_reason: str | None = None) -> bytes:
