@@ -10,16 +10,16 @@ import re
 import sys
 import time
 
-TOKENS = 80
 STEP_S = 0.02
 
+_TOKENS = re.compile(rb'"max_tokens":(\d+)')
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _MODELS = json.dumps({"object": "list", "data": [{"id": "engine", "object": "model", "owned_by": "bench"}]}).encode()
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _ID = "chatcmpl-9f8e7d6c5b4a39281706f5e4d3c2b1a0"
 
-streams: dict["Connection", int] = {}
-"""Open streams, and how many tokens each of them has."""
+streams: dict["Connection", tuple[int, int]] = {}
+"""Open streams: how many tokens each of them still gets, and gets in all."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -63,7 +63,9 @@ class Connection(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         if b'"stream":true' in body:
             self.transport.write(_HEAD)
-            streams[self] = 0
+            length = _TOKENS.search(body)
+            tokens = int(length[1]) if length else 1
+            streams[self] = tokens, tokens
             return
         found = _MODELS if b"/models" in head else b"{}"
         status = b"200 OK" if head.startswith(b"GET") else b"400 Bad Request"
@@ -77,14 +79,14 @@ class Connection(asyncio.Protocol):
 
 def step() -> None:
     """One step of all streams."""
-    for connection, count in list(streams.items()):
+    for connection, (left, tokens) in list(streams.items()):
         text = f" {time.monotonic_ns() // 1000}"
-        if count + 1 < TOKENS:
-            streams[connection] += 1
+        if left > 1:
+            streams[connection] = left - 1, tokens
             connection.transport.write(token(text))
             continue
         del streams[connection]
-        usage = {"prompt_tokens": 9, "completion_tokens": TOKENS, "total_tokens": 9 + TOKENS}
+        usage = {"prompt_tokens": 9, "completion_tokens": tokens, "total_tokens": 9 + tokens}
         last = token(text, "length") + event([], usage) + chunk(b"data: [DONE]\n\n") + chunk(b"")
         connection.transport.write(last)
 
