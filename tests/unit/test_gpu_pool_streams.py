@@ -92,7 +92,7 @@ async def test_text_without_a_subscriber_goes_again_with_the_next(
 
 
 async def test_increments_of_a_few_milliseconds_go_together() -> None:
-    """The first one is sent at once, without a wait; those of all streams that follow closely are one message."""
+    """The first one is sent at once; those of all streams that follow closely are one message, unless a stream begins."""
     channel = Channel()
     outgoing = Outgoing(channel)  # type: ignore[arg-type]
     task = asyncio.create_task(outgoing.run())
@@ -101,13 +101,22 @@ async def test_increments_of_a_few_milliseconds_go_together() -> None:
         await asyncio.sleep(0)
     begun = len(channel.messages)
     outgoing.add(IncrementTarget("g", "n"), inc("cd", 2))
-    outgoing.add(IncrementTarget("g", "m"), Increment("other", "m", 1, 0, "x"))
+    outgoing.add(IncrementTarget("g", "m"), Increment("other", "m", 1, 5, "x"))
     outgoing.add(IncrementTarget("g", "n"), inc("ef", 4))
+    await asyncio.sleep(0)
+    waited = len(channel.messages)
     await eventually(lambda: len(channel.messages) == 2, "the second message")
+    outgoing.add(IncrementTarget("g", "k"), Increment("new", "k", 1, 0, "x"))
+    for _ in range(3):
+        await asyncio.sleep(0)
     await end_all([task])
 
-    assert begun == 1
-    assert channel.messages == [[inc("ab", 0)], [inc("cdef", 2), Increment("other", "m", 1, 0, "x")]]
+    assert (begun, waited) == (1, 1)
+    assert channel.messages == [
+        [inc("ab", 0)],
+        [inc("cdef", 2), Increment("other", "m", 1, 5, "x")],
+        [Increment("new", "k", 1, 0, "x")],
+    ]
 
 
 class Sent:
