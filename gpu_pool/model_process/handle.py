@@ -130,7 +130,7 @@ class RunRefused(TierlaneError):
 
 
 class ModelProcess:
-    """A model process made by `spawn`, for at most `most` batches at a time, or for `slots` requests, each by itself.
+    """A model process made by `spawn`, for one batch at a time, or for `slots` requests, each by itself.
 
     `availability` is called when `unavailable` changed.
     """
@@ -148,7 +148,6 @@ class ModelProcess:
         self._piece_callbacks: dict[int, PiecesCallback] = {}
         self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
-        self.most = 1
         self.slots = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
@@ -201,7 +200,7 @@ class ModelProcess:
         message = await self._loaded
         if not isinstance(message, Ready):
             raise self._protocol_error("an unexpected message instead of Ready")
-        self.most, self.slots = message.most, message.slots
+        self.slots = message.slots
         return message.version
 
     async def run(

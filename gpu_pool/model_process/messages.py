@@ -69,13 +69,12 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, tag="objective"):
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
-    """The model is loaded and warm, and runs at most `most` batches at a time.
+    """The model is loaded and warm.
 
     `slots`: it runs single requests, that many at a time at first; 0: it runs batches.
     """
 
     version: str
-    most: int = 1
     slots: int = 0
 
 
