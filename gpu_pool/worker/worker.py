@@ -121,7 +121,9 @@ class Worker:
         """Nothing runs, ran lately, or changes without a call of `_state_changed`: the last report is still valid."""
         self._batches_reported = 0
         secrets = secrets_of(config.backend, config.endpoint)
-        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
+        launch = ModelLaunch(
+            config.backend, config.device, config.torch_threads, config.dtype, secrets, config.max_batch_size
+        )
         self._supervisor = ModelSupervisor(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = execution = Execution(config, self._supervisor)
         measured = config.measure_at_start and not config.backend.startswith(PREFIX)
