@@ -114,10 +114,8 @@ def main(arguments: list[str]) -> int:
             return install_locked([], file)
         case ["apart", file, folder]:
             return install_locked(["--target", folder], file)
-        case ["exact", file]:
-            return install_locked(["--no-deps"], file)
-        case ["exact", file, folder]:
-            return install_locked(["--no-deps", "--target", folder], file)
+        case ["exact", file, *folder]:
+            return install_locked(["--no-deps", *(["--target", *folder] if folder else [])], file)
         case ["torch"]:
             return install_torch("")
         case ["torch", index]:

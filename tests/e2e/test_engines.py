@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import aiohttp
 import asyncpg
 import pytest
+from real_engines.model import CONTEXT
+from real_engines.processes import ENGINES, MODEL, RunningEngine, running_engine
 
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
-from real_engines.model import CONTEXT
-from real_engines.processes import ENGINES, MODEL, RunningEngine, running_engine
 from stack import Stack, start_stack
 
 SLOTS = 8
