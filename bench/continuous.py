@@ -9,13 +9,14 @@ The engine is a stand-in (bench/engine). Exit codes: 0 all targets of the run ca
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cases import continuous_closed
+from cases import continuous_changes, continuous_closed, continuous_gateways, continuous_open, continuous_tiers
 from cases.continuous_setup import QUICK, Plan
 from cases.outcome import Outcome
 from cases.report import holds, measured, show
@@ -23,6 +24,10 @@ from rich.console import Console
 
 CASES: Mapping[str, Callable[..., Outcome]] = {
     "closed": continuous_closed.run,
+    "changes": continuous_changes.run,
+    "open": continuous_open.run,
+    "tiers": continuous_tiers.run,
+    "gateways": continuous_gateways.run,
 }
 
 
@@ -59,8 +64,13 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     return replace(plan, settings=settings, **{name: value for name, value in given.items() if value is not None})
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Run the cases; return the exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)  # So that the engine and the stack are stopped.
     arguments, console = read_arguments(), Console(width=160)
     file: Path | None = arguments.json
     kept = json.loads(file.read_text("utf-8")) if file is not None and file.exists() else {}

@@ -101,7 +101,7 @@ def stack_before(engine: RunningEngine, plan: Plan, workers: int, *, limited: bo
 def run_side(side: Side, engine: RunningEngine, loads: Sequence[Load], span: Span, *, slots: int = PACE.slots) -> Run:
     """Run loads of one side, and wait until the engine is idle again. Loads without a key get that of the side."""
     loads = [load if load.key else Load(**{**vars(load), "key": side.key}) for load in loads]
-    ran = run_loads(side.url, MODEL, loads, span, lambda: _reading(side))
+    ran = run_loads(side.url, MODEL, loads, span, lambda: _reading(side, engine))
     answers = (answers_due_in if any(load.rate for load in loads) else answers_ended_in)(ran)
     # Of the whole run: answers of an open loop end after the window.
     samples = engine.history(ran.begin_s - span.warm_s - 1)
@@ -112,19 +112,32 @@ def run_side(side: Side, engine: RunningEngine, loads: Sequence[Load], span: Spa
     return Run(found, ran, samples, answers)
 
 
-def _reading(side: Side) -> tuple[float, float, Mapping[str, float]]:
+class Reading(NamedTuple):
+    """Seconds of all processors and of the idle ones, tokens of clients that left, and CPU seconds of the side by role."""
+
+    all_s: float
+    idle_s: float
+    wasted_tokens: int
+    cpu_s: Mapping[str, float]
+
+
+def _reading(side: Side, engine: RunningEngine) -> Reading:
     times = psutil.cpu_times()
-    return sum(times), times.idle + getattr(times, "iowait", 0.0), side.cpu()
+    wasted = engine.state()["totals"]["wasted_tokens"]
+    return Reading(sum(times), times.idle + getattr(times, "iowait", 0.0), wasted, side.cpu())
 
 
 def _cpu(ran: Ran, ended: int) -> dict[str, Any]:
-    """Milliseconds of CPU for each request that ended in the window, by role; the share of the machine that was busy."""
-    (all_before, idle_before, before), (all_after, idle_after, after) = ran.before, ran.after
-    used = {role: after[role] - before.get(role, 0.0) for role in after}
-    whole = all_after - all_before
+    """Milliseconds of CPU for each request that ended in the window, by role; the share of the machine that was busy;
+    tokens/s for clients that left.
+    """
+    before, after = ran.before, ran.after
+    used = {role: seconds - before.cpu_s.get(role, 0.0) for role, seconds in after.cpu_s.items()}
+    whole = after.all_s - before.all_s
     return {
         "cpu_ms": {role: round(seconds * 1000 / max(1, ended), 3) for role, seconds in used.items()},
-        "machine_busy": round(1 - (idle_after - idle_before) / whole, 3) if whole else None,
+        "machine_busy": round(1 - (after.idle_s - before.idle_s) / whole, 3) if whole else None,
+        "wasted_per_s": (after.wasted_tokens - before.wasted_tokens) / (ran.end_s - ran.begin_s),
     }
 
 
