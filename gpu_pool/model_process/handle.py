@@ -30,7 +30,6 @@ from gpu_pool.model_process.messages import (
     Drop,
     Fatal,
     ModelMessage,
-    Objective,
     Piece,
     Pieces,
     Progress,
@@ -38,6 +37,7 @@ from gpu_pool.model_process.messages import (
     Refused,
     Run,
     Slots,
+    TokenObjective,
     Withdraw,
     decode_model_message,
     pack,
@@ -255,7 +255,7 @@ class ModelProcess:
         """Report the objective for the milliseconds per token, once the model is ready."""
         if self.slots and tpot_ms != self._tpot_ms:
             self._tpot_ms = tpot_ms
-            self._line.send(pack(Objective(tpot_ms)))
+            self._line.send(pack(TokenObjective(tpot_ms)))
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))
