@@ -346,6 +346,9 @@ class EventLines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that are complete now. Raises InvalidOutput for one that is too large."""
+        usual = data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2  # One event.
+        if usual and not (self._rest or self._data) and data.find(b"\n") == len(data) - 2:
+            return [data[6:-2]]
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise InvalidOutput("The model's stream holds an event without an end.")
@@ -420,11 +423,12 @@ class StreamedDocument(StreamedCompletion):
         if head.error:
             raise StreamFault("The model failed while it was streaming.")
         self._usage = head.usage or self._usage
-        self._reason = head.finish_reason or self._reason
         for choice in head.choices:
-            self._open.add(choice.index)
-            if choice.finish_reason is not None:
+            if choice.finish_reason is None:
+                self._open.add(choice.index)
+            else:
                 self._open.discard(choice.index)
+                self._reason = choice.finish_reason or self._reason
         if not head.choices and head.usage is None:
             return ""
         self._texts.append(line)
