@@ -18,11 +18,11 @@ from tierlane.chaos.load.requests import (
     NONCE_CHARACTERS,
     OK_STATUS,
     UNKNOWN_OWNER,
+    AnswerError,
     AnswerReading,
     ChaosLoad,
     LoadRequest,
     LoadTry,
-    AnswerError,
     post_bytes,
 )
 
