@@ -42,8 +42,7 @@ def test_costs_of_many_sum_to_the_time() -> None:
             running.append(meter.began(now))
         else:
             costs.append(meter.ended(now, running.pop((step * 7) % len(running)), 0.1, is_answered=True))
-    for reading in running:
-        costs.append(meter.ended(now, reading, 0.1, is_answered=True))
+    costs += [meter.ended(now, reading, 0.1, is_answered=True) for reading in running]
 
     assert meter.running == 0
     assert sum(costs) == pytest.approx(now - 0.01)
