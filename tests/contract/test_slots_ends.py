@@ -291,6 +291,21 @@ async def test_several_leases_are_renewed_in_one_call(pool: Pool) -> None:
     assert await pool.batches.renew_all(owned) == [{ids_of(first)[1]}, True, False, True, False]
 
 
+@pytest.mark.parametrize("code", [LOST, HANDED_BACK])
+async def test_the_batch_of_a_lost_request_outlives_it(pool: Pool, code: str) -> None:
+    """Also if it is handed back after a loss."""
+    await announce(pool, "w1", 4)
+    await pool.queue(1, total_ms=600_000, queue_ms=600_000)
+    await pool.form([("free", 1)])
+    await finish(pool, [ended(await claim_next(pool), 0, LOST)])
+    if code == HANDED_BACK:
+        await finish(pool, [ended(await claim_next(pool, token="again"), 0, HANDED_BACK)])
+
+    (batch_id,) = await ready(pool)
+    for key in (pool.keys.batch(batch_id), *await pool.inflight()):
+        assert await pool.client.pttl(key) > 600_000
+
+
 # Damaged rows
 
 
