@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# llama.cpp's server continues an unstreamed request whose client has disconnected, as long as another client reads a stream.
+# llama.cpp's server continues an unstreamed request whose client has disconnected, as long as another client reads a
+# stream.
 #
 # Version: xllamacpp 2026.10.11549 from PyPI, which contains llama.cpp's own server (build 11549), on the CPU.
 #
-# Expected: the server ends the sequence of a client that has disconnected. It does so for a stream, and for an unstreamed
-# request within about a second if nothing else runs. While any other client receives tokens, it does not: it generates all
-# tokens for a client that has gone, and the request keeps its slot.
+# Expected: the server ends the sequence of a client that has disconnected. It does so for a stream, and for an
+# unstreamed request within about a second if nothing else runs. While any other client receives tokens, it does not:
+# it generates all tokens for a client that has gone, and the request keeps its slot.
 #
 # Reason: the thread of an unstreamed request waits on a condition variable which the results of all requests notify
-# (server_response::recv_with_timeout in tools/server/server-queue.cpp). It checks its connection only when a wait of one
-# second ends without a notification, and every token of another stream starts the wait anew. A monitor that reads /metrics
-# more than once a second has the same effect.
+# (server_response::recv_with_timeout in tools/server/server-queue.cpp). It checks its connection only when a wait of
+# one second ends without a notification, and every token of another stream starts the wait anew. A monitor that reads
+# /metrics more than once a second has the same effect.
 #
 # A gateway that has to free the slot must request a stream, whatever its client wants.
 #

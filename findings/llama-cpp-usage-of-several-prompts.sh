@@ -3,12 +3,13 @@
 #
 # Version: xllamacpp 2026.10.11549 from PyPI, which contains llama.cpp's own server (build 11549), on the CPU.
 #
-# Expected: as in OpenAI's API and in other servers, `usage.completion_tokens` is the number of tokens of all choices, and
-# `usage.prompt_tokens` that of all prompts. Here each token is one character, so the texts show what was generated: three
-# prompts with 20 tokens each give three texts of 20 characters, and `completion_tokens` is 20. `n` = 3 does the same.
+# Expected: as in OpenAI's API and in other servers, `usage.completion_tokens` is the number of tokens of all choices,
+# and `usage.prompt_tokens` that of all prompts. Here each token is one character, so the texts show what was
+# generated: three prompts with 20 tokens each give three texts of 20 characters, and `completion_tokens` is 20. `n` =
+# 3 does the same.
 #
-# A client or gateway that bills or limits by `usage` counts a third of the tokens. One request for each prompt is counted
-# right.
+# A client or gateway that bills or limits by `usage` counts a third of the tokens. One request for each prompt is
+# counted right.
 #
 # Output seen:
 #   one prompt: 1 choices, 20 characters, usage 5 + 20

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SEED = 1
-CONTEXT = 2048
+CONTEXT = 4096
 HIDDEN, LAYERS, HEADS, KEY_HEADS, INNER = 256, 4, 4, 2, 768
 EPSILON, ROPE_BASE = 1e-5, 10_000.0
 SPREAD = 0.5

@@ -26,7 +26,7 @@ SHORT, LONG = 5, 1000
 """Tokens. The engines need 2 to 20 ms for one."""
 PATIENCE = {"TIERLANE_TOTAL_REQUEST_MS": "60000", "TIERLANE_GPU_TIMEOUT_MS": "59000"}
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(700)]
 needs_slots = pytest.mark.xfail(reason="a batch ends with its longest request", strict=False)
 
 
@@ -89,7 +89,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 def call(prompt: str, tokens: int, *, chat: bool, stream: bool = False) -> tuple[str, dict[str, Any]]:
     """Route and body of a request."""
-    body: dict[str, Any] = {"max_tokens": tokens, "temperature": 0}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": tokens, "temperature": 0}
     body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     return "/chat/completions" if chat else "/completions", body
@@ -100,8 +100,7 @@ async def output_of(
 ) -> Output:
     """The output of a request that must succeed."""
     route, body = call(prompt, tokens, chat=chat, stream=stream)
-    model = MODEL if not target.headers else "openai"
-    async with http.post(target.url + route, json={"model": model, **body}, headers=target.headers) as response:
+    async with http.post(target.url + route, json=body, headers=target.headers) as response:
         text = await response.text()
     assert response.status == 200, text
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")] if stream else [text]
@@ -154,7 +153,7 @@ async def test_an_input_beyond_the_context_is_rejected(
     """The client's error, which names the context; the next request is served."""
     route, body = call("x " * CONTEXT, SHORT, chat=chat, stream=stream)
 
-    async with http.post(through.url + route, json={"model": "openai", **body}, headers=through.headers) as response:
+    async with http.post(through.url + route, json=body, headers=through.headers) as response:
         text = await response.text()
 
     assert "exceed the model's context" in text
