@@ -281,5 +281,5 @@ async def serve(about: About, pace: Pace, host: str, port: int) -> tuple[asyncio
     """Listen; returns the server and its URL."""
     loop = asyncio.get_running_loop()
     engine = Engine(about, pace)
-    server = await loop.create_server(lambda: Connection(engine), host, port, backlog=4096)
+    server = await loop.create_server(lambda: Connection(engine), host, port, backlog=4096, reuse_port=True)
     return server, f"http://{host}:{server.sockets[0].getsockname()[1]}"

@@ -39,8 +39,6 @@ class Engine(NamedTuple):
     generated: str
     command: Callable[[Place], Sequence[str]]
     environment: Mapping[str, str]
-    ends_unstreamed: bool
-    """Whether it ends a request that is not streamed as soon as its client has disconnected."""
 
 
 def _llama_cpp(place: Place) -> Sequence[str]:
@@ -64,7 +62,6 @@ LLAMA_CPP = Engine(
     "llamacpp:tokens_predicted_total",
     _llama_cpp,
     {},
-    ends_unstreamed=False,
 )
 VLLM_CPU = Engine(
     "vllm",
@@ -73,7 +70,6 @@ VLLM_CPU = Engine(
     "vllm:generation_tokens_total",
     _vllm,
     {"PYTHONPATH": str(VLLM), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
-    ends_unstreamed=True,
 )
 ENGINES = {engine.name: engine for engine in (LLAMA_CPP, VLLM_CPU)}
 

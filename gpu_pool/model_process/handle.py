@@ -30,7 +30,6 @@ from gpu_pool.model_process.messages import (
     Drop,
     Fatal,
     ModelMessage,
-    Objective,
     Piece,
     Pieces,
     Progress,
@@ -38,6 +37,7 @@ from gpu_pool.model_process.messages import (
     Refused,
     Run,
     Slots,
+    TokenObjective,
     Withdraw,
     decode_model_message,
     pack,
@@ -130,7 +130,7 @@ class RunRefused(TierlaneError):
 
 
 class ModelProcess:
-    """A model process made by `spawn`, for at most `most` batches at a time, or for `slots` requests, each by itself.
+    """A model process made by `spawn`, for one batch at a time, or for `slots` requests, each by itself.
 
     `availability` is called when `unavailable` changed.
     """
@@ -148,7 +148,6 @@ class ModelProcess:
         self._piece_callbacks: dict[int, PiecesCallback] = {}
         self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
-        self.most = 1
         self.slots = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
@@ -201,7 +200,7 @@ class ModelProcess:
         message = await self._loaded
         if not isinstance(message, Ready):
             raise self._protocol_error("an unexpected message instead of Ready")
-        self.most, self.slots = message.most, message.slots
+        self.slots = message.slots
         return message.version
 
     async def run(
@@ -256,7 +255,7 @@ class ModelProcess:
         """Report the objective for the milliseconds per token, once the model is ready."""
         if self.slots and tpot_ms != self._tpot_ms:
             self._tpot_ms = tpot_ms
-            self._line.send(pack(Objective(tpot_ms)))
+            self._line.send(pack(TokenObjective(tpot_ms)))
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))

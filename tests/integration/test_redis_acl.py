@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
+from contract.slots import announce, ended, finish
 from customer_limits import in_force
 from eventually import eventually
 from integration.gateway_fixtures import running_stack
@@ -18,6 +19,7 @@ from ratelimit.limits import REQUEST_BUCKET, Bucket
 from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
+from scheduler.protocol.batches import HANDED_BACK, FreeSlots, OwnedBatch, lost
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.protocol.index_repair import IndexRepair
@@ -135,6 +137,7 @@ async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis],
     await admit_with_limits(gateway)
     await run_a_batch(gateway, scheduler, worker)
     await return_batches(gateway, scheduler, worker)
+    await run_in_slots(gateway, scheduler, worker)
     (cancelled,) = await gateway.queue(1)
     await gateway.terminations.cancel([(cancelled, ErrorCode.CANCELLED)])
     await write_the_audit(gateway, scheduler)
@@ -190,6 +193,21 @@ async def return_batches(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     await worker.batches.push_back(popped)
     await scheduler.terminations.reap(0)
     await scheduler.terminations.expire(TIERS)
+
+
+async def run_in_slots(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
+    await announce(worker, "w1", 4)
+    ids = await gateway.queue(4)
+    await scheduler.batches.form("slots", [("free", 4)], 1, TIERS)
+    batch_id = (await worker.client.lrange(worker.keys.batch_queue, -1, -1))[0].decode()
+    claimed = await worker.batches.claim(batch_id, "w1", "token", FreeSlots(4, 4))
+    assert claimed is not None
+    await gateway.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
+    assert await worker.client.blpop([worker.keys.stops("w1")], 1)
+    ends = zip(range(4), ("cancelled", "", HANDED_BACK, lost(ErrorCode.WORKER_LOST)), strict=True)
+    assert await finish(worker, [ended(claimed, at, code) for at, code in ends]) == 0
+    assert await worker.batches.renew_all([OwnedBatch(batch_id, "token", 1)]) == [False]
+    await announce(worker, "w1", status="draining")
 
 
 async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:

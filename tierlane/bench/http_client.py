@@ -21,6 +21,8 @@ _LENGTH = b"\r\ncontent-length:"
 _USUAL_START = b"HTTP/1.1 200 "
 _USUAL_LENGTH = b"\r\nContent-Length: "
 _CONNECTION = b"onnection:"
+_CHUNKED = b"\r\ntransfer-encoding: chunked"
+_LAST_CHUNK = b"0\r\n\r\n"
 _BODYLESS = (204, 304)
 
 
@@ -98,6 +100,8 @@ class ResponseParser:
         if status < 200:  # An interim answer, such as 100 Continue.
             self._buffer, self._wanted = b"", 0
             return self._parse(data[start:])
+        if _CHUNKED in head:
+            return self._parse_chunked(data, status, head_end)
         end = start + _body_length(head, status)
         if len(data) < end:
             self._buffer, self._wanted = data, end
@@ -106,6 +110,35 @@ class ResponseParser:
             raise WireError("More bytes came than the answer's Content-Length announces.")
         self._buffer, self._wanted = b"", 0
         return BenchResponse(status, data[:head_end], data[start:], _keeps_alive(head))
+
+    def _parse_chunked(self, data: bytes, status: int, head_end: int) -> BenchResponse | None:
+        body = _joined(data, head_end + 4) if data.endswith(_LAST_CHUNK) else None
+        if body is None:
+            if len(data) > MAX_BODY_BYTES:
+                raise WireError(f"The answer's body is larger than {MAX_BODY_BYTES} bytes.")
+            self._buffer, self._wanted = data, 0
+            return None
+        self._buffer, self._wanted = b"", 0
+        return BenchResponse(status, data[:head_end], body, _keeps_alive(data[:head_end].lower()))
+
+
+def _joined(data: bytes, at: int) -> bytes | None:
+    """The body in chunked encoding from `at` to the end of `data`; None while it is incomplete. Raises WireError."""
+    parts = []
+    while (end := data.find(b"\r\n", at)) >= 0:
+        try:
+            size = int(data[at:end], 16)
+        except ValueError:
+            raise WireError(f"The size of a chunk is not a number: {data[at:end][:20]!r}.") from None
+        at = end + 4 + size
+        if at > len(data):
+            return None
+        if not size:
+            if at < len(data):
+                raise WireError("More bytes came after the last chunk of the answer.")
+            return b"".join(parts)
+        parts.append(data[end + 2 : at - 2])
+    return None
 
 
 def _usual(data: bytes) -> BenchResponse | None:
@@ -315,6 +348,13 @@ class ConnectionPool:
             self._on_silence(pending, UnansweredCause.STOPPED, "")
         for connection in list(self._open):
             connection.stop()
+
+    def abandon(self, pending: Pending) -> None:
+        """The client of a request leaves: its connection is closed, and it is told as STOPPED if it was sent."""
+        for connection in self._open:
+            if connection.pending is pending:
+                connection.stop()
+                return
 
     def answered(self, connection: BenchConnection, pending: Pending, response: BenchResponse) -> None:
         """Called by a connection."""

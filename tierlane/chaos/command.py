@@ -70,6 +70,13 @@ OPTIONS: dict[str, Option] = {
     ),
     "faults": Option("all", "Names of faults, separated by commas; `list` shows them.", "NAMES"),
     "tls": Option("seed", "TLS of the roles to Redis: on, off, or seed (one seed in four).", "WHEN"),
+    "engine": Option(
+        "",
+        "Program of an OpenAI-compatible engine with `POST /control`, such as bench/engine of a checkout: it is the "
+        "backend of all workers, and has faults of its own. The load is of chats and texts, streamed or not, without "
+        "batches; a rate of 40 suits two CPUs. Unset: the model of `--workers`.",
+        "PROGRAM",
+    ),
     "against": Option(
         "",
         "Stack file of an external stack with the backend simulated: only faults that need no proxy. "
@@ -159,6 +166,7 @@ class Options:
     quiet: bool
     seeds: tuple[int, ...] = ()  # Of a series; empty for a single run.
     tls: str = BY_SEED
+    engine: Path | None = None
 
     @property
     def tls_to_redis(self) -> bool:
@@ -174,7 +182,8 @@ class Options:
     @property
     def stack(self) -> str:
         """The stack in the report."""
-        return f"{self.shape}, TLS to Redis" if self.tls_to_redis else str(self.shape)
+        engine = ", an engine" if self.engine else ""
+        return f"{self.shape}{engine}{', TLS to Redis' if self.tls_to_redis else ''}"
 
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
@@ -182,6 +191,9 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
     reader = _ChaosOptionReader(TOOL, given, ChaosUsageError)
     against = reader.path("against")
     cluster = reader.primaries("cluster", outside=against is not None)
+    engine = reader.path("engine")
+    if engine and (against or not engine.exists()):
+        raise reader.fault("engine", "cannot be used with --against." if against else f"there is no {engine}.")
     seeds = reader.seeds("seeds")
     if seeds and reader.text("seed"):
         raise reader.fault("seeds", f"cannot be given together with {TOOL.both_names('seed')}.")
@@ -196,6 +208,7 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
         keep=reader.path("keep"),
         quiet=quiet,
         seeds=seeds,
+        engine=engine,
         tls=reader.tls("tls", never="--against" if against else "--cluster" if cluster else ""),
     )
 

@@ -41,6 +41,7 @@ class Target:
     customers: tuple[LoadCustomer, ...]
     batch_customers: tuple[LoadCustomer, ...] = ()
     model: str = ""
+    is_engine: bool = False  # The load is of chats and texts for the engine.
 
 
 class FaultPhase(StrEnum):
@@ -65,6 +66,7 @@ class Sources:
     runs: Path | None
     started_at: float
     cell_urls: tuple[str, ...] = ()  # Of the cells other than the default one.
+    engine_url: str = ""
 
 
 class FaultEvent(msgspec.Struct, frozen=True, tag_field="event", tag="fault"):
@@ -147,12 +149,14 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
     id: str
     owner: str = ""
     replayed: bool = False
+    begun: bool = False  # A stream that had begun ended with an error.
 
 
 class Unanswered(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="client_error"):
-    """No response arrived, so the outcome is unknown. `kind`: reset, timeout, refused or stopped.
+    """No response arrived, so the outcome is unknown. `kind`: reset, timeout, refused, left or stopped.
 
-    "refused": no connection, so the request was not sent. "stopped": the run was interrupted.
+    "refused": no connection, so the request was not sent. "left": the client closed the connection. "stopped": the run was
+    interrupted.
     """
 
     at: float

@@ -201,7 +201,9 @@ async def _run_on_external_stack(options: Options, file: Path, display: RunDispl
 
 async def _run_on_own_stack(options: Options, display: RunDisplay) -> RunResult:
     with home(options.keep) as place:
-        stack = ChaosStack(place.data_dir, options.shape, place.guard, place.lines, tls=options.tls_to_redis)
+        stack = ChaosStack(
+            place.data_dir, options.shape, place.guard, place.lines, tls=options.tls_to_redis, engine=options.engine
+        )
         try:
             display.show(f"seed {options.seed}: starting {options.stack}")
             took_s: dict[str, float] = {}

@@ -26,6 +26,7 @@ from tierlane.chaos.faults.catalogue import schedule
 from tierlane.chaos.faults.target import StackTargets, inject_fault
 from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, History, Invoked, Recovery, RunInfo, Target
 from tierlane.chaos.load.batches import BatchLoad
+from tierlane.chaos.load.chats import ChatLoad
 from tierlane.chaos.load.requests import ChaosLoad
 from tierlane.chaos.load.saturation import SaturatingLoad, saturating_customers
 
@@ -34,12 +35,17 @@ RATE = 20.0
 FINAL_LOAD_PATIENCE_S = 20.0
 
 
+def load_of(target: Target, rate: float, duration_s: float, seed: int, history: History) -> ChaosLoad:
+    """The load for the backend of this target."""
+    return (ChatLoad if target.is_engine else ChaosLoad)(target, rate, duration_s, seed, history)
+
+
 async def final_load(target: Target, seed: int, history: History) -> None:
     """Send requests until every gateway serves, or the time is over."""
     deadline = time.monotonic() + FINAL_LOAD_PATIENCE_S
     since = len(history.events)
     while time.monotonic() < deadline and _serving(history.events[since:]) < len(target.http_urls):
-        await ChaosLoad(target, RATE, ROUND_S, seed, history).run()
+        await load_of(target, RATE, ROUND_S, seed, history).run()
 
 
 def _serving(events: list[Event]) -> int:
@@ -193,7 +199,7 @@ class Scenario:
         self._began = 0.0
         self._load_ended = 0.0
         self._over = asyncio.Event()
-        self._load = ChaosLoad(target, options.rate, options.duration, options.seed, history)
+        self._load = load_of(target, options.rate, options.duration, options.seed, history)
         self._batches = BatchLoad(target, options.seed, history)
         self._saturation = SaturatingLoad(target, options.seed, history) if saturating_customers(target) else None
         self._planned = schedule(options.seed, options.duration, options.kinds, targets.counts)

@@ -18,6 +18,7 @@ import secrets
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -32,6 +33,7 @@ from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.chaos.command import StackShape
 from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
 from tierlane.chaos.faults.catalogue import ALL_ROLES, FaultTarget
+from tierlane.chaos.faults.engine import MODEL, engine_command
 from tierlane.chaos.faults.proxy import HOST, FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import HostileAccess, StackTargets
@@ -190,9 +192,16 @@ class ChaosStack(StackTargets):
     """One stack in `home`, with the targets of faults: `start`, then faults, then `stop`."""
 
     def __init__(
-        self, home: DataDir, shape: StackShape, guard: OrphanGuard, lines: LogLines, *, tls: bool = False
+        self,
+        home: DataDir,
+        shape: StackShape,
+        guard: OrphanGuard,
+        lines: LogLines,
+        *,
+        tls: bool = False,
+        engine: Path | None = None,
     ) -> None:
-        """`tls`: the roles use TLS to Redis, through the proxies."""
+        """`tls`: the roles use TLS to Redis, through the proxies. `engine`: the program behind the workers."""
         self._home = home
         self._shape = shape
         self._guard = guard
@@ -215,6 +224,10 @@ class ChaosStack(StackTargets):
         self._side_loop = SideLoop()
         self._watching: asyncio.Task[None] | None = None
         self._ports = ExitStack()
+        self._engine = engine
+        port = self._ports.enter_context(held_port(HOST, 0)) if engine else 0  # Also while the engine is down.
+        self._engine_url = f"http://{HOST}:{port}" if engine else ""
+        self._backend = f"openai:{self._engine_url}/v1#{MODEL}" if engine else BACKEND
         self._urls: list[str] = []
         self._cell_rows: dict[str, str | None] = {}  # The URLs of their proxies.
         self._customers: tuple[LoadCustomer, ...] = ()
@@ -228,7 +241,7 @@ class ChaosStack(StackTargets):
                 "service_token": SecretStr(secrets.token_urlsafe(32)),
                 "data_dir": home.path,
                 "host": HOST,
-                "backend": BACKEND,
+                "backend": self._backend,
                 "total_request_ms": TOTAL_REQUEST_MS,
                 "max_batch_size": MAX_BATCH_SIZE,
                 "gateways": shape.gateways,
@@ -284,11 +297,16 @@ class ChaosStack(StackTargets):
     @property
     def target(self) -> Target:
         """The target of the load."""
+        if self._engine:  # Batches, and the load that saturates a tier, need the other model.
+            customers = tuple(replace(each, in_flight=0) for each in self._customers)
+            return Target(tuple(self._urls), customers, model=self._model, is_engine=True)
         return Target(tuple(self._urls), self._customers, self._batch_customers, self._model)
 
     def sources(self, started_at: float) -> Sources:
         """The sources of evidence; `started_at`: UNIX time before the first request."""
-        return Sources(self.database_url, self.redis_url, self.runs, started_at, tuple(self.redis_urls[1:]))
+        runs = None if self._engine else self.runs
+        urls = tuple(self.redis_urls[1:])
+        return Sources(self.database_url, self.redis_url, runs, started_at, urls, self._engine_url)
 
     @property
     def counts(self) -> Mapping[FaultTarget, int]:
@@ -301,6 +319,7 @@ class ChaosStack(StackTargets):
             FaultTarget.MODEL: shape.workers,
             FaultTarget.REDIS: shape.cells,
             FaultTarget.POSTGRES: 1,
+            FaultTarget.ENGINE: int(self._engine is not None),
             **{place: len(several) for place, several in proxies.items()},
         }
 
@@ -323,6 +342,11 @@ class ChaosStack(StackTargets):
         """PostgreSQL, without a proxy."""
         return self._postgres.url
 
+    @property
+    def engine_url(self) -> str:
+        """The engine."""
+        return self._engine_url
+
     def hostile_access(self, index: int) -> HostileAccess:
         """Access to this gateway."""
         address = urlsplit(self._urls[index])
@@ -334,7 +358,7 @@ class ChaosStack(StackTargets):
             return self._proxies[place][index].name
         if place is FaultTarget.REDIS:
             return self._servers.names[index]
-        return str(place) if place is FaultTarget.POSTGRES else f"{place}-{index + 1}"
+        return str(place) if place in (FaultTarget.POSTGRES, FaultTarget.ENGINE) else f"{place}-{index + 1}"
 
     def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
@@ -376,7 +400,7 @@ class ChaosStack(StackTargets):
         )
         if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
-        model = demo_model(BACKEND, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
+        model = demo_model(self._backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
         self._model = model.name
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
@@ -400,6 +424,9 @@ class ChaosStack(StackTargets):
 
     async def _start_roles(self) -> None:
         shape = self._shape
+        if self._engine:
+            command = engine_command(self._engine, urlsplit(self._engine_url).port or 0)
+            await self._add(RoleMember("engine", FaultTarget.ENGINE, command, dict(os.environ), self._lines))
         for number in range(shape.schedulers):
             await self._start_role(FaultTarget.SCHEDULER, number, database=True)
         for number in range(shape.workers):

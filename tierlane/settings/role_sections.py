@@ -157,6 +157,7 @@ class WorkerSettings:
         3000,
         "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models: while a model takes "
         "longer for a batch of one, its worker claims nothing.",
+        maximum=3_600_000,  # As in the model's row.
     )
     direct_host: str = setting(
         "127.0.0.1",

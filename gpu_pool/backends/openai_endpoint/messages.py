@@ -3,7 +3,7 @@
 Bodies are in OpenAI's format; responses are counted, put in order, and their tokens divided among the items of a call.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,9 +46,6 @@ PARAMETERS = frozenset(
 )
 """Sampling parameters that clients may set. Never `n`, `stream`, `priority` or `model`."""
 
-_ALONE = DOCUMENTS | {Task.CHAT}
-"""Tasks whose items share no call."""
-
 _encode = msgspec.json.encode
 
 
@@ -65,20 +62,6 @@ def rejected_early(item: Item) -> ItemResult | None:
         except ValueError:
             return ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
     return None
-
-
-def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
-    """The positions of `items` that may share a call: texts, or embeddings, with equal parameters.
-
-    A conversation or stream has its own call; without `lists` every item has. `tiers`: items of different tiers share
-    none.
-    """
-    groups: dict[bytes, list[int]] = {}
-    for place in places:
-        item = items[place]
-        alone = not lists or item.task in _ALONE or item.listener is not None
-        groups.setdefault(b"%d" % place if alone else _kind(item, tiers=tiers), []).append(place)
-    return list(groups.values())
 
 
 class Body(NamedTuple):
@@ -106,7 +89,7 @@ def body_of(
     usage: bool = True,
     priority: bool = False,
 ) -> Body:
-    """The body of one call for these items, which `group_calls` grouped, in parts. Raises MissingBody.
+    """The body of the call for these items, in parts. Raises MissingBody.
 
     `usage`: a stream ends with its tokens; `priority`: the server accepts the tier's, 1 first.
     """
@@ -166,11 +149,6 @@ def traceparent_of(items: Sequence[Item]) -> str:
 
 def _inputs(items: Sequence[Item]) -> str | list[str]:
     return items[0].input if len(items) == 1 else [item.input for item in items]
-
-
-def _kind(item: Item, *, tiers: bool) -> bytes:
-    kind = b"embed " if item.task is Task.EMBED else b"text %d " % (item.priority if tiers else 0)
-    return kind + msgspec.json.encode(item.parameters, order="sorted")
 
 
 MISSING_BODY = ItemResult(

@@ -29,11 +29,11 @@ from gpu_pool.model_process.messages import (
     Drop,
     FrameTooLarge,
     ModelMessage,
-    Objective,
     Progress,
     Refused,
     Run,
     Slots,
+    TokenObjective,
     Withdraw,
     WorkerMessage,
     decode_worker_message,
@@ -59,7 +59,7 @@ class _Request:
     withdrawn: bool = False
 
 
-class SlotServing:
+class EndpointServing:
     """Receives the worker's messages and sends the results. `most`: the most slots, 0 without a limit."""
 
     def __init__(self, endpoint: Endpoint, listeners: SlotListeners, most: int) -> None:
@@ -113,7 +113,7 @@ class SlotServing:
             self._withdraw(message.seqs)
         elif isinstance(message, Drop):
             self._drop(message.seq)
-        elif isinstance(message, Objective):
+        elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
         else:
             self._start(message)

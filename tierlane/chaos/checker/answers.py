@@ -57,8 +57,8 @@ def _missing_answers(case: Case, request: Request) -> Iterator[tuple[str, str]]:
 
 
 def _unsent(case: Case, event: Unanswered) -> str:
-    if event.kind == "stopped":
-        return "stopped"
+    if event.kind in ("left", "stopped"):
+        return event.kind
     if case.allowances.killed(event.gateway, event.at, event.at):
         return "gateway killed"
     return "gateway being terminated" if case.allowances.terminating(event.gateway, event.at) else ""
@@ -68,8 +68,8 @@ def _missing_answer(case: Case, one: Try) -> tuple[str, str]:
     allowances, event = case.allowances, one.no_answer
     if event is None:
         return "", "The history has no outcome."
-    if event.kind == "stopped":
-        return "stopped", ""
+    if event.kind in ("left", "stopped"):
+        return event.kind, ""
     if allowances.killed(one.gateway, one.sent, event.at):
         return "gateway killed", ""
     seconds = event.at - one.sent

@@ -20,6 +20,7 @@ DEADLINE = "deadline_exceeded"
 OWN_STATUSES = (503, 504)  # Statuses that a gateway returns by itself where it cannot read the outcome.
 BOTH_LOST = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # The code with which the auditor closes a row without an end.
+STREAM_BEGUN = "the stream had begun"
 REPORTED_TIMEOUT = "reported timeout"
 DIRECT = "direct"  # In direct mode the row is written before a worker may reject the request.
 
@@ -178,6 +179,9 @@ def needless_failures(case: Case) -> InvariantFinding:
             rejected.append(Violation(problem, one.invoked.nonce))
         for row in case.rows_of(one):
             failed = row.code in WORK_LOST
+            if failed and one.answer is not None and one.answer.begun:
+                explained[STREAM_BEGUN] += 1
+                continue
             if excuse := _step_of_the_clock(case, one, row):
                 explained[excuse] += 1
                 continue

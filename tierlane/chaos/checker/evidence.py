@@ -22,6 +22,8 @@ from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client, server_url, tag_at
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
+from tierlane.chaos.faults.engine import control
+from tierlane.chaos.faults.target import FaultImpossible
 from tierlane.chaos.history import LoadCustomer, Sources
 
 
@@ -149,6 +151,10 @@ async def _scan(client: Redis, keys: Keys) -> Leftovers:
     lives = await _read(client, [name for name in names if not keys.is_permanent(name)], "PTTL")
     lengths = await _read(client, lists, "LLEN")
     lengths[keys.leases] = await client.zcard(keys.leases)
+    lengths[f"{keys.prefix}unclaimed"] = await client.hlen(f"{keys.prefix}unclaimed")
+    for worker, text in (await client.hgetall(f"{keys.prefix}slots")).items():
+        free, slots = map(int, text.split())
+        lengths[f"{keys.prefix}slots of {worker.decode()}"] = slots - free  # Those that are taken.
     return Leftovers(
         tuple(sorted(name.removeprefix(prefix) for name, state in states.items() if state in OPEN)),
         lengths,
@@ -207,6 +213,8 @@ async def collect(
         leftovers = await leftovers_of_cells((sources.redis_url, *sources.cell_urls))
     except RedisUnavailable as error:
         errors.append(f"Redis cannot be read: {reason(error)}.")
+    if sources.engine_url:
+        errors += await _left_in_engine(sources.engine_url)
     return Evidence(
         rows=rows,
         runs=None if sources.runs is None else tuple(_runs(sources.runs)),
@@ -218,6 +226,15 @@ async def collect(
         errors=tuple(errors),
         weights={customer.id: customer.weight for customer in customers},
     )
+
+
+async def _left_in_engine(url: str) -> list[str]:
+    try:
+        state = await control(url)
+    except FaultImpossible as error:
+        return [str(error)]
+    left = state.running + state.waiting
+    return [f"{left} requests run or wait in the engine that nobody waits for."] if left else []
 
 
 async def _audit(sources: Sources, customers: Sequence[LoadCustomer]) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:

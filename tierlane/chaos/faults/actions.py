@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from ledger.postgres import Connection, asyncpg_dsn
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client
-from tierlane.chaos.faults import cluster, hostile_client
+from tierlane.chaos.faults import cluster, engine, hostile_client
 from tierlane.chaos.faults.catalogue import KINDS, Planned
 from tierlane.chaos.faults.proxy import NetworkFault
 from tierlane.chaos.faults.server_clock import step_text
@@ -403,6 +403,9 @@ ACTIONS: Mapping[str, FaultAction] = {
     "drop-replies": network(drop_replies=True),
     "refuse": network(refuse=True),
     "cut": cut,
+    "engine-reset": engine.reset,
+    "engine-resets": engine.resets,
+    "engine-busy": engine.busy,
     "pg-terminate": terminated,
     "pg-lock": locked,
     "pg-disk-full": postgres_without_disk,

@@ -24,6 +24,7 @@ class Family(StrEnum):
     PROXY = "proxy"
     POSTGRES = "postgres"
     CLIENT = "client"
+    ENGINE = "engine"
 
 
 class FaultTarget(StrEnum):
@@ -35,6 +36,7 @@ class FaultTarget(StrEnum):
     MODEL = "model"
     REDIS = "redis"
     POSTGRES = "postgres"
+    ENGINE = "engine"
     REDIS_PROXY = "redis-proxy"
     POSTGRES_PROXY = "postgres-proxy"
 
@@ -81,6 +83,7 @@ SHORT: Range = (0.5, 5.0)
 STEP: Range = (0.5, 8.0)
 HOSTILE: Range = (2.0, 8.0)
 REPEATED: Range = (6.0, 12.0)
+REFUSALS: Range = (2.0, 10.0)
 RESTART_EVERY_S = 3.0
 PROXIES = (
     FaultTarget.REDIS_PROXY,
@@ -123,6 +126,10 @@ def _redis(
 
 def _postgres(name: str, description: str, length_s: Range = INSTANT, *, outside: bool = True) -> FaultKind:
     return FaultKind(name, Family.POSTGRES, (FaultTarget.POSTGRES,), length_s, description, outside=outside)
+
+
+def _engine(name: str, description: str, length_s: Range = INSTANT, **draws: Range) -> FaultKind:
+    return FaultKind(name, Family.ENGINE, (FaultTarget.ENGINE,), length_s, description, draws)
 
 
 ROLES = (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER, FaultTarget.MODEL)
@@ -207,6 +214,13 @@ KINDS: tuple[FaultKind, ...] = (
         (FaultTarget.GATEWAY,),
         HOSTILE,
         "incomplete heads and bodies, invalid hosts, garbage, abandoned streams and slow readers at a gateway",
+    ),
+    _engine("kill-engine", "SIGKILL of the engine, which restarts"),
+    _engine("stop-engine", "SIGSTOP of the engine", SUSPENSION),
+    _engine("engine-reset", "the engine resets the connections of all its calls"),
+    _engine("engine-resets", "the engine resets a part of its new streams at a random token", SHORT, share=(0.1, 0.9)),
+    _engine(
+        "engine-busy", "the engine refuses new calls with 429 while more than a few run", REFUSALS, above=(-1.0, 8.0)
     ),
 )
 

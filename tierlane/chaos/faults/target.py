@@ -77,6 +77,11 @@ class StackTargets(ABC):
         """Access to this gateway."""
         raise LookupError(index)
 
+    @property
+    def engine_url(self) -> str:
+        """The engine behind the workers."""
+        raise LookupError
+
     def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
         raise LookupError(place, index)

@@ -39,7 +39,7 @@ PATH = "/v1/inference"
 OK_STATUS = 200
 
 
-class _Error(msgspec.Struct):
+class AnswerError(msgspec.Struct):
     code: str = ""
     request_id: str = ""
 
@@ -49,7 +49,7 @@ class _Body(msgspec.Struct):
 
     request_id: str = ""
     output: str | None = None
-    error: _Error | None = None
+    error: AnswerError | None = None
 
 
 class AnswerReading(NamedTuple):
@@ -60,6 +60,7 @@ class AnswerReading(NamedTuple):
     id: str
     owner: str
     replayed: bool
+    begun: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -67,10 +68,14 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def request_bytes(host: str, customer: LoadCustomer, text: str, trace: str, key: str) -> bytes:
     """A request, head and body; `trace` has 32 hex digits, `key` is an Idempotency-Key or ""."""
-    body = json.dumps({"input": text}).encode()
+    return post_bytes(PATH, json.dumps({"input": text}).encode(), host, customer, trace, key)
+
+
+def post_bytes(path: str, body: bytes, host: str, customer: LoadCustomer, trace: str, key: str) -> bytes:
+    """A POST with this body; the rest as for `request_bytes`."""
     idempotency = f"Idempotency-Key: {key}\r\n" if key else ""
     head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {customer.key}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {customer.key}\r\n"
         f"Content-Type: application/json\r\ntraceparent: 00-{trace}-{trace[:16]}-01\r\n{idempotency}"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
@@ -83,7 +88,7 @@ def read_answer(response: BenchResponse, text: str) -> AnswerReading:
         body = _decoder.decode(response.body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         body = _Body()
-    error = body.error or _Error()
+    error = body.error or AnswerError()
     in_header = (header(response.head, b"x-request-id") or b"").decode("latin-1")
     return AnswerReading(
         status=response.status,
@@ -145,7 +150,7 @@ _KINDS = {
 class LoadRequest:
     """One request of a customer: its secret, and the number of its tries."""
 
-    __slots__ = ("customer", "gateway", "give_up_at", "key", "nonce", "padding", "text", "turn")
+    __slots__ = ("customer", "gateway", "give_up_at", "has_left", "key", "nonce", "padding", "text", "turn")
 
     def __init__(self, customer: LoadCustomer, gateway: int, key: str, padding: str) -> None:
         self.customer = customer
@@ -156,9 +161,10 @@ class LoadRequest:
         self.turn = 0
         self.text = ""  # Set at the first sending, the same in every try.
         self.give_up_at = 0.0
+        self.has_left = False  # Its client closes the connection.
 
 
-class _Try(Pending):
+class LoadTry(Pending):
     """One open try; `due_s` becomes the time of sending."""
 
     __slots__ = ("request",)
@@ -286,11 +292,11 @@ class ChaosLoad:
 
     def _try(self, request: LoadRequest) -> None:
         self._retries.pop(request, None)
-        self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._counters))
+        self._pools[request.gateway].submit(LoadTry(request, time.monotonic(), self._counters))
 
     def _encode(self, pending: Pending) -> bytes:
         """Encode a try when it is sent."""
-        request = cast("_Try", pending).request
+        request = cast("LoadTry", pending).request
         pending.due_s = now = time.monotonic()
         request.text = request.text or request_input(request.nonce, now, request.padding)
         trace = secrets.token_hex(16)
@@ -306,11 +312,17 @@ class ChaosLoad:
                 key=request.key,
             )
         )
-        return request_bytes(self._hosts[request.gateway], request.customer, request.text, trace, request.key)
+        return self._bytes(request, self._hosts[request.gateway], trace)
+
+    def _bytes(self, request: LoadRequest, host: str, trace: str) -> bytes:
+        return request_bytes(host, request.customer, request.text, trace, request.key)
+
+    def _reading(self, request: LoadRequest, response: BenchResponse) -> AnswerReading:
+        return read_answer(response, request.text)
 
     def _answered(self, pending: Pending, response: BenchResponse) -> None:
-        request, now = cast("_Try", pending).request, time.monotonic()
-        reading = read_answer(response, request.text)
+        request, now = cast("LoadTry", pending).request, time.monotonic()
+        reading = self._reading(request, response)
         seconds = round(now - pending.due_s, 6)
         self._history.add(
             Answered(at=now, nonce=request.nonce, turn=request.turn, seconds=seconds, **reading._asdict())
@@ -320,14 +332,14 @@ class ChaosLoad:
             self._end(request, served=reading.status == OK_STATUS)
 
     def _unanswered(self, pending: Pending, cause: UnansweredCause, detail: str) -> None:
-        request, now = cast("_Try", pending).request, time.monotonic()
-        kind, gateway = _KINDS[cause], self._names[request.gateway]
+        request, now = cast("LoadTry", pending).request, time.monotonic()
+        kind, gateway = "left" if request.has_left else _KINDS[cause], self._names[request.gateway]
         if cause is UnansweredCause.MALFORMED:
             self._history.add(Stray(at=now, gateway=gateway, nonce=request.nonce, detail=detail))
         self._history.add(
             Unanswered(at=now, nonce=request.nonce, turn=request.turn, kind=kind, gateway=gateway, detail=detail)
         )
-        if cause is UnansweredCause.STOPPED or not self._retry(request, now):
+        if request.has_left or cause is UnansweredCause.STOPPED or not self._retry(request, now):
             self._end(request, served=False)
 
     def _retry(self, request: LoadRequest, now: float) -> bool:
