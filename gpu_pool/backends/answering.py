@@ -1,7 +1,7 @@
 """A class that answers requests one by one, many at the same time: `async def answer(item)`, or `continuous = True` and a
 generator `generate(item)`.
 
-All run on one event loop, which turns inside `step`. `answer` returns the text, or None for the text that it wrote with
+All run on one event loop, which runs inside `step`. `answer` returns the text, or None for the text that it wrote with
 `item.emit`; a generator, which may be asynchronous, yields the pieces of its text, and generators take turns after each
 piece. A request whose client has left or whose time is over is cancelled. `slots` of the class limits the requests at a
 time.
@@ -22,7 +22,7 @@ from scheduler.payload import Task
 
 SLOTS = 32
 WAIT_S = 0.05
-"""The longest step: deadlines and clients that left are looked for between steps."""
+"""The longest step: deadlines, and whether clients have left, are checked between steps."""
 
 
 def answers(target: Any) -> bool:

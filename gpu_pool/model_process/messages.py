@@ -127,7 +127,7 @@ class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
-    """Nothing of the batch `seq` was answered, and it may be run again; `counted`: as a lost attempt."""
+    """Nothing of the Run `seq` was answered, and it may be run again; `counted`: as a lost attempt."""
 
     seq: int
     reason: str
@@ -135,7 +135,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether batches are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
+    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
 
     wanted: bool
     reason: str = ""

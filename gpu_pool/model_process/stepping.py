@@ -270,7 +270,7 @@ class SlotServing:
         self._suspects += [before, new] if before and new else [members[middle:], members[:middle]]
 
     def _raised(self, member: _SlotItem, error: BaseException) -> None:
-        """The item alone raised `error`. For want of memory it runs again with fewer others."""
+        """The item alone raised `error`. If memory was short, it runs again with fewer others."""
         if is_out_of_memory(error) and self._running:
             self._limit((len(self._running) + 1) // 2)
             self._waiting.appendleft(member)

@@ -43,7 +43,7 @@ class Subscription(asyncio.Protocol):
         self._transport.write(pack((b"SUBSCRIBE", channel)))
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a ping."""
         self.ponged = False
         if not self._transport.is_closing():
             self._transport.write(pack((b"PING",)))

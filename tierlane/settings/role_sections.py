@@ -194,10 +194,10 @@ class EndpointSettings:
     )
     endpoint_connect_ms: int = milliseconds(1000, "Milliseconds to connect.")
     endpoint_first_token_ms: int = milliseconds(
-        120_000, "Milliseconds until the first token of an answer. Less: a prompt of 4 MB is cut short."
+        120_000, "Milliseconds until the first token of a stream. Less: long prompts fail."
     )
     endpoint_silence_ms: int = milliseconds(
-        60_000, "Milliseconds between two tokens of an answer. More: a hung engine is noticed later."
+        60_000, "Milliseconds between two tokens of a stream. More: a hung engine is noticed later."
     )
     endpoint_first_byte_ms: int | None = milliseconds(
         None,
