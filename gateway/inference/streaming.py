@@ -214,7 +214,6 @@ class StreamedResponse:
         call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
         response = call.pipeline.error_responses.answer(error, self._pending.id, form=call.api_format.form)
         stream.send(self._chunks.failure(response))
-        stream.keep_alive = False
 
     @property
     def used(self) -> int:

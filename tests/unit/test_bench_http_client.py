@@ -58,7 +58,8 @@ def test_valid_responses(data: bytes, status: int, body: bytes, *, keep_alive: b
 @pytest.mark.parametrize(
     "data",
     [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nDate: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1),
@@ -72,6 +73,17 @@ def test_invalid_responses(data: bytes) -> None:
     """FaultPhase cannot be parsed is an error, not a response."""
     with pytest.raises(WireError):
         ResponseParser().feed(data)
+
+
+def test_a_chunked_response_in_many_reads() -> None:
+    """The response is complete with its last chunk; its body is that of all chunks."""
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n0\r\n\r\n\r\na\r\n0123456789\r\n0\r\n\r\n"
+    parser = ResponseParser()
+    responses = [parser.feed(data[at : at + 1]) for at in range(len(data))]
+
+    assert responses[:-1] == [None] * (len(data) - 1)
+    assert responses[-1] is not None
+    assert responses[-1].body == b"0\r\n\r\n0123456789"
 
 
 @pytest.mark.parametrize(("filler", "model"), [(filler_of(32), None), (' "quoted" \\ ünï\n', "tiny"), ("", None)])

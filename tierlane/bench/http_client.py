@@ -124,7 +124,7 @@ class ResponseParser:
 
 def _joined(data: bytes, at: int) -> bytes | None:
     """The body in chunked encoding from `at` to the end of `data`; None while it is incomplete. Raises WireError."""
-    parts = []
+    parts: list[bytes] = []
     while (end := data.find(b"\r\n", at)) >= 0:
         try:
             size = int(data[at:end], 16)

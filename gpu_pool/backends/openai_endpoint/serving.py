@@ -55,8 +55,14 @@ class _Request:
     item: Item | None
     progress: CallProgress
     task: "asyncio.Task[None] | None" = None
+    begun: bool = False
     dropped: bool = False
     withdrawn: bool = False
+
+    def stop(self) -> None:
+        """Cancel its task, which answers. One that has not begun would end without an answer: it stops by itself."""
+        if self.begun and self.task is not None:
+            self.task.cancel()
 
 
 class EndpointServing:
@@ -133,26 +139,24 @@ class EndpointServing:
 
     def _drop(self, seq: int) -> None:
         request = self._running.get(seq)
-        if request is not None and request.task is not None and not request.withdrawn:
+        if request is not None and not request.withdrawn:
             request.dropped = True
             self._listeners.drop(seq)
-            request.task.cancel()
+            request.stop()
 
     def _withdraw(self, seqs: list[int]) -> None:
         for seq in seqs:
             request = self._running.get(seq)
-            if (
-                request is not None
-                and request.task is not None
-                and not request.progress.has_sent
-                and not request.dropped
-            ):
+            if request is not None and not request.progress.has_sent and not request.dropped:
                 request.withdrawn = True
-                request.task.cancel()
+                self._listeners.drop(seq)  # Or output could be sent before its task ends.
+                request.stop()
 
     async def _answer(self, seq: int, request: _Request) -> None:
-        started = time.perf_counter()
+        started, request.begun = time.perf_counter(), True
         try:
+            if request.dropped or request.withdrawn:
+                raise asyncio.CancelledError  # noqa: TRY301 - as if it had begun
             answer = await self._result(request)
         except asyncio.CancelledError:
             if not (request.withdrawn or request.dropped):

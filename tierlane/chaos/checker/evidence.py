@@ -152,9 +152,8 @@ async def _scan(client: Redis, keys: Keys) -> Leftovers:
     lengths = await _read(client, lists, "LLEN")
     lengths[keys.leases] = await client.zcard(keys.leases)
     lengths[f"{keys.prefix}unclaimed"] = await client.hlen(f"{keys.prefix}unclaimed")
-    for worker, text in (await client.hgetall(f"{keys.prefix}slots")).items():
-        free, slots = map(int, text.split())
-        lengths[f"{keys.prefix}slots of {worker.decode()}"] = slots - free  # Those that are taken.
+    slots = [text.split() for text in await client.hvals(f"{keys.prefix}slots")]
+    lengths["Taken slots"] = sum(int(count) - int(free) for free, count in slots)
     return Leftovers(
         tuple(sorted(name.removeprefix(prefix) for name, state in states.items() if state in OPEN)),
         lengths,

@@ -133,7 +133,7 @@ class ChatLoad(ChaosLoad):
     def _bytes(self, request: LoadRequest, host: str, trace: str) -> bytes:
         form = form_of(request.nonce)
         path = CHAT_PATH if form.is_chat else TEXT_PATH
-        return post_bytes(path, chat_body(form, request.text), host, request.customer, trace, request.key)
+        return post_bytes((path, chat_body(form, request.text)), host, request.customer, trace, request.key)
 
     def _reading(self, request: LoadRequest, response: BenchResponse) -> AnswerReading:
         return read_chat(response, request.text, form_of(request.nonce).tokens)

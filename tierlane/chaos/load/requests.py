@@ -68,11 +68,12 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def request_bytes(host: str, customer: LoadCustomer, text: str, trace: str, key: str) -> bytes:
     """A request, head and body; `trace` has 32 hex digits, `key` is an Idempotency-Key or ""."""
-    return post_bytes(PATH, json.dumps({"input": text}).encode(), host, customer, trace, key)
+    return post_bytes((PATH, json.dumps({"input": text}).encode()), host, customer, trace, key)
 
 
-def post_bytes(path: str, body: bytes, host: str, customer: LoadCustomer, trace: str, key: str) -> bytes:
-    """A POST with this body; the rest as for `request_bytes`."""
+def post_bytes(post: tuple[str, bytes], host: str, customer: LoadCustomer, trace: str, key: str) -> bytes:
+    """A POST of this path and body; the rest as for `request_bytes`."""
+    path, body = post
     idempotency = f"Idempotency-Key: {key}\r\n" if key else ""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {customer.key}\r\n"
