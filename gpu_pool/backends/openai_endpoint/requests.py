@@ -156,11 +156,12 @@ class EndpointCall:
         context, item = self._context, self._item
         body = body_of(context.model(), [item], context.body_dir, stream=True, usage=usage, priority=priority)
         completion = StreamedDocument() if item.task in DOCUMENTS else StreamedCompletion()
-        first_at = context.clock() + context.first_token_s
+        now = context.clock()
+        first_at, until = now + context.first_token_s, now + context.transport.call_limit_s(self.left_s)
         first_s = min(self.left_s, context.first_token_s)
         try:
             async with context.transport.open_post(ROUTES[item.task], body, first_s, traceparent_of([item])) as opened:
-                return await self._read_stream(opened, completion, first_at, priority=priority)
+                return await self._read_stream(opened, completion, first_at, until, priority=priority)
         except (ResponseAborted, InvalidOutput) as error:
             if completion.length:
                 return ABORTED
@@ -171,7 +172,7 @@ class EndpointCall:
             return completion.result() if item.listener is not None and item.listener.gone else TOO_SLOW
 
     async def _read_stream(
-        self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, *, priority: bool
+        self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float, *, priority: bool
     ) -> CallResult:
         if not opened.is_stream:  # An error, or a server without streams.
             reply = await opened.whole(self.left_s)
@@ -193,7 +194,7 @@ class EndpointCall:
                     return True
             return False
 
-        await self._context.sweep.read(opened.content, take, first_at, self._item.until)
+        await self._context.sweep.read(opened.content, take, first_at, until)
         if completion.over:
             return completion.result()
         return ABORTED if completion.length else Lost("The endpoint's stream ended without output.")
