@@ -118,13 +118,13 @@ async def output_of(
 
 
 async def running(engine: RunningEngine, count: int, what: str, timeout_s: float = 10.0) -> None:
-    """Wait until the engine counts so many running sequences."""
+    """Wait until the engine counts at least so many running sequences, or none."""
     seen: list[tuple[int, int]] = []
 
     async def reached() -> bool:
         load = await asyncio.to_thread(engine.load)
         seen.append((load.running, load.waiting))
-        return load.running == count
+        return load.running >= count > 0 or load.running == count
 
     try:
         await eventually(reached, what, timeout_s)
@@ -227,7 +227,7 @@ async def test_the_sequence_of_a_client_that_leaves_ends(
         for number in range(4)
     ]
     try:
-        await running(engine, len(tasks), "the requests run")
+        await running(engine, 1, "a request runs")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
