@@ -5,7 +5,8 @@ Each engine runs at most SLOTS sequences at a time of a model whose outputs are 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +81,12 @@ def through(stack: Stack) -> Target:
     return Target(f"{stack.url}/v1", stack.headers("enterprise"))
 
 
+@pytest.fixture(autouse=True)
+async def idle(engine: RunningEngine) -> None:
+    """The engine has nothing left to do from the test before."""
+    await running(engine, 0, "the engine is idle", 60.0)
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     """A client with a connection for each request: llama.cpp closes that of a stream, though it says that it keeps it."""
@@ -118,13 +125,13 @@ async def output_of(
 
 
 async def running(engine: RunningEngine, count: int, what: str, timeout_s: float = 10.0) -> None:
-    """Wait until the engine counts so many running sequences."""
+    """Wait until the engine counts at least so many running sequences, or none."""
     seen: list[tuple[int, int]] = []
 
     async def reached() -> bool:
         load = await asyncio.to_thread(engine.load)
         seen.append((load.running, load.waiting))
-        return load.running == count
+        return load.running >= count > 0 or load.running == count
 
     try:
         await eventually(reached, what, timeout_s)
@@ -180,18 +187,35 @@ async def test_concurrent_requests_of_mixed_lengths_get_their_own_outputs(
     assert different == []
 
 
+@asynccontextmanager
+async def started(outputs: Iterable[Coroutine[Any, Any, Output]]) -> AsyncIterator[list[asyncio.Task[Output]]]:
+    """Run requests in tasks, which are cancelled at the end of the block."""
+    tasks = [asyncio.create_task(output) for output in outputs]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @needs_slots
 async def test_all_sequences_of_the_engine_run(
     http: aiohttp.ClientSession, engine: RunningEngine, through: Target
 ) -> None:
     """Twice as many requests as the engine has sequences fill all of them, by the engine's own count."""
-    tasks = [
-        asyncio.create_task(output_of(http, through, f"Story {number}", LONG // 4, chat=True)) for number in range(16)
-    ]
+    tokens = LONG // 4
+    async with started(output_of(http, through, f"Story {number}", tokens, chat=True) for number in range(16)) as tasks:
+        await running(engine, SLOTS, "all sequences of the engine run")
 
-    await running(engine, SLOTS, "all sequences of the engine run")
+        assert {len(each.text) for each in await asyncio.gather(*tasks)} == {tokens}
 
-    assert {len(each.text) for each in await asyncio.gather(*tasks)} == {LONG // 4}
+
+def long_outputs(
+    http: aiohttp.ClientSession, target: Target, *, chat: bool, stream: bool
+) -> list[Coroutine[Any, Any, Output]]:
+    """Four long requests."""
+    return [output_of(http, target, f"Long {number}", LONG, chat=chat, stream=stream) for number in range(4)]
 
 
 @needs_slots
@@ -200,18 +224,13 @@ async def test_a_short_request_does_not_wait_for_long_ones(
     http: aiohttp.ClientSession, engine: RunningEngine, through: Target, stream: bool
 ) -> None:
     """It joins them in the engine, and ends while all of them still run."""
-    tasks = [
-        asyncio.create_task(output_of(http, through, f"Long {number}", LONG, chat=True, stream=stream))
-        for number in range(4)
-    ]
-    await running(engine, len(tasks), "the long requests run")
+    async with started(long_outputs(http, through, chat=True, stream=stream)) as tasks:
+        await running(engine, len(tasks), "the long requests run")
 
-    output = await output_of(http, through, "Short", SHORT, chat=True, stream=stream)
+        output = await output_of(http, through, "Short", SHORT, chat=True, stream=stream)
 
-    ended = [task.done() for task in tasks]
-    await asyncio.gather(*tasks)
-    assert len(output.text) == SHORT
-    assert ended == [False] * 4
+        assert len(output.text) == SHORT
+        assert [task.done() for task in tasks] == [False] * len(tasks)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +241,7 @@ async def test_the_sequence_of_a_client_that_leaves_ends(
     http: aiohttp.ClientSession, engine: RunningEngine, through: Target, chat: bool, stream: bool
 ) -> None:
     """Within a second, by the engine's own count."""
-    tasks = [
-        asyncio.create_task(output_of(http, through, f"Long {number}", LONG, chat=chat, stream=stream))
-        for number in range(4)
-    ]
-    try:
-        await running(engine, len(tasks), "the requests run")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with started(long_outputs(http, through, chat=chat, stream=stream)):
+        await running(engine, 1, "a request runs")
 
-        await running(engine, 0, "the engine runs nothing", 1.0)
-    finally:
-        await running(engine, 0, "the engine is idle", 60.0)
+    await running(engine, 0, "the engine runs nothing", 1.0)
