@@ -21,7 +21,9 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
-_TOO_LONG = re.compile(r"context.?length|context.?size|too long|maximum.{1,40}tokens|exceeds?.{1,40}(context|tokens)")
+_TOO_LONG = re.compile(
+    r"context.?length|context.?size|max_model_len|too long|maximum.{1,40}tokens|exceeds?.{1,40}(context|tokens)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,10 @@ def _number(text: str | None, divisor: float) -> float | None:
 
 def _sentence(body: bytes, sent: Collection[str]) -> str:
     named, text = _error_fields(body)
+    if _TOO_LONG.search(text):  # First: vLLM 0.32 names max_tokens in such an error.
+        return "The input and max_tokens together exceed the model's context."
     if name := next((each for each in named if each in PARAMETERS or each in sent), None):
         return f"parameters.{name} is not accepted by the model."
-    if _TOO_LONG.search(text):
-        return "The input and max_tokens together exceed the model's context."
     mentioned = next((name for name in sorted(sent) if re.search(rf"\b{re.escape(name)}\b", text)), None)
     return (
         f"parameters.{mentioned} is not accepted by the model."
