@@ -94,7 +94,7 @@ class Simulation:
     ) -> None:
         self.engine = engine
         self.workers = [Worker(SlotPolicy(tpot_ms=tpot_ms, items=items)) for _ in range(workers)]
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - a simulation
         self._lengths = lengths or lognormal
         self._streamed = streamed
         self._metrics = metrics
