@@ -264,7 +264,9 @@ def to_withdraw(runs: Sequence[SlotRun], signal: StopSignal) -> list[SlotRun]:
     """The youngest runs without output, of the first queues of the signal; each request is withdrawn at most once."""
 
     def may_leave(run: SlotRun) -> bool:
-        is_kept = run.has_sent or run.is_dropped or run.is_withdrawn or run.request.was_withdrawn
+        is_kept = (
+            run.has_sent or run.is_dropped or run.is_withdrawn or run.request.was_withdrawn or run.request.attempt > 1
+        )
         return not is_kept and run.request.queue in signal.queues
 
     allowed = sorted(filter(may_leave, runs), key=lambda run: (signal.queues.index(run.request.queue), -run.start.at_s))
