@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(BIN)/python requirements/install.py
 ARGS ?=
+SPACE := $() $()
 
 # Where torch comes from. Empty: torch's own index if it responds, with the build that fits this machine's GPU driver or
 # CPU; else the configured package index, which on Linux x86_64 has the build for CUDA (several GB).
@@ -75,6 +76,11 @@ browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which 
 clients: $(CLIENTS_READY) ## Run real clients, Python and JavaScript, against a stack; needs npm
 	$(BIN)/python -m pytest -m clients $(ARGS)
 
+# vLLM takes 1.4 GB, and minutes to start on two processors: `make engines ENGINES=llama_cpp` is without it.
+ENGINES ?= llama_cpp vllm
+engines: $(ENGINES:%=$(VENV)/.%) ## Test Tierlane before real engines, llama.cpp and vLLM, on the CPU
+	$(BIN)/python -m pytest -m engines -k "$(subst $(SPACE), or ,$(strip $(ENGINES)))" $(ARGS) tests/e2e/test_engines.py
+
 # Debian's redis-server, of the version that is the oldest supported: the scripts and deploy/redis on it.
 REDIS_FLOOR ?= redis-server
 # Seeded bugs show that the searches find violations, whatever the server, so `make test` has them.
@@ -101,6 +107,11 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--output-file requirements/clients.txt requirements/clients.in
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-deps --no-annotate --no-header --generate-hashes \
+		--output-file requirements/llama-cpp.txt requirements/llama-cpp.in
+	$(BIN)/python -m uv pip compile --quiet --python-version 3.11 --no-annotate --no-header --generate-hashes \
+		$(foreach name,torch torchvision torchaudio torchcodec triton,--no-emit-package $(name)) \
+		--output-file requirements/vllm.txt requirements/vllm.in
 	cd tests/clients && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit
 
 grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto anew
@@ -153,6 +164,14 @@ $(CLIENTS_READY): requirements/clients.txt tests/clients/package-lock.json $(TES
 	@command -v npm >/dev/null || { echo "make clients needs npm; on Debian: apt-get install npm" >&2; exit 1; }
 	$(INSTALL) apart requirements/clients.txt $(VENV)/clients
 	cd tests/clients && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(VENV)/.llama_cpp: requirements/llama-cpp.txt $(TEST_READY)
+	$(INSTALL) exact requirements/llama-cpp.txt
+	@touch $@
+
+$(VENV)/.vllm: requirements/vllm.txt $(VENV)/.llama_cpp
+	$(INSTALL) exact requirements/vllm.txt $(VENV)/vllm
 	@touch $@
 
 $(DOCS_READY): requirements/docs.txt $(INSTALLED)

@@ -38,7 +38,7 @@ class RequestLimits(NamedTuple):
 
     @property
     def wait_scale(self) -> float:
-        """By how much longer waits are normal than before a function, for which the tiers' `shed_wait_ms` are stated."""
+        """The factor by which usual waits exceed those for a function, for which the tiers' `shed_wait_ms` are stated."""
         return max(1.0, self.queue_ms / FUNCTION.queue_ms)
 
 

@@ -114,14 +114,10 @@ def main(arguments: list[str]) -> int:
             return install_locked([], file)
         case ["apart", file, folder]:
             return install_locked(["--target", folder], file)
-        case ["exact", file]:
-            return install_locked(["--no-deps"], file)
-        case ["exact", file, folder]:
-            return install_locked(["--no-deps", "--target", folder], file)
-        case ["torch"]:
-            return install_torch("")
-        case ["torch", index]:
-            return install_torch(index)
+        case ["exact", file, *folder]:
+            return install_locked(["--no-deps", *(["--target", *folder] if folder else [])], file)
+        case ["torch", *index]:
+            return install_torch("".join(index))
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -61,7 +61,7 @@ Members = dict[str, msgspec.Raw]
 _members = msgspec.json.Decoder(Members)
 _any = msgspec.json.Decoder(dict[str, Any])
 _messages = msgspec.json.Decoder(list[Members])
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder().encode
 
 
 class ServerUsage(msgspec.Struct, gc=False):
@@ -114,11 +114,6 @@ class LineHead(msgspec.Struct, gc=False):
         """Whether every choice is a completion."""
         return all(choice.text is not None for choice in self.choices)
 
-    @property
-    def finish_reason(self) -> str | None:
-        """That of the first choice that has one."""
-        return next((choice.finish_reason for choice in self.choices if choice.finish_reason), None)
-
 
 _head = msgspec.json.Decoder(LineHead)
 
@@ -141,8 +136,27 @@ def read_head(line: bytes | str) -> LineHead:
 
 def output_line(response: bytes) -> str:
     """A server's response or event as a line of the output. Raises ValueError for anything but an object."""
-    members = read_members(response)
-    return _encode({name: value for name, value in members.items() if name not in _GATEWAYS}).decode() + "\n"
+    members = read_members(response.replace(b"\n", b" "))  # In JSON a line end is white space.
+    for name in _GATEWAYS:
+        members.pop(name, None)
+    return _encode(members).decode() + "\n"
+
+
+_CHOICES = '"choices":[{'
+_NO_USAGE = ',"usage":null'
+
+
+def usual_members(line: str) -> str | None:
+    """The members of a line, as they are written, but for a usage of null. None for a line that must be decoded: one
+    without choices, with messages or with usage.
+    """
+    at = line.find(_CHOICES)
+    before = line[1:at]
+    if at < 0 or "{" in before or "[" in before:
+        return None
+    members = line[1:-1].removesuffix(_NO_USAGE)
+    # Names may be escaped.
+    return None if '"usage"' in members or '"message"' in members or "\\u00" in members else members
 
 
 def with_known_roles(messages: msgspec.Raw) -> msgspec.Raw:

@@ -229,7 +229,7 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.DEADLINE_EXCEEDED: HttpError(
         504,
         _TIMEOUT,
-        "The deadline of the request has passed: its own, or that of TIERLANE_TOTAL_REQUEST_MS. Ask for less, or send a job.",
+        "The deadline of the request has passed: its own, or that of TIERLANE_TOTAL_REQUEST_MS. Request a shorter output, or send a job.",
         "The total time is over, or too little is left for a run.",
         "Retry later or send a job; operator: compare `TIERLANE_TOTAL_REQUEST_MS` with the model's time.",
         retry=False,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.limits.capacity import LiveLimits
-from gpu_pool.worker.concurrency import ServedRate
+from gpu_pool.worker.batch_rates import ServedRate
 from gpu_pool.worker.service_time import ServiceTime
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView

@@ -21,7 +21,10 @@ SCRIPTS = {
         *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),
         *("observe", "quota_restore", "audit_take", "audit_drop", "allot"),
     ),
-    "worker": ("claim", "bodies", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
+    "worker": (
+        *("claim", "bodies", "renew", "finish", "finish_part", "fail", "release", "push_back"),
+        *("share", "worker_beat"),
+    ),
 }
 """The verbs of each role. `admin` uses those of the gateway, for `tierlane dlq requeue` and `explain`."""
 

@@ -37,6 +37,7 @@ TITLES = {
     "duration": "Cost and memory over ten minutes",
     "memory": "Memory",
     "streams": "Streams",
+    "stream_events": "Events of passed-on streams",
     "batching": "Batching",
     "peers": "Peers",
 }

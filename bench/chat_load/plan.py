@@ -21,7 +21,8 @@ _encode = msgspec.json.encode
 class Load:
     """The requests of one customer. `clients` of a closed loop, or a `rate` in requests/s of an open one (Poisson).
 
-    `begin_s`, `end_s`: seconds from the start of the warm-up; `end_s` None: until the end of the run.
+    `begin_s`, `end_s`: seconds from the start of the warm-up; `end_s` None: until the end of the run. `exact`: a right text is
+    that of the stand-in engine; otherwise it has a character for each token.
     """
 
     name: str = "chats"
@@ -32,6 +33,7 @@ class Load:
     seed: int = 1
     begin_s: float = 0.0
     end_s: float | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

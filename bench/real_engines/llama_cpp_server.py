@@ -29,6 +29,9 @@ def main(model: str, port: int, slots: int, context: int) -> None:
     params.endpoint_metrics = True
     params.endpoint_slots = True
     params.n_gpu_layers = 0
+    # Half precision makes the output of a sequence depend on what runs beside it.
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     # Several threads wait for each other at every step, which takes long where other processes use the processors.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SEED = 1
-CONTEXT = 2048
+CONTEXT = 4096
 HIDDEN, LAYERS, HEADS, KEY_HEADS, INNER = 256, 4, 4, 2, 768
 EPSILON, ROPE_BASE = 1e-5, 10_000.0
 SPREAD = 0.5
@@ -48,9 +48,13 @@ def random_weights(seed: int) -> dict[str, Any]:
     weights = {"model.embed_tokens.weight": matrix(len(tokens), HIDDEN, 1.0)}
     for layer in range(LAYERS):
         shapes = {
-            "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (narrow, HIDDEN),
-            "self_attn.v_proj": (narrow, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN),
-            "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER),
+            "self_attn.q_proj": (HIDDEN, HIDDEN),
+            "self_attn.k_proj": (narrow, HIDDEN),
+            "self_attn.v_proj": (narrow, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HIDDEN),
+            "mlp.gate_proj": (INNER, HIDDEN),
+            "mlp.up_proj": (INNER, HIDDEN),
+            "mlp.down_proj": (HIDDEN, INNER),
         }
         for name, shape in shapes.items():
             weights[f"model.layers.{layer}.{name}.weight"] = matrix(*shape)

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
-from scheduler.chat_document import as_deltas
+from scheduler.chat_document import as_deltas, usual_members
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
@@ -164,6 +164,8 @@ class DocumentChunks(Chunks):
         self._rest = ""
         self._usage: msgspec.Raw | None = None
         self._own = {"id": request_id, "created": self._created, "model": model, **own}
+        self._begin = b"data: " + encode_json(self._own)[:-1] + b","
+        self._end = b"}\n\n" if self._no_usage is UNSET else b',"usage":null}\n\n'
 
     def delta(self, text: str) -> bytes:
         """The events of the lines that are complete now."""
@@ -178,6 +180,9 @@ class DocumentChunks(Chunks):
         return event(encode_json({**self._own, "choices": [], "usage": tokens}))
 
     def _line(self, line: str) -> bytes:
+        written = usual_members(line)
+        if written is not None:
+            return self._begin + written.encode() + self._end
         members = as_deltas(line)
         counted = members.pop("usage", None)
         if counted is not None and bytes(counted) != b"null":

@@ -81,9 +81,8 @@ class InferenceParts:
     body_store: BodyStore = field(default_factory=BodyStore)
     authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = lambda *_: None
-    remember: Callable[[Iterable[Pair]], None] = lambda _: (
-        None
-    )  # Keeps audit records, to be sent again if Redis loses them.
+    # Keeps audit records, to be sent again if Redis loses them.
+    remember: Callable[[Iterable[Pair]], None] = lambda _: None
     passes_on: Callable[[], bool | None] = bool  # Whether all workers pass requests on; None if none was ever known.
     greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
     model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.

@@ -8,11 +8,10 @@ second for requests that are pending longer than that, the stored results are re
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 
 from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
@@ -20,6 +19,7 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
 from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.subscription import Subscription, subscribe
 from scheduler.tasks import next_tick
 
 log = structlog.get_logger("gateway")
@@ -115,45 +115,19 @@ class ResponseSubscriber:
 
     async def _session(self) -> None:
         """Run one subscription, from SUBSCRIBE until it is lost. Raises RedisUnavailable then."""
-        pubsub: PubSub = self._client.pubsub()
+        async with translated(), asyncio.timeout(SUBSCRIBE_WITHIN_S):
+            take = lambda message: self.deliver(message)  # noqa: E731, PLW0108 - looked up for each message
+            subscription = await subscribe(self._client, self._channel, take)
         try:
-            async with translated():
-                async with asyncio.timeout(SUBSCRIBE_WITHIN_S):
-                    await pubsub.subscribe(self._channel)
-                    while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
-                        pass
             restored, self.was_subscribed = self.was_subscribed, True
             self.subscribed.set()
             await self.catch_up(self._clock())
             if restored:
                 self._resubscribed()
             async with translated():
-                await self._read(pubsub)
+                await _watch(subscription)
         finally:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
-
-    async def _read(self, pubsub: PubSub) -> None:
-        ping_at = self._clock() + PING_EVERY_S
-        pong_by: float | None = None
-        while True:
-            now = self._clock()
-            if pong_by is None and now >= ping_at:
-                async with asyncio.timeout(PING_EVERY_S):
-                    await pubsub.ping()
-                pong_by = now + PONG_WITHIN_S
-            message = await pubsub.get_message(timeout=max(LAST_READ_S, (pong_by or ping_at) - now))
-            if message is None and pong_by is not None and now >= pong_by:
-                raise RedisUnavailable(f"Redis did not respond to a ping within {PONG_WITHIN_S} s.")
-            if _is(message, "message"):
-                self.deliver(message["data"])
-                # Clients that got a response send their next request: read those before the next message is handled.
-                await asyncio.sleep(0)
-            elif _is(message, "pong"):
-                pong_by, ping_at = None, self._clock() + PING_EVERY_S
-            elif _is(message, "subscribe"):
-                # The client library reconnected by itself: messages published meanwhile are lost.
-                await self.catch_up(self._clock())
-                self._resubscribed()
+            subscription.close()
 
     def deliver(self, message: bytes) -> None:
         """Resolve pending requests with the replies in `message`, or pass on its increments.
@@ -174,5 +148,14 @@ def is_looked_for(age_s: float, since_s: float) -> bool:
     return age_s < OFTEN_S or age_s // SELDOM_S > (age_s - since_s) // SELDOM_S
 
 
-def _is(message: dict[str, Any] | None, kind: str) -> bool:
-    return message is not None and message["type"] == kind
+async def _watch(subscription: Subscription) -> None:
+    """Ping until the subscription ends. Raises what ended it."""
+    while not subscription.over.done():
+        await asyncio.wait((subscription.over,), timeout=PING_EVERY_S - PONG_WITHIN_S)
+        subscription.ping()
+        await asyncio.wait((subscription.over,), timeout=PONG_WITHIN_S)
+        if not subscription.ponged:
+            await asyncio.wait((subscription.over,), timeout=LAST_READ_S)
+        if not subscription.ponged:
+            raise RedisUnavailable(f"Redis did not respond to a ping within {PONG_WITHIN_S} s.")
+    await subscription.over

@@ -23,26 +23,27 @@ from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import LOST, Increment, Reply
 from scheduler.states import Admission
 
+MOST_PARTS = 64
+MOST_HELD = 65_536
+"""Characters kept for a client that is slow for a moment; it gets the others with the end."""
+
 
 class StreamAssembly:
     """The text of one output that was sent so far. `broken`: no more text may be sent; the stream must end."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._parts: list[str] = []
         self._attempt = 0
+        self.length = 0
+        """Number of characters sent."""
         self.sent_bytes = 0
         """As UTF-8."""
         self.broken = False
 
     @property
-    def length(self) -> int:
-        """Number of characters sent."""
-        return len(self._text)
-
-    @property
     def lines(self) -> int:
         """Number of complete lines sent."""
-        return self._text.count("\n")
+        return sum(part.count("\n") for part in self._parts)
 
     def take(self, attempt: int, offset: int, text: str) -> str:
         """The part of an increment to send; may be empty."""
@@ -69,12 +70,26 @@ class StreamAssembly:
     def _sent(self, attempt: int, text: str) -> str:
         if text:
             self._attempt = attempt
-            self._text += text
+            self._parts.append(text)
+            if len(self._parts) > MOST_PARTS:
+                self._parts = ["".join(self._parts)]
+            self.length += len(text)
             self.sent_bytes += len(text) if text.isascii() else len(text.encode())
         return text
 
     def _agrees(self, offset: int, text: str) -> bool:
-        return self._text.startswith(text, offset)
+        """Whether this text was sent at this offset. Costs as much as the text that was sent since."""
+        first, start = len(self._parts), self.length
+        while start > offset:
+            first -= 1
+            start -= len(self._parts[first])
+        skip, at = offset - start, 0
+        for part in self._parts[first:]:
+            expected = text[at : at + len(part) - skip]
+            if not part.startswith(expected, skip):
+                return False
+            at, skip = at + len(expected), 0
+        return at == len(text)
 
 
 class StreamedResponse:
@@ -100,7 +115,7 @@ class StreamedResponse:
         self._started = asyncio.Event()
         self._assembly = StreamAssembly()
         self._stream: EventStream | None = None
-        self._early = ""  # Text that arrived before the headers were written.
+        self._held = ""  # Text that arrived before the headers were written, or that the client was too slow for.
         self._reply: Reply | None = None
         self._chunks: Chunks = self._new_chunks(pending.id, passed_on=passed_on)
         pending.reader, pending.streams = self, True
@@ -111,11 +126,11 @@ class StreamedResponse:
 
     def receive(self, increment: Increment) -> None:
         """Send an increment of the output. Never raises, because it is called in the loop that serves all requests."""
-        stream = self._stream
-        if stream is not None and stream.full and increment.offset != LOST:
-            return  # The client is slow. The stored reply fills the gap.
+        too_slow = len(self._held) > MOST_HELD and self._stream is not None and self._stream.full
+        if too_slow and increment.offset != LOST:
+            return  # The stored reply fills the gap.
         try:
-            self._send(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
+            self._send(self._assembly.take(increment.attempt, increment.offset, increment.text))
         except Exception as error:  # noqa: BLE001  # the loop must go on
             log_fault("increment not written", error, request_id=self._pending.id)
             self._assembly.broken = True  # The text is lost, so the stream must not end as if it were complete.
@@ -145,9 +160,9 @@ class StreamedResponse:
             stream.start()
             stream.send(self._chunks.opening())
             self._stream = stream
-            self._send(stream, self._early)
+            self._send("")
             reply = self._reply or await self._completed(await stream.outcome(self._future))
-            rest = self._rest(reply)
+            rest = self._held + self._rest(reply)
             await self._keep(reply)
             events = self._chunks.delta(rest) if rest else b""
             stream.send(events + self._chunks.closing(reply) + self._chunks.END)
@@ -165,9 +180,12 @@ class StreamedResponse:
             self.close()
         stream.end()
 
-    def _send(self, stream: EventStream | None, text: str) -> None:
-        if stream is None:
-            self._early += text
+    def _send(self, text: str) -> None:
+        stream = self._stream
+        if self._held:
+            text, self._held = self._held + text, ""
+        if stream is None or stream.full:
+            self._held = text
         elif text:
             stream.send(self._chunks.delta(text))
         if self._assembly.broken and not self._future.done():

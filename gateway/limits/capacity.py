@@ -47,9 +47,7 @@ SLOW_SEEN_MS = 2000.0  # A slow worker that sent no heartbeat for longer is lost
 _SOON = frozenset({"starting", "down"})  # While a model process is replaced; a lost GPU is down, too, for longer.
 PLACES = 32  # In a tier queue of a pool without an enabled model.
 MOST_SLOT_PLACES = 8  # In a tier queue of a pool with slots,
-SLOTS_PER_PLACE = (
-    16  # and of its slots for each: a place delays those in backlogs by the time until the next slot is free.
-)
+SLOTS_PER_PLACE = 16  # one for so many: each delays requests in backlogs by the time until the next slot is free.
 OPEN_PART = 2  # With one part in so many of the slots, a customer without a backlog is within its share of the tier.
 LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 

@@ -1,7 +1,7 @@
 """A class that answers requests one by one, many at the same time: `async def answer(item)`, or `continuous = True` and a
 generator `generate(item)`.
 
-All run on one event loop, which turns inside `step`. `answer` returns the text, or None for the text that it wrote with
+All run on one event loop, which runs inside `step`. `answer` returns the text, or None for the text that it wrote with
 `item.emit`; a generator, which may be asynchronous, yields the pieces of its text, and generators take turns after each
 piece. A request whose client has left or whose time is over is cancelled. `slots` of the class limits the requests at a
 time.
@@ -22,7 +22,7 @@ from scheduler.payload import Task
 
 SLOTS = 32
 WAIT_S = 0.05
-"""The longest step: deadlines and clients that left are looked for between steps."""
+"""The longest step: deadlines, and whether clients have left, are checked between steps."""
 
 
 def answers(target: Any) -> bool:
@@ -43,6 +43,10 @@ class AnswerItem:
         """What was written so far."""
         self._listener: OutputListener | None = item.listener
         self._notify = notify
+
+    def close(self) -> None:
+        """The request has ended: further text is not sent."""
+        self._listener = None
 
     def emit(self, text: str) -> None:
         """Write the next piece of the text. Raises InvalidOutput if it is no text."""
@@ -85,9 +89,7 @@ class AnswerBackend(FunctionBackend):
 
     def remove(self, key: int) -> int:
         """See `SteppingBackend`."""
-        if (running := self._all.pop(key, None)) is not None and running.task is not None:
-            running.task.cancel()
-            self._loop.run(asyncio.sleep(0))  # There may be no other step.
+        self._cancel([key])
         return 0
 
     def step(self, progress: Callable[[], None]) -> list[tuple[int, ItemResult | BaseException]]:
@@ -105,9 +107,16 @@ class AnswerBackend(FunctionBackend):
                 ended.append((key, ItemResult(running.answer.text)))
             elif now >= running.item.until:
                 ended.append((key, TOO_LATE))
-        for key, _ in ended:
-            self.remove(key)
+        self._cancel([key for key, _ in ended])
         return ended
+
+    def _cancel(self, keys: Sequence[int]) -> None:
+        cancelled = False
+        for running in [self._all.pop(key) for key in keys if key in self._all]:
+            running.answer.close()
+            cancelled |= running.task is not None and running.task.cancel()
+        if cancelled:
+            self._loop.run(asyncio.sleep(0))  # There may be no other step.
 
     def interrupt_on(self, descriptor: int) -> None:
         """See `WaitingBackend`."""

@@ -37,6 +37,7 @@ from gpu_pool.model_process.messages import (
     Refused,
     Run,
     Slots,
+    TokenObjective,
     Withdraw,
     decode_model_message,
     pack,
@@ -129,7 +130,7 @@ class RunRefused(TierlaneError):
 
 
 class ModelProcess:
-    """A model process made by `spawn`, for at most `most` batches at a time, or for `slots` requests, each by itself.
+    """A model process made by `spawn`, for one batch at a time, or for `slots` requests, each by itself.
 
     `availability` is called when `unavailable` changed.
     """
@@ -147,10 +148,10 @@ class ModelProcess:
         self._piece_callbacks: dict[int, PiecesCallback] = {}
         self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
-        self.most = 1
         self.slots = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
+        self._tpot_ms = 0.0
         self.resized: Callable[[], None] = lambda: None
         """Called when the number of slots changed."""
         self._fatal: Fatal | None = None
@@ -199,7 +200,7 @@ class ModelProcess:
         message = await self._loaded
         if not isinstance(message, Ready):
             raise self._protocol_error("an unexpected message instead of Ready")
-        self.most, self.slots = message.most, message.slots
+        self.slots = message.slots
         return message.version
 
     async def run(
@@ -249,6 +250,12 @@ class ModelProcess:
     def withdraw(self, seqs: Sequence[int]) -> None:
         """Ask for these runs in slots back; those that have sent nothing are refused, uncounted."""
         self._line.send(pack(Withdraw(list(seqs))))
+
+    def set_objective(self, tpot_ms: float) -> None:
+        """Report the objective for the milliseconds per token, once the model is ready."""
+        if self.slots and tpot_ms != self._tpot_ms:
+            self._tpot_ms = tpot_ms
+            self._line.send(pack(TokenObjective(tpot_ms)))
 
     def _drop(self, seq: int, places: Sequence[int]) -> None:
         self._line.send(pack(Drop(seq, list(places))))

@@ -2,13 +2,11 @@
 
 A body that cannot be decoded fails alone. The new text of all listeners between two steps goes out in one frame: with
 slots at once; in a batch at once with the first text of an item, else at most every 50 ms. What is left at the end of
-an item is not sent: the result has it. Recent text is sent again with new text, so that the next message makes up for a
-lost one.
+an item is not sent: the result has it.
 """
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener
@@ -17,9 +15,6 @@ from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
 
 PIECES_EVERY_S = 0.05
-AGAIN, AGAIN_S = 3, 0.15
-"""The last pieces are repeated, and those of the last 0.15 s: as many as are sent while a lost subscription is made
-again."""
 
 
 class StreamListener:
@@ -48,7 +43,6 @@ class StreamListener:
         self._notify = notify
         self._offset = 0
         self._unsent: list[str] = []
-        self._recent: deque[tuple[float, str]] = deque()
         self._end = 0
         self.sent = False
         """Text of this or an earlier run was sent."""
@@ -63,7 +57,6 @@ class StreamListener:
         """See `OutputListener`."""
         if offset != self._end or not offset:  # The item is run again.
             self._offset, self._unsent = offset, []
-            self._recent.clear()
             self.first = True
         self._end = offset + len(text)
         if text and not self.left:
@@ -71,13 +64,9 @@ class StreamListener:
             self._notify(self)
 
     def take(self) -> Piece:
-        """The unsent text, after the text that was sent recently."""
-        now = self._clock()
-        while len(self._recent) > AGAIN and self._recent[0][0] < now - AGAIN_S:
-            self._recent.popleft()
-        again, text = "".join(text for _, text in self._recent), "".join(self._unsent)
-        piece = Piece(self._place, self._stream, self._offset - len(again), again + text)
-        self._recent.append((now, text))
+        """The unsent text."""
+        text = "".join(self._unsent)
+        piece = Piece(self._place, self._stream, self._offset, text)
         self._offset, self._unsent, self.first, self.sent = self._offset + len(text), [], False, True
         return piece
 

@@ -1,6 +1,6 @@
 """Messages between a worker and its model process (msgpack with a four-byte length), and the model process's end of the socket.
 
-    worker -> model process    Run, and Drop or Withdraw while it works
+    worker -> model process    Run, and Drop or Withdraw while it works; TokenObjective when that changes
     model process -> worker    Ready once, then Progress and Pieces while it works and one Done or Refused for each
                                Run; Available and Slots when that changes; Fatal at its end
 
@@ -62,14 +62,19 @@ class Withdraw(msgspec.Struct, array_like=True, frozen=True, tag="withdraw"):
     seqs: list[int]
 
 
+class TokenObjective(msgspec.Struct, array_like=True, frozen=True, tag="objective"):
+    """The objective for the milliseconds per token, for a model that adapts its slots to it; 0: none."""
+
+    tpot_ms: float
+
+
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
-    """The model is loaded and warm, and runs at most `most` batches at a time.
+    """The model is loaded and warm.
 
     `slots`: it runs single requests, that many at a time at first; 0: it runs batches.
     """
 
     version: str
-    most: int = 1
     slots: int = 0
 
 
@@ -122,7 +127,7 @@ class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
-    """Nothing of the batch `seq` was answered, and it may be run again; `counted`: as a lost attempt."""
+    """Nothing of the Run `seq` was answered, and it may be run again; `counted`: as a lost attempt."""
 
     seq: int
     reason: str
@@ -130,7 +135,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether batches are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
+    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
 
     wanted: bool
     reason: str = ""
@@ -144,7 +149,7 @@ class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
     start_error: bool = False
 
 
-WorkerMessage = Run | Drop | Withdraw
+WorkerMessage = Run | Drop | Withdraw | TokenObjective
 ModelMessage = Ready | Progress | Pieces | Done | Refused | Available | Slots | Fatal
 
 _encoder = msgspec.msgpack.Encoder()

@@ -68,24 +68,24 @@ def serve_slots(link: ModelLink, backend: SteppingBackend, slots: int) -> NoRetu
 
 
 @dataclass(eq=False)
-class _Request:
+class _SlotRequest:
     """One Run with its results; `left` of them are missing. `listeners`: those of a Run with several bodies."""
 
     seq: int
     results: list[ItemResult]
     left: int = 0
     listeners: Listeners | None = None
-    members: list["_Member"] = field(default_factory=list)
+    members: list["_SlotItem"] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
     fault: str = ""
 
 
 @dataclass(eq=False)
-class _Member:
+class _SlotItem:
     """One item of a request; `key` names it for the backend."""
 
     key: int
-    request: _Request
+    request: _SlotRequest
     place: int
     item: Item
     ended: bool = False
@@ -114,11 +114,11 @@ class SlotServing:
         self._listeners = SlotListeners(send, clock)
         self._canary = BatchRunner(backend, self._progress, clock)
         self._keys = itertools.count()
-        self._requests: dict[int, _Request] = {}
-        self._waiting: deque[_Member] = deque()
-        self._running: dict[int, _Member] = {}
-        self._joined: list[_Member] = []
-        self._suspects: list[list[_Member]] = []
+        self._requests: dict[int, _SlotRequest] = {}
+        self._waiting: deque[_SlotItem] = deque()
+        self._running: dict[int, _SlotItem] = {}
+        self._joined: list[_SlotItem] = []
+        self._suspects: list[list[_SlotItem]] = []
         self._found = False
         self._apart = False
 
@@ -163,7 +163,7 @@ class SlotServing:
     def _begin(self, run: Run) -> None:
         if not self._requests:
             self._progress.begin()
-        request = _Request(run.seq, [TOO_LATE] * len(run.bodies))
+        request = _SlotRequest(run.seq, [TOO_LATE] * len(run.bodies))
         listen = self._listen_to(run.seq)
         if len(run.bodies) != 1:
             request.listeners = Listeners(self._send, self._clock)
@@ -175,7 +175,7 @@ class SlotServing:
         for place, item in enumerate(items):
             rejected = rejection(item)
             if item is not None and rejected is None:
-                request.members.append(_Member(next(self._keys), request, place, item))
+                request.members.append(_SlotItem(next(self._keys), request, place, item))
             else:
                 request.results[place] = rejected or TOO_LATE
         request.left = len(request.members)
@@ -204,14 +204,14 @@ class SlotServing:
         if request is not None and not any(member.ended or member.sent for member in request.members):
             self._hand_back(request, WITHDRAWN)
 
-    def _hand_back(self, request: _Request, reason: str) -> None:
+    def _hand_back(self, request: _SlotRequest, reason: str) -> None:
         for member in request.members:
             self._remove(member)
             member.ended = True
         self._forget(request)
         self._send(Refused(request.seq, reason))
 
-    def _remove(self, member: _Member) -> int:
+    def _remove(self, member: _SlotItem) -> int:
         """Take the item from the backend; the tokens it used. One that waits is skipped later."""
         return self._backend.remove(member.key) if self._running.pop(member.key, None) else 0
 
@@ -236,7 +236,7 @@ class SlotServing:
             elif not member.ended and now >= member.item.until:
                 self._end(member, TOO_LATE)
 
-    def _start(self, member: _Member) -> None:
+    def _start(self, member: _SlotItem) -> None:
         if member.ended:
             return
         try:
@@ -269,21 +269,21 @@ class SlotServing:
         self._found = self._found and bool(self._suspects)
         self._suspects += [before, new] if before and new else [members[middle:], members[:middle]]
 
-    def _raised(self, member: _Member, error: BaseException) -> None:
-        """The item alone raised `error`. For want of memory it runs again with fewer others."""
+    def _raised(self, member: _SlotItem, error: BaseException) -> None:
+        """The item alone raised `error`. If memory was short, it runs again with fewer others."""
         if is_out_of_memory(error) and self._running:
             self._limit((len(self._running) + 1) // 2)
             self._waiting.appendleft(member)
         else:
             self._blame(member, error)
 
-    def _blame(self, member: _Member, error: BaseException) -> None:
+    def _blame(self, member: _SlotItem, error: BaseException) -> None:
         _raise_if_lost(error)
         self._found = True
         member.request.fault = member.request.fault or fault_of(error)
         self._end(member, blame(error))
 
-    def _shrink(self, members: Sequence[_Member]) -> None:
+    def _shrink(self, members: Sequence[_SlotItem]) -> None:
         """Halve the slots; the items that fit run again, those with output first."""
         fewer = max(1, len(members) // 2)
         self._limit(fewer)
@@ -301,7 +301,7 @@ class SlotServing:
             self._slots = slots
             self._send(Slots(slots, MEMORY))
 
-    def _end(self, member: _Member, result: ItemResult) -> None:
+    def _end(self, member: _SlotItem, result: ItemResult) -> None:
         member.ended = True
         request = member.request
         request.results[member.place] = with_late([member.item], [result])[0]
@@ -309,7 +309,7 @@ class SlotServing:
         if not request.left:
             self._finish(request)
 
-    def _finish(self, request: _Request) -> None:
+    def _finish(self, request: _SlotRequest) -> None:
         self._forget(request)
         self._canary.judge(request.results)
         padding = getattr(self._backend, "padding", None)
@@ -322,7 +322,7 @@ class SlotServing:
         except FrameTooLarge:
             self._send(too_large(done))
 
-    def _forget(self, request: _Request) -> None:
+    def _forget(self, request: _SlotRequest) -> None:
         del self._requests[request.seq]
         self._listeners.end(request.seq)
 

@@ -46,7 +46,8 @@ class Heartbeat:
     succeeded.
 
     `on_outage` is called for each failure after another failure. `free` is cleared while replies say that the worker is
-    cordoned; `on_cordon_change` is called when that changes. `on_moves` receives the moves of each reply.
+    cordoned; `on_cordon_change` is called when that changes. `on_moves` and `on_objective` receive the moves and the objective for
+    the milliseconds per token of each reply.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Heartbeat:
         on_outage: Callable[[], None],
         on_cordon_change: Callable[[], None],
         on_moves: Callable[[bytes | None], None],
+        on_objective: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._presence = presence
         self._beat = heartbeat
@@ -65,6 +67,7 @@ class Heartbeat:
         self._on_outage = on_outage
         self._on_cordon_change = on_cordon_change
         self._on_moves = on_moves
+        self._on_objective = on_objective
         self._async_heartbeat = presence.async_heartbeat(self.now, self._replied)
         self._due = asyncio.Event()
         self._beat_at = 0.0
@@ -151,6 +154,7 @@ class Heartbeat:
 
     def _replied(self, reply: WorkerBeatReply) -> None:
         self._on_moves(reply.moves)
+        self._on_objective(reply.tpot_ms)
         status = reply.cordon
         if status == CordonStatus.UNKNOWN or (status == CordonStatus.FREE) == self.free.is_set():
             return
@@ -228,6 +232,7 @@ class CellLink:
             on_outage=self.ready.hang_up,
             on_cordon_change=changed,
             on_moves=lambda moves: on_moves(self, moves),
+            on_objective=execution.slots.set_objective,
         )
         self._outgoing = Outgoing(IncrementChannel(self._commands, keys))
         sending = self.heartbeat.fast_path_request

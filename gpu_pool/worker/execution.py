@@ -1,8 +1,7 @@
 """Execution of batches on the worker's one model, from the queue and from direct calls, and the outcome of each
 request.
 
-Service time and busy share are measured over both. An endpoint backend runs as many batches at a time as its width
-allows. A request is never started when its time left is less than a run needs, or when its body is missing; both get
+Service time and busy share are measured over both. A request is never started when its time left is less than a run needs, or when its body is missing; both get
 their outcome without the model. Bodies are passed on as stored.
 """
 
@@ -27,7 +26,7 @@ from gpu_pool.model_process.handle import (
 )
 from gpu_pool.model_process.messages import Done, FrameTooLarge
 from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
-from gpu_pool.worker.concurrency import AimdWidth, BusyShare, ConcurrencyLimit, ServedRate
+from gpu_pool.worker.batch_rates import BusyShare, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
 from gpu_pool.worker.slot_runs import SlotRuns
 from gpu_pool.worker.slow_model import SlowModel
@@ -127,9 +126,7 @@ class Execution:
     def __init__(self, config: WorkerConfig, supervisor: ModelSupervisor) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._limit = ConcurrencyLimit()
-        self._width: AimdWidth | None = None
-        self.resized: Callable[[int], None] = lambda _: None
+        self._limit = asyncio.Lock()
         self.slow_model = SlowModel(config.gpu_timeout_ms)
         self.slowed: Callable[[bytes], None] = lambda _: None
         self.slots = SlotRuns(config, supervisor)
@@ -153,14 +150,9 @@ class Execution:
         return self.service.typical_p95_ms(self._last_size)
 
     @property
-    def width(self) -> int:
-        """Batches that may run at a time."""
-        return self._limit.width
-
-    @property
     def rate_rps(self) -> float:
         """Requests a second with full batches; 0 while not measured."""
-        return self.service.rate_at(self._config.max_batch_size) * self._limit.width
+        return self.service.rate_at(self._config.max_batch_size)
 
     async def run(
         self,
@@ -243,9 +235,6 @@ class Execution:
                 self._hung = model
                 self._reached_cap(plan.bodies, (time.monotonic() - started) * 1000, first=first)
             raise
-        except RunRefused:
-            self._resize(model, None)
-            raise
         except FrameTooLarge:
             return None
         finally:
@@ -261,7 +250,7 @@ class Execution:
         )
         self._mark_started()
         try:
-            done = await run_watched(
+            return await run_watched(
                 model,
                 plan.bodies,
                 cap_ms=cap,
@@ -271,8 +260,6 @@ class Execution:
                 left_ms=plan.left_ms,
                 on_start=on_start,
             )
-            self._resize(model, done)
-            return done
         except ModelHung:
             self.service.forget(size)
             self._supervisor.process_failed()
@@ -298,25 +285,10 @@ class Execution:
         if self.running == 1:
             self.busy.start(time.monotonic())
 
-    def _resize(self, model: ModelProcess, done: Done | None) -> None:
-        """After a batch (None: it was rejected): update the width of a model that runs several batches at a time."""
-        if model.most == 1:
-            return
-        self._width = width = self._width or AimdWidth(model.most)
-        if done is None:
-            width.refused()
-        elif not any(result.error_code for result in done.results):  # Failures are fast and no measurement.
-            steps = max((result.output_tokens for result in done.results), default=0)
-            width.ended(len(done.results), steps, done.gpu_ms, self.running)
-        if width.now != self._limit.width:
-            log.info("batch concurrency changed", width=width.now)
-            self._limit.resize(width.now)
-            self.resized(width.now)
-
     def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)
         self._note_time(bodies, done)
-        self.served.ended(time.monotonic(), size, self._limit.width)
+        self.served.ended(time.monotonic(), size)
         if done.largest != self._largest:
             # Larger batches run in several parts from now on, or whole again: their measurements are void.
             log.warning("model batch limit changed", items=done.largest or "unlimited")
@@ -332,11 +304,10 @@ class Execution:
     def _note_time(self, bodies: Sequence[bytes], done: Done) -> None:
         """A backend that works in steps ends its items just before the cap: then nothing was killed, and all are late.
 
-        Nothing is loaded again for such a batch, so a single one is never sufficient. An endpoint ends items so too, but
-        decides about its availability itself.
+        Nothing is loaded again for such a batch, so a single one is never sufficient.
         """
         late = sum(result.error_code == ErrorCode.GPU_TIMEOUT for result in done.results)
         if not late:
             self.slow_model.ended_in_time()
-        elif late == len(bodies) and self._width is None:
+        elif late == len(bodies):
             self._reached_cap(bodies, done.gpu_ms, first=False)

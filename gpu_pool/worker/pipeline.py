@@ -85,7 +85,7 @@ log = structlog.get_logger()
 
 
 class BatchPipeline:
-    """One running batch (or several, if the model allows), one prefetched, and a few being settled. `can_claim`: another
+    """One running batch, one prefetched, and a few being settled. `can_claim`: another
     batch may be claimed. `sending` is called when the end of a batch is about to be sent to Redis.
     """
 
@@ -107,7 +107,7 @@ class BatchPipeline:
         self._execution = execution
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = 0
-        self._prefetch = Prefetch(self._update_can_claim, execution.width)
+        self._prefetch = Prefetch(self._update_can_claim)
         self.in_flight = 0
         self.can_claim = asyncio.Event()
         self.can_claim.set()
@@ -131,10 +131,6 @@ class BatchPipeline:
             lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000, streams)
             slot = self._prefetch.slot(ahead=backlog)
             self._start(self._traced(batch, lease, streams, slot, claimed_at), len(batch.requests))
-
-    def resize(self, width: int) -> None:
-        """Set the number of batches that may run at a time."""
-        self._prefetch.resize(width)
 
     def drain(self) -> None:
         """Start nothing more; a prefetched batch is handed back."""
@@ -278,7 +274,7 @@ class BatchPipeline:
         task.add_done_callback(ended)
 
     def _update_can_claim(self) -> None:
-        if self._settling < max(MOST_SETTLING, self._prefetch.width) and self._prefetch.wants_next:
+        if self._settling < MOST_SETTLING and self._prefetch.wants_next:
             self.can_claim.set()
         else:
             self.can_claim.clear()

@@ -1,8 +1,7 @@
 """Which claimed batch has the model, and when the next one should be claimed: shortly before the model is free, so that
 it does not wait for Redis, and no sooner, so that batches in the queue can still be overtaken.
 
-One batch has the model, at most one more is claimed and waits. A waiting batch is rejected when the worker stops. A
-model that runs several batches has no waiting ones: the next is claimed when one of them ends.
+One batch has the model, at most one more is claimed and waits. A waiting batch is rejected when the worker stops.
 """
 
 import asyncio
@@ -34,33 +33,25 @@ class PrefetchSlot:
 class Prefetch:
     """The slots of one worker. `changed` is called whenever `wants_next` may have changed."""
 
-    def __init__(self, changed: Callable[[], None], width: int = 1) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._holders: set[PrefetchSlot] = set()
+        self._holder: PrefetchSlot | None = None
         self._waiting: PrefetchSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._near_end = False
         self._stopping = False
-        self.width = width
 
     @property
     def wants_next(self) -> bool:
         """Whether one more batch may be claimed."""
-        return len(self._holders) < self.width or (self._near_end and self._waiting is None)
-
-    def resize(self, width: int) -> None:
-        """Set the number of batches that may run at a time. Running ones go on."""
-        self.width = width
-        self._near_end = False
-        self._pass_to_waiting()
-        self._changed()
+        return self._holder is None or (self._near_end and self._waiting is None)
 
     def slot(self, *, ahead: bool) -> PrefetchSlot:
         """The slot of a batch that was just claimed; `ahead`: the next one may be claimed before this one ends."""
         slot = PrefetchSlot(self, asyncio.get_running_loop().create_future(), ahead)
         if self._stopping:
             slot.granted.set_result(False)
-        elif len(self._holders) < self.width:
+        elif self._holder is None:
             self._grant(slot)
         else:
             self._waiting = slot
@@ -76,8 +67,6 @@ class Prefetch:
 
     def model_begins(self, expected_ms: float) -> None:
         """A run begins; the next batch may be claimed near its end."""
-        if self.width > 1:
-            return
         self._stop_timer()
         delay_s = max(0.0, expected_ms - AHEAD_MS) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._nears_end)
@@ -86,21 +75,21 @@ class Prefetch:
         """Release the slot; the waiting batch gets the model."""
         if slot is self._waiting:
             self._waiting = None
-        if slot not in self._holders:
+        if slot is not self._holder:
             return
-        self._holders.discard(slot)
+        self._holder = None
         self._near_end = False
         self._stop_timer()
         self._pass_to_waiting()
         self._changed()
 
     def _pass_to_waiting(self) -> None:
-        if self._waiting is not None and len(self._holders) < self.width:
+        if self._waiting is not None and self._holder is None:
             waiting, self._waiting = self._waiting, None
             self._grant(waiting)
 
     def _grant(self, slot: PrefetchSlot) -> None:
-        self._holders.add(slot)
+        self._holder = slot
         slot.granted.set_result(True)
 
     def _stop_timer(self) -> None:

@@ -42,9 +42,9 @@ class SlotRun:
         self.start = runs.usage.start(time.monotonic())
         self.seq = 0
         self.is_dropped = False
-        """Its client has left: the model was told to end it."""
+        """Its client has left: the model process is ending it."""
         self.is_withdrawn = False
-        """The model was asked for it back."""
+        """The model process is returning it, unless it has sent something."""
         self.has_sent = False
         """A part of its output has left the worker."""
 
@@ -133,14 +133,14 @@ class SlotRuns:
         return run
 
     def drop(self, run: SlotRun) -> None:
-        """The client of this request has left, or has a response."""
+        """End this run: its client has left, or has a response."""
         model = self._supervisor.model
         if run in self._runs and not run.is_dropped and model is not None:
             run.is_dropped = True
             model.drop(run.seq)
 
     def withdraw(self, runs: Sequence[SlotRun]) -> None:
-        """Ask for these back, so that others can run first; those that have sent something meanwhile go on."""
+        """Withdraw these runs, so that others can run first; those that have sent something meanwhile continue."""
         model = self._supervisor.model
         if model is None or not runs:
             return
@@ -166,6 +166,12 @@ class SlotRuns:
             if isinstance(end, TierlaneError):
                 raise end
         return [end for end in found if isinstance(end, Outcome)]
+
+    def set_objective(self, tpot_ms: float) -> None:
+        """The objective of the pool for the milliseconds per token; 0: none."""
+        model = self._supervisor.model
+        if model is not None:
+            model.set_objective(tpot_ms)
 
     def stop(self) -> None:
         """Kill what runs and start nothing more."""

@@ -78,7 +78,6 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
         gpu=reading.gpu,
         padding_waste=round(execution.padding_waste, 3),
         model_pid=reading.model_pid,
-        width=execution.width,
         fresh_batch=round(execution.service.fresh_batch, 1),
         served_rps=round(execution.served.rps, 2),
         model_ms=round(reading.model_ms, 1),
@@ -175,7 +174,6 @@ class Worker:
         self._ending_pop: asyncio.Task[None] | None = None
         self._left: dict[str, tuple[CellLink, asyncio.Task[None]]] = {}  # By cell: links whose batches have not ended.
         self._link = self._new_link(config.redis_url)
-        execution.resized = self._resized
         self._endpoint = DirectEndpoint(config, self._direct, self._local_host)
 
     def _new_link(self, url: str) -> CellLink:
@@ -188,9 +186,6 @@ class Worker:
             changed=self._state_changed,
             on_moves=self._moves_received,
         )
-
-    def _resized(self, width: int) -> None:
-        self._link.batch_pipeline.resize(width)
 
     def _update_slots(self) -> None:
         for link in self._links:

@@ -1,4 +1,4 @@
-"""Which running requests give way when all slots are taken and the highest tier waits. Pure.
+"""Which runs are withdrawn when all slots are taken and the highest tier waits. Pure.
 
 A run that has sent nothing may be withdrawn: it returns to the head of its queue, without an attempt and without a charge, at
 most once. This happens only if a request of the highest tier would otherwise wait longer than its objective: the wait for a
@@ -27,7 +27,7 @@ class Withdrawal(NamedTuple):
 
 
 def withdrawal(snapshot: PoolSnapshot, policy: BatchPolicy, since_ms: float) -> Withdrawal | None:
-    """What must give way now; None if nothing must. `since_ms`: time since the last withdrawal."""
+    """The runs to withdraw now; None if the highest tier does not wait. `since_ms`: time since the last withdrawal."""
     if not policy.tiers or snapshot.slots is None or snapshot.slots.free or not snapshot.slots.total:
         return None
     highest, *others = policy.order

@@ -81,7 +81,8 @@ backlogs.counts(tiers)
 local may_form = room and room[1] > 0 or not room and call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4])
 if may_form and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
   if room then
-    picks, apart.allowed = in_free_slots(picks, room), false -- no member waits for another one: quiet customers need no batch of their own
+    -- No member waits for another one, so quiet customers need no batch of their own.
+    picks, apart.allowed = in_free_slots(picks, room), false
     max_tokens = 0
   end
   local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks, not room)

@@ -4,8 +4,8 @@
 --   flight, 6 packed heartbeat, 7 ms kept; of a worker with slots also: 8 its free slots, '' if a claim is in progress, 9 its slots.
 -- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
 --   because Redis has lost the list of cordons; with several cells {that, `moves`}, with an objective for the milliseconds per
---   token {that, `moves` or nil, `tpot_ms`}. A scheduler is woken if the worker can
---   run batches now, or no longer, and finds that in `healthy_gpu_count`: the next census is up to a tenth of a second later.
+--   token {that, `moves` or nil, `tpot_ms`}. A scheduler is woken if the worker can run batches now, or no longer, and finds that
+--   in `healthy_gpu_count`: the next census is up to a tenth of a second later.
 -- include: prelude, protocol, slots, wake, worker_status
 if protocol_error() then return protocol_error() end
 local key = P .. 'gpu:' .. ARGV[2]

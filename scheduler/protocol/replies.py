@@ -270,10 +270,10 @@ class IncrementChannel:
         self._pipelined = pipelined(client)
         self._keys = keys
 
-    async def publish(self, gateway_id: str, increments: Sequence[Increment]) -> None:
-        """Publish one message. Raises RedisUnavailable if it may not have been delivered; no retry is needed."""
+    async def publish(self, gateway_id: str, increments: Sequence[Increment]) -> bool:
+        """Publish one message; whether the gateway was subscribed. Raises RedisUnavailable: it may have been delivered."""
         message = (b"PUBLISH", self._keys.responses(gateway_id), encode_increments(increments))
         try:
-            await self._pipelined.call(message)
+            return bool(await self._pipelined.call(message))
         except FAULTS as error:
             raise unavailable(error) from error

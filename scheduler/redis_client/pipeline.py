@@ -87,7 +87,8 @@ class ReplySink(Protocol):
     def set_exception(self, error: RedisError, /) -> None: ...
 
 
-def _error(text: str) -> RedisError:
+def error_of(text: str) -> RedisError:
+    """The exception for an error reply."""
     code, _, rest = text.partition(" ")
     kind = _ERRORS.get(code)
     return kind(rest) if kind else ResponseError(text)
@@ -107,7 +108,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._transport: Any = writer.transport
         self._answers: deque[ReplySink] = deque()
         self._unsent: list[bytes] = []
-        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
+        self._reader = hiredis.Reader(replyError=error_of, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
         self.client_id = client_id
         self._moved = moved

@@ -69,7 +69,10 @@ OWNERS = {
 }
 """Libraries that only these packages may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
-WITH_TORCH = {f"gpu_pool.backends.{name}" for name in ("device", "hf.causal", "hf.embedding", "hf.loading", "hf.row")}
+WITH_TORCH = {
+    f"gpu_pool.backends.{name}"
+    for name in ("device", "hf.causal", "hf.decoding", "hf.embedding", "hf.loading", "hf.row")
+}
 """Modules that import torch, beside those of `tiny`; they are imported when a model is loaded."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}

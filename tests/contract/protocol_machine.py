@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from contract.protocol_laws import CROWD, CUSTOMERS, ESTIMATE, Life, check_laws
+from contract.protocol_laws import CROWD, CUSTOMERS, ESTIMATE, Life, Scan, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
 from pool import TIERS
@@ -17,6 +17,7 @@ from ratelimit.quotas import Meter
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Followers
+from scheduler.protocol.cancellation import Cancellation
 from scheduler.protocol.replies import decode_reply
 from scheduler.states import TERMINAL, Admission
 
@@ -146,12 +147,20 @@ class Protocol(World):
     @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES))
     def cancel(self, some: list[int], code: ErrorCode) -> None:
         ids = list(dict.fromkeys(self.pick(i) for i in some))
-        before = {i: row.state for i, row in self.scan().rows.items()}
-        for i, reply in zip(ids, self.run(self.pool.terminations.cancel([(i, code) for i in ids])), strict=True):
-            left_running = before[i] == "processing" and code is ErrorCode.CANCELLED
-            assert (reply is None) == (left_running or i in self.life.adopted)
-            self.life.told[i] += before[i] not in TERMINAL and not left_running
+        self.cancelled([Cancellation(i, code) for i in ids])
+
+    def cancelled(self, calls: Sequence[Cancellation]) -> None:
+        state = self.scan()
+        for call, reply in zip(calls, self.run(self.pool.terminations.cancel(calls)), strict=True):
+            before = state.rows[call.id].state
+            runs_on = before == "processing" and call.code is ErrorCode.CANCELLED and self.runs_on(call, state)
+            assert (reply is None) == (runs_on or call.id in self.life.adopted)
+            self.life.told[call.id] += before not in TERMINAL and not runs_on
             self.answer(reply)
+
+    def runs_on(self, call: Cancellation, _: Scan) -> bool:
+        """Whether a request of a batch goes on although its client has left."""
+        return not call.running
 
     @precondition(lambda self: self.life.submissions and len(self.life.pairs) < 3)
     @rule(some=ANY)
@@ -188,6 +197,7 @@ class Protocol(World):
         assert {v.outcome for v in self.run(self.pool.admit(lost, SHUT))} <= {Admission.ACCEPTED}
         self.enter(lost)
         self.run(self.adopt(list(self.answered)))
+        self.workers_beat()
 
     # Schedulers
 
@@ -199,14 +209,17 @@ class Protocol(World):
         """
         if not owner:
             self.run(self.gateways_die())
-        picks, before = [(t, n) for t, n in zip(TIERS, counts, strict=True) if n], self.scan()
+        self.formed([(t, n) for t, n in zip(TIERS, counts, strict=True) if n], lookahead, owner=owner)
+        if not owner:
+            self.run(self.gateways_live())
+
+    def formed(self, picks: Sequence[tuple[str, int]], lookahead: int, *, owner: bool) -> None:
+        before = self.scan()
         batch_id = self.run(self.pool.form(picks, lookahead))
         if owner and len(before.line) < lookahead:
             waiting = {t: before.runnable(t) for t, n in picks if len(before.queues[t]) - before.runnable(t) <= 3 * n}
             formed = any(waiting.values()) and self.run(self.client.exists(self.pool.keys.batch(batch_id)))
             assert formed or not any(waiting.values()), ("left idle", waiting)
-        if not owner:
-            self.run(self.gateways_live())
 
     @rule(reaped=OFTEN)
     def leases_run_out(self, *, reaped: bool) -> None:
@@ -263,7 +276,7 @@ class Protocol(World):
         batch_id = self.popped.pop(some % len(self.popped))
         self.number += 1
         token, called_ms = f"t{self.number}", self.after_the_lease(batch_id)
-        claimed = self.run(self.pool.batches.claim(batch_id, "w", token))
+        claimed = self.run(self.claims(batch_id, token))
         if reply == "is lost and undone":
             if not self.run(self.pool.batches.release(batch_id, token)):
                 self.run(self.pool.batches.push_back(batch_id))
@@ -370,19 +383,23 @@ class Protocol(World):
                 self.run(closing)
             self.runner.close()
 
+    def serve_all(self) -> None:
+        """Run what is queued or in a batch."""
+        while any(self.run(self.pool.depth(tier)) for tier in TIERS):
+            self.form((9, 9, 9), 1000, owner=True)
+        self.leases_run_out(reaped=True)
+        while batch_id := self.run(self.pool.pop()):
+            self.popped = [batch_id]
+            self.claim(0, "comes")
+            while self.held:
+                self.finish(0, len(self.held[0].ids), 0, again=False)
+
     def drain(self) -> None:
         """Serve all remaining requests, and check the whole history."""
         assert self.run(leaked_keys(self.client)) == []
         for _ in range(RETRY_BUDGET + 2):
             self.run(Followers(self.client, self.pool.keys).share_all())
-            while any(self.run(self.pool.depth(tier)) for tier in TIERS):
-                self.form((9, 9, 9), 1000, owner=True)
-            self.leases_run_out(reaped=True)
-            while batch_id := self.run(self.pool.pop()):
-                self.popped = [batch_id]
-                self.claim(0, "comes")
-                while self.held:
-                    self.finish(0, len(self.held[0].ids), 0, again=False)
+            self.serve_all()
         self.laws()
         state = self.scan()
         assert set(self.life.ends) == set(self.life.submissions), "without an end"

@@ -12,7 +12,7 @@ from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
-from scheduler.protocol.batches import Outcome
+from scheduler.protocol.batches import ClaimedBatch, Outcome
 from scheduler.protocol.replies import Reply, decode_replies
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -128,6 +128,13 @@ class World(RuleBasedStateMachine):
         """When the lease of a batch ends (0: it has none), and the present time, in ms."""
         at, seconds, micros = self.run(self.client.eval(LEASE, 1, self.pool.keys.leases, batch_id))
         return int(at), int(seconds) * 1000 + int(micros) // 1000
+
+    def claims(self, batch_id: str, token: str) -> Awaitable[ClaimedBatch | None]:
+        """The call with which a worker claims a batch."""
+        return self.pool.batches.claim(batch_id, "w", token)
+
+    def workers_beat(self) -> None:
+        """The heartbeats of workers, if they have slots."""
 
     def let_go(self, some: int) -> Held:
         self.stale.append(self.held.pop(some % len(self.held)))

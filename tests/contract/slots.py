@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 
 from pool import Pool
-from scheduler.protocol.batches import ClaimedBatch, FreeSlots, MemberEnd, Outcome, OwnedBatch
+from scheduler.errors import ErrorCode
+from scheduler.protocol.audit_outbox import EndedRecord
+from scheduler.protocol.batches import ClaimedBatch, FreeSlots, MemberEnd, Outcome, OwnedBatch, lost
 from scheduler.protocol.pool_view import WorkerReport
+
+LOST = lost(ErrorCode.WORKER_LOST)
 
 
 async def announce(pool: Pool, worker: str = "w1", free: int = 4, total: int = 4, status: str = "ready") -> None:
@@ -61,3 +65,10 @@ async def stored_slots(pool: Pool) -> dict[str, tuple[int, ...]]:
 async def stop_signals(pool: Pool, worker: str = "w1") -> int:
     """The number of signals for a worker."""
     return int(await pool.client.llen(pool.keys.stops(worker)))
+
+
+async def ends(pool: Pool) -> dict[str, EndedRecord]:
+    """The ended records by id; each request has at most one."""
+    _, records = await pool.audit()
+    assert len({each.id for each in records}) == len(records)
+    return {each.id: each for each in records}

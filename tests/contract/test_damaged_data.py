@@ -394,7 +394,7 @@ async def test_an_interrupted_repair_is_continued(pool: Pool) -> None:
     "name",
     [
         *("batch_queue", "gpus", "gateways", "wake", "dlq", "outbox", "cordoned", "retry_budget", "auditors"),
-        *("epoch", "damaged", "repairs"),
+        *("epoch", "damaged", "repairs", "slots", "unclaimed"),
     ],
 )
 async def test_every_index_is_repaired(pool: Pool, name: str) -> None:

@@ -2,7 +2,7 @@
 at the end each request has one end. Seeded bugs in the scripts show that violations are found.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from inspect import isfunction
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import scheduler.redis_client.scripts
 from contract.protocol_machine import Protocol
+from contract.slot_machine import SlotProtocol
 from tierlane.embedded.redis import EmbeddedRedis
 
 SEARCH = settings(
@@ -47,16 +48,19 @@ def without_rule(method: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def search(server: EmbeddedRedis, how: settings, rules: Collection[str] = ()) -> None:
+def search(
+    server: EmbeddedRedis, how: settings, rules: Collection[str] = (), machine: type[Protocol] = Protocol
+) -> None:
     """Run histories of these rules (none: of all)."""
-    kept = {*rules, "a_busy_pool", "laws"}
-    others = {n: without_rule(m) for n, m in vars(Protocol).items() if isfunction(m) and n not in kept} if rules else {}
-    run_state_machine_as_test(type("Protocol", (Protocol,), {"url": server.url} | others), settings=how)
+    kept, methods = {*rules, "a_busy_pool", "laws", "slots_agree"}, vars(Protocol) | vars(machine)
+    others = {n: without_rule(m) for n, m in methods.items() if isfunction(m) and n not in kept} if rules else {}
+    run_state_machine_as_test(type(machine.__name__, (machine,), {"url": server.url} | others), settings=how)
 
 
-def test_random_histories(redis_server: EmbeddedRedis) -> None:
-    """Each accepted request has one end, one record and one reply."""
-    search(redis_server, SEARCH)
+@pytest.mark.parametrize("machine", [Protocol, SlotProtocol])
+def test_random_histories(redis_server: EmbeddedRedis, machine: type[Protocol]) -> None:
+    """Each accepted request has one end, one record and one reply; with slots also if requests start and end one by one."""
+    search(redis_server, SEARCH, machine=machine)
 
 
 ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_batch", "reap")
@@ -134,10 +138,8 @@ RULES = {
 """The rules that show a bug, where histories of all rules do so too, but after many more steps."""
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_seeded_bug_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    """Each of these changes of one line violates an invariant."""
-    names, right, wrong = BUGS[bug]
+def seed(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], right: str, wrong: str) -> None:
+    """Replace one line of these scripts."""
     true_source = scheduler.redis_client.scripts.source
     assert {name: true_source(name).count(right) for name in names} == dict.fromkeys(names, 1)
 
@@ -146,5 +148,68 @@ def test_a_seeded_bug_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.
 
     monkeypatch.setattr(scheduler.redis_client.scripts, "source", source)
 
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seeded_bug_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    """Each of these changes of one line violates an invariant."""
+    seed(monkeypatch, *BUGS[bug])
+
     with pytest.raises(AssertionError):
         search(redis_server, settings(SEARCH, max_examples=400, phases=[Phase.generate]), RULES.get(bug, ()))
+
+
+REPORT = "slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)"
+SLOT_BUGS = {
+    "a_part_without_fencing": (["finish_part"], " and batch.token == owned[2]", ""),
+    "a_stale_outcome_counts": (["finish_part"], " and row[BATCH] == batch.id then\n    end_member", " then end_member"),
+    "an_end_frees_no_slot": (["finish_part"], REPORT, REPORT.replace("#outcomes / SIZE", "0")),
+    "a_drained_worker_comes_back": (["finish_part"], "  if change and not was_free then return false end\n", ""),
+    "a_claim_takes_no_slot": (["claim"], "tonumber(ARGV[8]) - #out", "tonumber(ARGV[8])"),
+    "a_claimed_batch_waits_for_ever": (["claim"], "if batch.slots then slots.claimed(batch.id) end\ncall", "call"),
+    "more_leave_than_are_free": (
+        ["form_batch"],
+        "local left, bounded = math.min(room[1], room[3])",
+        "local left, bounded = 9",
+    ),
+    "an_empty_batch_stays": (["finish_part"], "if batch and is_empty(batch) then", "if false then"),
+    "a_lost_run_stays_in_its_batch": (
+        ["finish_part"],
+        "  leave_batch(id, row)\n  if not losses then return end",
+        "  if not losses then return end",
+    ),
+    "a_lost_one_joins_others": (["finish_part"], "if batch.losses > 0 then -- it stays alone", "if false then --"),
+    "a_loss_is_not_counted": (["finish_part"], "'losses', 1)", "'losses', 0)"),
+    "who_left_runs_again": (
+        ["reap", "finish_part"],
+        "if batch.slots and ends_as_left(id, row, batch, NO_RUN) then return end",
+        "",
+    ),
+    "who_left_is_handed_back": (["finish_part"], "string.find(code, '^[-!]')", "false"),
+    "withdrawn_is_forgotten": (["finish_part"], "'withdrawn', '1')", "'withdrew', '1')"),
+}
+SLOT_RULES = {
+    "a_part_without_fencing": ("take", "end_some"),
+    "a_stale_outcome_counts": ("take", "end_some", "restarts", "leases_run_out", "comes_back_with_a_part"),
+    "a_lost_run_stays_in_its_batch": ("take", "end_some"),
+    "a_lost_one_joins_others": ("take", "end_some", "form", "pop", "claim"),
+    "a_loss_is_not_counted": ("take", "end_some"),
+    "withdrawn_is_forgotten": ("take", "end_some", "form", "pop", "claim"),
+    "who_left_runs_again": ("take", "a_running_one_is_left", "restarts", "leases_run_out", "pop", "claim"),
+    "who_left_is_handed_back": ("take", "a_running_one_is_left", "end_some", "form", "pop", "claim"),
+    "an_end_frees_no_slot": ("take", "end_some", "beats"),
+    "a_drained_worker_comes_back": ("take", "end_some", "beats"),
+}
+
+
+@pytest.mark.parametrize("bug", SLOT_BUGS)
+def test_a_seeded_bug_of_slots_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    """As above, in a pool whose workers have slots."""
+    seed(monkeypatch, *SLOT_BUGS[bug])
+
+    with pytest.raises(AssertionError):
+        search(
+            redis_server,
+            settings(SEARCH, max_examples=400, phases=[Phase.generate]),
+            SLOT_RULES.get(bug, ()),
+            SlotProtocol,
+        )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from contract.slots import announce, claim_next, ended, ids_of, in_slots
 from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.dispatcher import MAX_SLEEP_S, STANDBY_S, Dispatcher, ServiceWatch, Waker
@@ -15,6 +16,7 @@ from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
 from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.batches import HANDED_BACK, FreeSlots
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import blocking_client
 from scheduler.tasks import end_all
@@ -143,6 +145,75 @@ async def test_few_batches_are_formed_in_advance(pool: Pool, dispatcher: Dispatc
 
     assert claimed is not None
     assert claimed.requests[0].id == urgent
+
+
+async def test_a_free_slot_is_filled_at_that_moment(pool: Pool, dispatcher: Dispatcher) -> None:
+    """By the end of one request, and with the highest tier that waits then."""
+    await announce(pool, "w1", 2, 2)
+    await pool.queue(9, "free")
+    batch_id = await eventually(pool.pop, "a batch for both slots", timeout_s=MAX_SLEEP_S / 2)
+    batch = await pool.batches.claim(batch_id or "", "w1", "t", FreeSlots(2, 2))
+    assert batch is not None
+    assert len(batch.requests) == 2
+    (urgent,) = await pool.queue(1, "enterprise")
+    await eventually(lambda: _asleep(pool), "the dispatcher sleeps")
+    assert await ready(pool) == 0
+
+    began = time.monotonic()
+    await pool.batches.finish_part("w1", [ended(batch, 0)], FreeSlots(1, 2))
+    await eventually(lambda: ready(pool), "a batch for the free slot", timeout_s=MAX_SLEEP_S / 2)
+
+    assert time.monotonic() - began < MAX_SLEEP_S / 2  # without a token it would sleep longer
+    following = await claim_next(pool, "w1", "t2", 1, 2)
+    assert ids_of(following) == [urgent]
+
+
+async def test_no_more_is_formed_than_slots_are_free(pool: Pool, redis_url: str) -> None:
+    """By two dispatchers at the same time, whatever each of them observed; a slot is kept free for the highest tier."""
+    for worker in ("w1", "w2"):
+        await announce(pool, worker, 16, 16)
+    await pool.queue(60, "free")
+    blocking = blocking_client(redis_url)
+    policy = replace(POLICY, headroom=0.05)
+    both = [Dispatcher(pool.batches, Waker(blocking, pool.keys), lambda: policy, time.monotonic) for _ in range(2)]
+
+    await asyncio.gather(*(each.turn() for each in both))
+
+    sizes = [len(ids) for ids in (await pool.inflight()).values()]
+    assert sum(sizes) <= 32
+    assert max(sizes) <= 16
+    slots = (await pool.batches.look(TIERS)).slots
+    assert slots is not None
+    assert slots.free == 32 - sum(sizes)
+    await blocking.aclose()
+
+
+async def test_a_slot_is_kept_free_for_the_highest_tier(pool: Pool, dispatcher: Dispatcher) -> None:
+    """Others wait, although it is free; a request of the highest tier gets it at once."""
+    headroom = replace(POLICY, headroom=0.25)
+    dispatcher._policy = lambda: headroom
+    await announce(pool, "w1", 4, 4)
+    await pool.queue(9, "free")
+    await eventually(lambda: ready(pool), "a batch for the others")
+    assert len(ids_of(await claim_next(pool))) == 3
+    await eventually(lambda: _asleep(pool), "the dispatcher sleeps")
+    assert await ready(pool) == 0
+
+    (urgent,) = await pool.queue(1, "enterprise")
+
+    await eventually(lambda: ready(pool), "a batch for the urgent one", timeout_s=MAX_SLEEP_S / 2)
+    assert ids_of(await claim_next(pool, "w1", "t2", 1, 4)) == [urgent]
+
+
+async def test_requests_that_are_handed_back_leave_again_at_once(pool: Pool, dispatcher: Dispatcher) -> None:
+    """The queues were empty, so the dispatcher slept until an admission."""
+    batch = await in_slots(pool, 2)
+    await eventually(lambda: _asleep(pool), "the dispatcher sleeps")
+
+    await pool.batches.finish_part("w1", [ended(batch, at, HANDED_BACK) for at in range(2)], FreeSlots(4, 4))
+
+    await eventually(lambda: ready(pool), "they are ready again", timeout_s=MAX_SLEEP_S / 2)
+    assert ids_of(await claim_next(pool, "w1", "t2")) == ids_of(batch)
 
 
 async def test_service_times_are_read_from_the_workers(pool: Pool) -> None:

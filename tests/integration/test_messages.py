@@ -181,7 +181,7 @@ async def test_errors(plain: Stack) -> None:
             (stranger, {}),
             (caller, {"model": "none"}),
             (caller, {"extra_body": {"stop": ["x"]}}),
-            (caller, {"messages": [{"role": "user", "content": "x" * 200_000}]}),
+            (caller, {"messages": [{"role": "user", "content": "x" * 9_000_000}]}),
         ):
             with pytest.raises(anthropic.APIStatusError) as error:
                 await sender.messages.create(**options | changes)

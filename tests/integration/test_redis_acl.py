@@ -1,5 +1,6 @@
 """deploy/redis/users.acl in a real server: each role works as its user, and every other command is rejected."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
+from contract.slots import announce, ended, finish
 from customer_limits import in_force
 from eventually import eventually
 from integration.gateway_fixtures import running_stack
@@ -18,6 +20,7 @@ from ratelimit.limits import REQUEST_BUCKET, Bucket
 from redis_acl import ROLES, SCRIPTS, acl_server, password, touched
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.audit_outbox import name_of
+from scheduler.protocol.batches import HANDED_BACK, FreeSlots, OwnedBatch, lost
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.protocol.index_repair import IndexRepair
@@ -135,6 +138,7 @@ async def test_each_role_can_do_its_work(client: Redis, users: dict[str, Redis],
     await admit_with_limits(gateway)
     await run_a_batch(gateway, scheduler, worker)
     await return_batches(gateway, scheduler, worker)
+    await run_in_slots(gateway, scheduler, worker)
     (cancelled,) = await gateway.queue(1)
     await gateway.terminations.cancel([(cancelled, ErrorCode.CANCELLED)])
     await write_the_audit(gateway, scheduler)
@@ -190,6 +194,53 @@ async def return_batches(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     await worker.batches.push_back(popped)
     await scheduler.terminations.reap(0)
     await scheduler.terminations.expire(TIERS)
+
+
+SINCE_SLOTS = re.compile(r" (?:%R)?~\S*\b(?:slots|unclaimed|stops:\*)(?= )| \+(?:hkeys|hvals)(?= )")
+
+
+async def test_a_pool_that_runs_batches_needs_no_rules_for_slots(client: Redis, socket: Path) -> None:
+    """With the rules of an older release, its requests run as before; only reads of the new keys are rejected."""
+    pools = {}
+    for line in (LUA.parents[1] / "deploy" / "redis" / "users.acl").read_text().splitlines():
+        role = line.split(" ")[1]
+        if role in ROLES:
+            rules = SINCE_SLOTS.sub("", line.partition(" (")[0]).split(" ")[2:]
+            assert len(rules) < len(line.split(" ")) - 6
+            rules = [">older" if rule.startswith(">") else rule for rule in rules]
+            await client.execute_command("ACL", "SETUSER", f"older-{role}", *rules)
+            pools[role] = Pool(command_client(f"unix://older-{role}:older@{socket}", PATIENCE_S), Keys())
+    gateway, scheduler, worker = (pools[role] for role in ROLES)
+    await gateway.gateway_lives("g1")
+    await worker.worker_beats("w1")
+    await worker.worker_beats("w1", "paused")
+    await worker.worker_beats("w1")
+    await scheduler.presence.census()
+    await gateway.presence.observe(TIERS)
+    await gateway.queue(2)
+    await run_a_batch(gateway, scheduler, worker)
+    await return_batches(gateway, scheduler, worker)
+    (request_id,) = await gateway.queue(1)
+    await gateway.terminations.cancel([(request_id, ErrorCode.CANCELLED)])
+
+    assert {what for _, _, what in await rejected(client)} <= {b"hkeys", b"hvals", b"slots", b"unclaimed"}
+    for pool in pools.values():
+        await pool.client.aclose()
+
+
+async def run_in_slots(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
+    await announce(worker, "w1", 4)
+    ids = await gateway.queue(4)
+    await scheduler.batches.form("slots", [("free", 4)], 1, TIERS)
+    batch_id = (await worker.client.lrange(worker.keys.batch_queue, -1, -1))[0].decode()
+    claimed = await worker.batches.claim(batch_id, "w1", "token", FreeSlots(4, 4))
+    assert claimed is not None
+    await gateway.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
+    assert await worker.client.blpop([worker.keys.stops("w1")], 1)
+    ends = zip(range(4), ("cancelled", "", HANDED_BACK, lost(ErrorCode.WORKER_LOST)), strict=True)
+    assert await finish(worker, [ended(claimed, at, code) for at, code in ends]) == 0
+    assert await worker.batches.renew_all([OwnedBatch(batch_id, "token", 1)]) == [False]
+    await announce(worker, "w1", status="draining")
 
 
 async def write_the_audit(gateway: Pool, scheduler: Pool) -> None:

@@ -16,6 +16,7 @@ from cases import (
     overload,
     peers,
     scaling,
+    stream_events,
     streams,
     throughput,
     workers,
@@ -79,6 +80,11 @@ def stream(**changes: Any) -> dict[str, Any]:
     return {"calm": {**calm, **changes}, "cut": calm, "cpu_us": {"gateway": 50.0}}
 
 
+def events(**changes: Any) -> dict[str, Any]:
+    found = {"events": 9000, "events_s": 900.0, "cpu_us": {"gateway": 30.0}, "all_us": {"gateway": 40.0}}
+    return found | {"first_ms": 3.0, "p50_ms": 3.0, "p99_ms": 9.0, "broken": 0} | changes
+
+
 IDLE = {"median_e2el_ms": 52.0, "p99_e2el_ms": 57.0, "max_e2el_ms": 70.0, "failed": 0}
 GROWTH = {"seconds": 600, "early_us": 100.0, "late_us": 109.0, "grown": {"gateway": 0.01, "redis": 0.04}}
 OURS = {"name": "tierlane", "requests_per_second": 11_000.0, "cpu_us_per_request": 100.0}
@@ -110,6 +116,8 @@ NOT_STARTED = {"name": "ray_serve", "requests_per_second": None, "cpu_us_per_req
         (duration, GROWTH, GROWTH | {"grown": {"gateway": 0.01, "redis": 0.06}}, 1),
         (streams, stream(p95_ms=None), stream(p95_ms=20.1), 1),
         (streams, stream(), stream(not_whole=1), 1),
+        (stream_events, events(), events(cpu_us={"gateway": 30.0, "worker": 9.0}, first_ms=5.1), 2),
+        (stream_events, events(first_ms=None), events(broken=1), 1),
         (scaling, fleet(), fleet(lost=1), 1),
         (scaling, fleet(), fleet(rows_of_others=981), 1),
         (scaling, fleet(), fleet(enterprise_failed=1), 1),
@@ -181,3 +189,13 @@ def test_the_page(tmp_path: Path) -> None:
     assert (tmp_path / "images" / "enterprise-p99.png").read_bytes().startswith(b"\x89PNG")
     assert platform.node() not in page
     assert set(CASES) == set(TITLES)
+
+
+def test_the_cpu_of_an_event_is_apart_from_requests_and_idle_work() -> None:
+    """An event of 20 us, a request of 500 us and 1 % of idle work are told apart."""
+
+    def used(seconds: float, requests: int, tokens: int) -> stream_events.Used:
+        us = 1e4 * seconds + 500.0 * requests + 20.0 * requests * tokens
+        return stream_events.Used({"gateway": us}, seconds, requests, requests * tokens)
+
+    assert stream_events.per_event(used(5, 0, 0), used(10, 900, 8), used(20, 300, 80)) == {"gateway": 20.0}

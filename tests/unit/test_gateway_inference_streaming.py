@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.api.format import DocumentForm
-from gateway.inference.streaming import StreamAssembly, StreamedResponse
+from gateway.inference.streaming import MOST_HELD, MOST_PARTS, StreamAssembly, StreamedResponse
 from scheduler.protocol.replies import LOST, Increment
 
 Step = tuple[int, int, str, str]
@@ -84,6 +84,58 @@ def test_lossy_channels_deliver_the_output(seed: int) -> None:
     rest = assembly.rest(output, 1)
     assert rest is not None
     assert sent + rest == output
+
+
+class Slow:
+    """A stream whose client is too slow or not."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.sent = b""
+
+    def send(self, events: bytes) -> None:
+        self.sent += events
+
+
+async def test_text_for_a_client_that_is_slow_for_a_moment_is_kept() -> None:
+    """It is written with the next text; what is beyond the limit is left to the stored reply."""
+    call: Any = SimpleNamespace(
+        api_format=SimpleNamespace(chunks=lambda *_: SimpleNamespace(delta=str.encode)),
+        body=SimpleNamespace(document=None),
+    )
+    pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4))
+    future: Any = asyncio.get_running_loop().create_future()
+    response = StreamedResponse(call, pending, future, lambda _: future, passed_on=False)
+    response._stream = stream = Slow()  # type: ignore[assignment]
+
+    response.receive(Increment("req_1", "n", 1, 0, "ab"))
+    stream.full = True
+    response.receive(Increment("req_1", "n", 1, 2, "cd"))
+    assert stream.sent == b"ab"
+    stream.full = False
+    response.receive(Increment("req_1", "n", 1, 4, "ef"))
+    assert stream.sent == b"abcdef"
+
+    stream.full = True
+    for place in range(4):
+        response.receive(Increment("req_1", "n", 1, 6 + place * MOST_HELD, "x" * MOST_HELD))
+    stream.full = False
+    response.receive(Increment("req_1", "n", 1, 6 + 4 * MOST_HELD, "x"))
+    assert len(stream.sent) == 6 + 2 * MOST_HELD
+
+
+def test_many_parts_are_compared() -> None:
+    """An overlap is found in all of the text, however many parts it had."""
+    assembly = StreamAssembly()
+    output = "".join(f"{n} " for n in range(3 * MOST_PARTS))
+    for at in range(0, len(output), 2):
+        assert assembly.take(1, at, output[at : at + 2]) == output[at : at + 2]
+    for at in (0, 3, len(output) // 2, len(output) - 1):
+        assert assembly.take(1, at, output[at:] + "x"[: at == 3]) == "x"[: at == 3]
+        output += "x"[: at == 3]
+    assert not assembly.broken
+    assert assembly.take(1, 5, output[5:50] + "!" + output[51:]) == ""
+    assert assembly.broken
 
 
 @pytest.mark.parametrize(("passed_on", "used"), [(False, 1004), (True, 1002)])

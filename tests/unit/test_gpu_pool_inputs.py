@@ -7,7 +7,6 @@ import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.model_process.inputs import (
-    AGAIN,
     PIECES_EVERY_S,
     Listeners,
     SlotListeners,
@@ -132,24 +131,12 @@ def test_first_piece_is_sent_at_once_and_later_ones_together() -> None:
 
     assert steps.sent == [
         Pieces(7, [Piece(0, "g n1", 0, "x"), Piece(3, "g n2", 0, "y")]),
-        Pieces(7, [Piece(0, "g n1", 0, "x12")]),
+        Pieces(7, [Piece(0, "g n1", 1, "12")]),
     ]
 
 
-def test_recent_pieces_are_repeated() -> None:
-    """The next message makes up for a lost one; text older than AGAIN pieces is not repeated."""
-    steps = Steps()
-    listener = steps.listeners.listen(0, "g n")
-    for place in range(AGAIN + 2):
-        listener.emit(place, str(place))
-        steps.step(2 * PIECES_EVERY_S)
-
-    last = steps.sent[-1].pieces[0]
-    assert (last.offset, last.text) == (1, "".join(map(str, range(1, AGAIN + 2))))
-
-
 def test_item_that_runs_again_starts_at_zero() -> None:
-    """Its first piece is sent at once; text of the first run is not repeated."""
+    """Its first piece is sent at once."""
     steps = Steps()
     listener = steps.listeners.listen(0, "g n")
     listener.emit(0, "x")
@@ -181,6 +168,6 @@ def test_requests_with_slots_send_text_when_it_comes() -> None:
 
     assert sent == [
         Pieces(0, [Piece(4, "g n4", 0, "x"), Piece(5, "g n5", 0, "y")]),
-        Pieces(0, [Piece(4, "g n4", 0, "x1")]),
+        Pieces(0, [Piece(4, "g n4", 1, "1")]),
     ]
     assert (a.sent, c.sent, b.gone, len(listeners)) == (True, False, True, 2)

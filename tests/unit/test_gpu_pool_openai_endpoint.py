@@ -180,6 +180,13 @@ def test_events_are_parsed_from_parts_of_any_size(size: int) -> None:
     events = [event for start in range(0, len(raw), size) for event in lines.feed(raw[start : start + size])]
 
     assert events == ['{"ä": 1}'.encode(), b"two\nlines", b"[DONE]"]
+    lines = EventLines()
+    assert [lines.feed(each) for each in (b"data: a\n\n", b"data: b\n", b"data: c\n\n", b"data: \n\n")] == [
+        [b"a"],
+        [],
+        [b"b\nc"],
+        [b""],
+    ]
     with pytest.raises(InvalidOutput):
         lines.feed(b"x" * (5 << 20))
 

@@ -54,21 +54,3 @@ async def test_stop_rejects_waiting_and_later_batches() -> None:
     waiting.release()
     running.release()
     assert (slots.wants_next, waiting.granted.done()) == (True, False)
-
-
-async def test_wider_models_claim_for_each_free_slot() -> None:
-    """With a width of 2 no batch waits; after a cut to 1 both holders keep the model."""
-    slots = Prefetch(lambda: None)
-    slots.resize(2)
-    first = slots.slot(ahead=True)
-    first.started(1.0)
-    assert slots.wants_next
-    second = slots.slot(ahead=True)
-    assert second.granted.done()
-    assert not slots.wants_next
-
-    slots.resize(1)
-    first.release()
-    assert not slots.wants_next
-    second.release()
-    assert slots.wants_next

@@ -1,13 +1,17 @@
 """Streams of a worker's batches: joined increments, bounded memory, cancellations, losses."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
+from eventually import eventually
 from gpu_pool.model_process.messages import Piece
 from gpu_pool.worker.streams import MOST_CHARACTERS, BatchStreams, Outgoing, joined
+from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import ClaimedRequest
 from scheduler.protocol.replies import LOST, Increment, IncrementTarget
+from scheduler.tasks import end_all
 
 REQUESTS = [ClaimedRequest(name, 1000, 2, b"") for name in "abc"]
 
@@ -42,6 +46,77 @@ def test_waiting_text_is_bounded() -> None:
         outgoing.add(IncrementTarget("g", "n"), inc("x" * half, n * half))
 
     assert (outgoing.dropped, outgoing._characters) == (1, MOST_CHARACTERS)
+
+
+class Channel:
+    """A gateway's channel with a scripted subscription: True, False or an error for each message, then True."""
+
+    def __init__(self, *script: bool | Exception) -> None:
+        self._script = list(script)
+        self.messages: list[list[Increment]] = []
+
+    async def publish(self, _: str, increments: Sequence[Increment]) -> bool:
+        self.messages.append(list(increments))
+        found = self._script.pop(0) if self._script else True
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+AWAY = RedisUnavailable("away")
+
+
+@pytest.mark.parametrize(
+    ("script", "times", "sent"),
+    [
+        ([], [0, 0, 0], ["ab", "cd", "ef"]),
+        ([False], [0, 0, 0], ["ab", "abcd", "ef"]),
+        ([AWAY, False], [0, 0, 0], ["ab", "abcd", "abcdef"]),
+        ([False, False], [0, 0.6, 0.6], ["ab", "abcd", "ef"]),  # Absent for too long: the stored reply has the rest.
+        ([False, True, False, True], [0, 0.6, 1.2, 1.3], ["ab", "abcd", "ef", "efgh"]),
+    ],
+)
+async def test_text_without_a_subscriber_goes_again_with_the_next(
+    script: list[bool | Exception], times: list[float], sent: list[str]
+) -> None:
+    """Nothing is repeated while the gateway is subscribed; the text of a gateway that is absent for long is dropped."""
+    now = [0.0]
+    channel = Channel(*script)
+    outgoing = Outgoing(channel, lambda: now[0])  # type: ignore[arg-type]
+    for place, at in enumerate(times):
+        now[0] = at
+        outgoing.add(IncrementTarget("g", "n"), inc("abcdefgh"[2 * place : 2 * place + 2], 2 * place))
+        await outgoing._send()
+
+    assert ["".join(each.text for each in message) for message in channel.messages] == sent
+
+
+async def test_increments_of_a_few_milliseconds_go_together() -> None:
+    """The first one is sent at once; those of all streams that follow closely are one message, unless a stream begins."""
+    channel = Channel()
+    outgoing = Outgoing(channel)  # type: ignore[arg-type]
+    task = asyncio.create_task(outgoing.run())
+    outgoing.add(IncrementTarget("g", "n"), inc("ab", 0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    begun = len(channel.messages)
+    outgoing.add(IncrementTarget("g", "n"), inc("cd", 2))
+    outgoing.add(IncrementTarget("g", "m"), Increment("other", "m", 1, 5, "x"))
+    outgoing.add(IncrementTarget("g", "n"), inc("ef", 4))
+    await asyncio.sleep(0)
+    waited = len(channel.messages)
+    await eventually(lambda: len(channel.messages) == 2, "the second message")
+    outgoing.add(IncrementTarget("g", "k"), Increment("new", "k", 1, 0, "x"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await end_all([task])
+
+    assert (begun, waited) == (1, 1)
+    assert channel.messages == [
+        [inc("ab", 0)],
+        [inc("cdef", 2), Increment("other", "m", 1, 5, "x")],
+        [Increment("new", "k", 1, 0, "x")],
+    ]
 
 
 class Sent:

@@ -265,7 +265,7 @@ def pause(name: str, *, sure: bool) -> Work:
 def _longest(tier: Row) -> str:
     if tier["max_queue_ms"] is not None:
         return f"{tier['max_queue_ms']:,} ms"
-    return f"{FUNCTION.queue_ms:,} ms, before a language model {LANGUAGE_MODEL.queue_ms:,} ms,"
+    return f"{FUNCTION.queue_ms:,} ms (language models: {LANGUAGE_MODEL.queue_ms:,} ms)"
 
 
 def resume(name: str) -> Work:

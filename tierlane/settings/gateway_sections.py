@@ -48,8 +48,8 @@ class GatewaySettings:
     )
     max_body_bytes: int | None = number(
         None,
-        "Largest request body or gRPC message. Unset: 8 MiB for an endpoint or a language model with slots, as text too; "
-        "256 KiB for a function, a text half of that. More: more memory for each request in progress.",
+        "Largest request body or gRPC message. Unset: 8 MiB for an endpoint or a language model with slots, also for one text; "
+        "256 KiB for a function, half of that for one text. More: more memory for each request in progress.",
         minimum=1024,
         maximum=64 << 20,
     )

@@ -157,6 +157,7 @@ class WorkerSettings:
         3000,
         "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models: while a model takes "
         "longer for a batch of one, its worker claims nothing.",
+        maximum=3_600_000,  # As in the model's row.
     )
     direct_host: str = setting(
         "127.0.0.1",
@@ -193,10 +194,10 @@ class EndpointSettings:
     )
     endpoint_connect_ms: int = milliseconds(1000, "Milliseconds to connect.")
     endpoint_first_token_ms: int = milliseconds(
-        120_000, "Milliseconds until the first token of an answer. Less: a prompt of 4 MB is cut short."
+        120_000, "Milliseconds until the first token of a stream. Less: long prompts fail."
     )
     endpoint_silence_ms: int = milliseconds(
-        60_000, "Milliseconds between two tokens of an answer. More: a hung engine is noticed later."
+        60_000, "Milliseconds between two tokens of a stream. More: a hung engine is noticed later."
     )
     endpoint_first_byte_ms: int | None = milliseconds(
         None,

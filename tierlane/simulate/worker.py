@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from gpu_pool.worker.concurrency import ServedRate
+from gpu_pool.worker.batch_rates import ServedRate
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.service_time import ServiceTime
 from scheduler.cells.moves import EARLIEST, PERIOD_S

@@ -63,7 +63,7 @@ const StatusPanel = (() => {
     ["out", "Responses with an output", (s) => `${count(s.out_rps)}/s`],
     ["rejected", "Rejected for lack of capacity", (s) => `${count(s.shed_rps)}/s`, (s) => (s.shed_rps > 0.5 ? "warn" : "")],
     ["demand", "What the base limits of the customers would accept", (s) => `${count(s.demand_rps)}/s`],
-    ["capacity", "Rate of the healthy GPUs, without slots times target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
+    ["capacity", "Rate of the healthy GPUs; if they have no slots, multiplied by target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
       (s) => (s.capacity_rps < s.demand_rps && s.capacity_evidence !== "prior" ? "bad" : "")],
     ["GPUs healthy", "Workers that make progress, of all known", (s) => (s.total_gpus ? `${s.healthy_gpus}/${s.total_gpus}` : null),
       (s) => (s.healthy_gpus < s.total_gpus ? "bad" : "good")],

@@ -1,7 +1,7 @@
-"""Whether an endpoint accepts batches now: pauses, probes, and the capabilities learnt about it.
+"""Whether an endpoint accepts requests now: pauses, probes, and the capabilities learnt about it.
 
-Closed while the server asks to be left alone, and while it is unavailable or rejects us. After the former it opens by
-itself; after the latter when a probe succeeds. Each change is reported. A probe checks address, key, model and routes,
+Closed while the server asks for a pause, and while it is unavailable or rejects the key. After a pause it opens by
+itself, otherwise when a probe succeeds. Each change is reported. A probe checks address, key, model and routes,
 and generates no text.
 
 Capabilities are token counts of streams, and priorities. Whether a server accepts the tier's
@@ -30,40 +30,40 @@ from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
 
 STRIKES = 3
-"""After this many lost batches in a row no more are sent until a probe succeeds."""
+"""After this many lost requests in a row no more are sent until a probe succeeds."""
 FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 8.0, 5.0
 BRIEF_S = 1.5
-"""An endpoint that was left alone for at most this long since its last answer is busy; beyond that it counts as away.
-Gateways wait two seconds (gateway/limits/capacity.py) before they reject for lack of GPUs: they hear of it earlier.
+"""An endpoint whose pauses since its last answer sum up to at most this is busy; beyond that it counts as away. Gateways
+wait two seconds (gateway/limits/capacity.py) before they reject for lack of GPUs; it is reported earlier.
 """
 
 
 class Pauses:
-    """Growing waiting times, reset by a batch that succeeds."""
+    """Growing waiting times, reset by a request that succeeds."""
 
     def __init__(self) -> None:
         self.worked()
 
     def worked(self) -> None:
-        """A batch was answered."""
+        """A request was answered."""
         self._failed = 0
         self._busy_s = self._probe_s = FIRST_S
         self._left_alone_s = 0.0
 
     def failed(self) -> bool:
-        """A batch was lost; whether the endpoint counts as away now."""
+        """A request was lost; whether the endpoint counts as away now."""
         self._failed += 1
         return self._failed >= STRIKES
 
     def busy_s(self, asked_s: float | None) -> float:
-        """How long to leave a busy server alone: as it asks, else longer each time."""
+        """The pause before a busy server gets more: as it asks, else longer each time."""
         if asked_s is not None:
             return asked_s
         wait_s, self._busy_s = self._busy_s, min(LONGEST_BUSY_S, 2 * self._busy_s)
         return wait_s
 
     def brief(self, wait_s: float) -> bool:
-        """The server is left alone for `wait_s` more; whether all waits since the last answer are a short pause."""
+        """The pause is extended by `wait_s`; whether all pauses since the last answer together are short."""
         self._left_alone_s += wait_s
         return self._left_alone_s <= BRIEF_S
 
@@ -74,7 +74,7 @@ class Pauses:
 
 
 AvailabilityCallback = Callable[[bool, str, bool], None]
-"""Called with whether batches are accepted, the reason if not, and whether for a short time only."""
+"""Called with whether requests are accepted, the reason if not, and whether for a short time only."""
 
 BUSY = "The endpoint accepts no more requests for now."
 
@@ -92,25 +92,25 @@ class EndpointAvailability:
         self._work: asyncio.Task[None] | None = None
         self.report: AvailabilityCallback = _ignore
         self.closed = ""
-        """Why no batch is accepted; "" if batches are."""
+        """Why no request is accepted; "" if requests are."""
 
     def worked(self) -> None:
-        """A batch was answered."""
+        """A request was answered."""
         self._pauses.worked()
 
     def busy(self, asked_s: float | None) -> None:
-        """The server asked to be left alone, for `asked_s` seconds if it gave a time."""
+        """The server asked for a pause, of `asked_s` seconds if it gave a time."""
         if not self.closed:
             wait_s = self._pauses.busy_s(asked_s)
             self._close(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
 
     def failed(self, reason: str) -> None:
-        """A batch was lost."""
+        """A request was lost."""
         if self._pauses.failed():
             self.broken(reason)
 
     def broken(self, reason: str) -> None:
-        """The endpoint cannot work until something changes there."""
+        """The endpoint cannot be used until something changes there."""
         if not self.closed:
             self._close(reason, self._probe_until_available(), brief=False)
 

@@ -13,7 +13,7 @@ import uvloop
 from gpu_pool.backends.backend import Item, ItemResult, Unwell
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
-from gpu_pool.backends.openai_endpoint.serving import SlotServing
+from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import take_access
 from gpu_pool.model_process.inputs import SlotListeners
@@ -26,7 +26,7 @@ class EndpointBackend:
     def __init__(self, spec: str) -> None:
         """Raises StartError for an address or certificates that cannot be used."""
         self._access = take_access()
-        self._serving: SlotServing | None = None
+        self._serving: EndpointServing | None = None
         self._listeners = SlotListeners(lambda pieces: self._serving.send(pieces) if self._serving else None)
         self._endpoint = Endpoint(read_address(spec), self._access, self._listeners.flush)
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -72,7 +72,7 @@ class EndpointBackend:
         self._loop.run(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
-        serving = self._serving = SlotServing(self._endpoint, self._listeners, self._access.max_calls)
+        serving = self._serving = EndpointServing(self._endpoint, self._listeners, self._access.max_calls)
         await asyncio.get_running_loop().create_unix_connection(lambda: serving.connection, sock=connection)
         await serving.run()
 

@@ -140,7 +140,7 @@ class Transport:
             yield opened
 
     def call_limit_s(self, within_s: float) -> float:
-        """Seconds for a whole call of a batch that has `within_s` left."""
+        """Seconds for a whole call of a request that has `within_s` left."""
         return min(within_s, self._access.total_ms / 1000 or within_s)
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
 """One external endpoint: loading, the answer to one request, and what each answer says about the endpoint.
 
-A request that the endpoint refused, lost or did not receive is handed back, and runs again, here or elsewhere. The endpoint
-is left alone only if it refuses while it runs nothing, and counts as away only if several requests in a row were lost.
+A request that the endpoint refused, lost or did not receive is handed back, and runs again, here or elsewhere. The worker
+pauses only if the endpoint refuses a request while none of the worker runs there. The endpoint counts as away only if
+several requests in a row were lost.
 """
 
 import asyncio

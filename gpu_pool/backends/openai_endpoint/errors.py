@@ -16,7 +16,7 @@ from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
 from scheduler.errors import ErrorCode
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
-"""Limits for the waiting time that a server asks for."""
+"""Limits for the pause that a server asks for."""
 
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})

@@ -3,7 +3,7 @@
 Bodies are in OpenAI's format; responses are counted, put in order, and their tokens divided among the items of a call.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,9 +46,6 @@ PARAMETERS = frozenset(
 )
 """Sampling parameters that clients may set. Never `n`, `stream`, `priority` or `model`."""
 
-_ALONE = DOCUMENTS | {Task.CHAT}
-"""Tasks whose items share no call."""
-
 _encode = msgspec.json.encode
 
 
@@ -65,20 +62,6 @@ def rejected_early(item: Item) -> ItemResult | None:
         except ValueError:
             return ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
     return None
-
-
-def group_calls(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
-    """The positions of `items` that may share a call: texts, or embeddings, with equal parameters.
-
-    A conversation or stream has its own call; without `lists` every item has. `tiers`: items of different tiers share
-    none.
-    """
-    groups: dict[bytes, list[int]] = {}
-    for place in places:
-        item = items[place]
-        alone = not lists or item.task in _ALONE or item.listener is not None
-        groups.setdefault(b"%d" % place if alone else _kind(item, tiers=tiers), []).append(place)
-    return list(groups.values())
 
 
 class Body(NamedTuple):
@@ -106,7 +89,7 @@ def body_of(
     usage: bool = True,
     priority: bool = False,
 ) -> Body:
-    """The body of one call for these items, which `group_calls` grouped, in parts. Raises MissingBody.
+    """The body of the call for these items, in parts. Raises MissingBody.
 
     `usage`: a stream ends with its tokens; `priority`: the server accepts the tier's, 1 first.
     """
@@ -166,11 +149,6 @@ def traceparent_of(items: Sequence[Item]) -> str:
 
 def _inputs(items: Sequence[Item]) -> str | list[str]:
     return items[0].input if len(items) == 1 else [item.input for item in items]
-
-
-def _kind(item: Item, *, tiers: bool) -> bytes:
-    kind = b"embed " if item.task is Task.EMBED else b"text %d " % (item.priority if tiers else 0)
-    return kind + msgspec.json.encode(item.parameters, order="sorted")
 
 
 MISSING_BODY = ItemResult(
@@ -346,6 +324,9 @@ class EventLines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that are complete now. Raises InvalidOutput for one that is too large."""
+        usual = data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2  # One event.
+        if usual and not (self._rest or self._data) and data.find(b"\n") == len(data) - 2:
+            return [data[6:-2]]
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise InvalidOutput("The model's stream holds an event without an end.")
@@ -420,11 +401,12 @@ class StreamedDocument(StreamedCompletion):
         if head.error:
             raise StreamFault("The model failed while it was streaming.")
         self._usage = head.usage or self._usage
-        self._reason = head.finish_reason or self._reason
         for choice in head.choices:
-            self._open.add(choice.index)
-            if choice.finish_reason is not None:
+            if choice.finish_reason is None:
+                self._open.add(choice.index)
+            else:
                 self._open.discard(choice.index)
+                self._reason = choice.finish_reason or self._reason
         if not head.choices and head.usage is None:
             return ""
         self._texts.append(line)

@@ -33,6 +33,7 @@ from gpu_pool.model_process.messages import (
     Refused,
     Run,
     Slots,
+    TokenObjective,
     Withdraw,
     WorkerMessage,
     decode_worker_message,
@@ -64,7 +65,7 @@ class _Request:
             self.task.cancel()
 
 
-class SlotServing:
+class EndpointServing:
     """Receives the worker's messages and sends the results. `most`: the most slots, 0 without a limit."""
 
     def __init__(self, endpoint: Endpoint, listeners: SlotListeners, most: int) -> None:
@@ -118,6 +119,8 @@ class SlotServing:
             self._withdraw(message.seqs)
         elif isinstance(message, Drop):
             self._drop(message.seq)
+        elif isinstance(message, TokenObjective):
+            self._endpoint.policy.set_objective(message.tpot_ms)
         else:
             self._start(message)
 

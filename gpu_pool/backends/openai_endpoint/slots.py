@@ -97,6 +97,10 @@ class SlotPolicy:
         self._stale: tuple[EngineLoad, int] | None = None
         self._load_until = 0.0
 
+    def set_objective(self, tpot_ms: float) -> None:
+        """Change the objective; 0: none."""
+        self._tpot_s = tpot_ms / 1000 if tpot_ms else math.inf
+
     def resume(self, count: int) -> None:
         """Begin with the slots that an earlier process had."""
         self.count = max(1, min(MOST, count))

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class TinyBackend:
     """Generates text on `device` ("cpu", "cuda", "cuda:1") with `threads` CPU threads."""
 
-    slots = 8
+    slots = 32
 
     def __init__(self, device: str, threads: int) -> None:
         self._device = device

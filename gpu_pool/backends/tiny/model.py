@@ -93,12 +93,13 @@ class Cache:
     def reserve(self, rows: int, slots: int) -> None:
         """Make room for so many rows of so many tokens."""
         before = self._store
-        if rows > before.shape[2] or slots > before.shape[3]:
-            rows = rows if rows <= before.shape[2] else max(rows, 2 * before.shape[2])
-            slots = slots if slots <= before.shape[3] else min(max(slots, 2 * before.shape[3]), self._shape.context)
-            size = (max(rows, before.shape[2]), max(slots, before.shape[3]))
-            self._store = before.new_zeros((*before.shape[:2], *size, *before.shape[4:]))
-            self._store[:, :, : before.shape[2], : before.shape[3]] = before
+        had_rows, had_slots = before.shape[2:4]
+        if rows > had_rows or slots > had_slots:
+            # Twice as much as before, so that most of the time there is room.
+            more_rows = max(rows, 2 * had_rows) if rows > had_rows else had_rows
+            more_slots = min(max(slots, 2 * had_slots), self._shape.context) if slots > had_slots else had_slots
+            self._store = before.new_zeros((*before.shape[:2], more_rows, more_slots, *before.shape[4:]))
+            self._store[:, :, :had_rows, :had_slots] = before
 
     def write(self, layer: int, place: TokenPositions, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store `keys` and `values` (rows, heads, tokens, head width) in each row's slots; returns all within reach."""

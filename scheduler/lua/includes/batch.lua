@@ -1,8 +1,8 @@
 -- batch: the lists and the lease of one batch (needs prelude, slots, row and finalize).
--- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs, empty, slots}, or nil if the batch does not exist. `losses` is
--- how often its members were lost, `formed` when they left their tier queues; both are the same for all members. `empty`: the
--- empty part of a batch of quiet customers. `slots`: its members start and end one by one. A batch that cannot be read is deleted;
--- its gateways end its members at their deadlines.
+-- load_batch(id) -> {id, state, size, worker, token, tiers, losses, formed, costs, empty, slots}, or nil if the batch does not
+-- exist. `losses` is how often its members were lost, `formed` when they left their tier queues; both are the same for all members.
+-- `empty`: the empty part of a batch of quiet customers. `slots`: its members start and end one by one. A batch that cannot be read
+-- is deleted; its gateways end its members at their deadlines.
 local function load_batch(id)
   local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at',
     'costs', 'empty', 'slots')

@@ -48,8 +48,8 @@ local function another_worker_idle()
   return call('ZCARD', P .. 'leases') + 1 < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
--- select_oldest(picks, may_separate) -> for each pick the ids that join, oldest first. A large body delays all members of its batch at every
--- step. So large requests of a lower tier stay at the head of their queue, for the next batch, while another worker is idle. If
+-- select_oldest(picks, may_separate) -> for each pick the ids that join, oldest first. A large body delays all members of its batch
+-- at every step. So large requests of a lower tier stay at the head of their queue, for the next batch, while another worker is idle. If
 -- none is idle, they join, because separate batches would use more worker time.
 local function select_oldest(picks, may_separate)
   local selected, separate_large = {}, nil

@@ -14,8 +14,8 @@ local function charged_cost(id, row, account, state, code, run)
   return type(followers) == 'number' and cost / (1 + followers) or cost
 end
 
--- The row of a request with minutes left is not needed for so long: only until its gateway has read it, for which a few seconds
--- suffice. Jobs, replays and followers read theirs later.
+-- The row of an ended request with minutes left is kept only until its gateway has read it, which takes seconds at most. Rows of jobs,
+-- replays and followers are read later.
 local LONG_LEFT_MS, ENDED_KEEP_MS = 60000, 60000
 local function has_long_ttl(row, account)
   return row[DEADLINE] - now > LONG_LEFT_MS and not (account.keep_ms or account.coalesced or account.gateway == 'jobs')

@@ -21,7 +21,7 @@ function slots.report(worker, free, total, change)
   return free > (was_free or 0)
 end
 
--- slots.remove(worker): it can run nothing now.
+-- slots.remove(worker): the worker can run nothing now.
 function slots.remove(worker) redis.pcall('HDEL', P .. 'slots', worker) end
 
 -- slots.forget(is_usable): removes the workers for which is_usable(worker) is false.
