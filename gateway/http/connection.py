@@ -10,7 +10,7 @@ tests/unit/test_gateway_http.py fails if a new version of aiohttp lacks one of t
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
@@ -43,9 +43,9 @@ MAX_CACHE_MISSES = 16
 READ_AHEAD = 65_536
 """Bytes of bodies behind the current request, after which reading stops. One read of the socket may exceed it."""
 
-PROBES = 2
-"""Interim responses to a client that closed its sending side. If the client is gone, the first one makes it reset the
-connection, and the second one detects that."""
+PROBES_S = (0.04, 0.03, 0.2, 0.25)
+"""Seconds before each interim response to a client that closed its sending side. If the client is gone, the first one makes it
+reset the connection, and the next one after the reset has arrived detects that."""
 
 
 class FastPathCall(Protocol):
@@ -91,7 +91,6 @@ class EdgeConnection(RequestHandler):
         "_half_closed",
         "_held",
         "_open_transport",
-        "_probes",
         "_recent",
         "_responding",
         "_share",
@@ -123,7 +122,6 @@ class EdgeConnection(RequestHandler):
         self._broken = False  # The parser rejected something: nothing behind it is read.
         self._responding = False  # Response headers are being written, or were written and the body follows.
         self._half_closed = False  # The client closed its sending side.
-        self._probes = PROBES
         self._cache_attempts = MAX_CACHE_MISSES
         self._share = edge.customer_connections.share()
 
@@ -171,7 +169,7 @@ class EdgeConnection(RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's returns nothing: the connection is closed
         """The client closed its sending side. Returns whether a complete request is still without a response.
 
-        A client that closed its socket is recognised only by writing to it: see `probe`.
+        A client that closed its socket is recognised only by writing to it: see `_probe`.
         """
         body = self._body
         incomplete = not body.is_eof()
@@ -180,10 +178,14 @@ class EdgeConnection(RequestHandler):
         if incomplete:
             body.set_exception(web.RequestPayloadError())
         self._half_closed = True
-        self._edge.left_watch.start(self, self._loop.time())
+        self._probe_later(iter(PROBES_S))
         return True
 
-    def probe(self, now: float) -> None:
+    def _probe_later(self, waits_s: Iterator[float]) -> None:
+        if (wait_s := next(waits_s, None)) is not None:
+            self._loop.call_later(wait_s, self._probe, waits_s)
+
+    def _probe(self, waits_s: Iterator[float]) -> None:
         """Write an interim response (RFC 9110, 15.2) to a half-closed client. If it is gone, it resets the connection."""
         request = self._current_request
         if (
@@ -193,9 +195,7 @@ class EdgeConnection(RequestHandler):
         ):
             return
         self._open_transport.write(CONTINUE)
-        self._probes -= 1
-        if self._probes:
-            self._edge.left_watch.start(self, now)
+        self._probe_later(waits_s)
 
     def data_received(self, data: bytes) -> None:
         if self._fast_call is not None:

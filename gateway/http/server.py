@@ -32,7 +32,6 @@ log = structlog.get_logger("gateway")
 
 ACCEPTS = 8  # Connections accepted per iteration of the event loop, see `listen`.
 SWEEP_S = 0.25
-PROBE_S = 0.25  # Time from the end of the client's data to the first probe.
 LINGER_S = 2.0  # Time to read the rest of a rejected body, so that the client gets the response and not a reset.
 MINIMUM_AIOHTTP = (3, 14, 3)  # The first version without the known request smuggling and heap read.
 
@@ -75,8 +74,7 @@ class EdgeServer(web.Server):
         self.body_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.body_timeout_s)
         self.write_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.write_timeout_s)
         self.close_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.write_timeout_s)
-        self.left_watch: ProgressTimers[EdgeConnection] = ProgressTimers(PROBE_S)
-        self.watches = (self.headers_watch, self.body_watch, self.write_watch, self.close_watch, self.left_watch)
+        self.watches = (self.headers_watch, self.body_watch, self.write_watch, self.close_watch)
         self.ping_watch: ProgressTimers[EventStream] = ProgressTimers(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
@@ -143,8 +141,6 @@ class EdgeServer(web.Server):
             connection.fail_body(ErrorCode.REQUEST_TIMEOUT)
         for connection in (*self.write_watch.expired(now), *self.close_watch.expired(now)):
             connection.abort()
-        for connection in self.left_watch.expired(now):
-            connection.probe(now)
         for stream in self.ping_watch.expired(now):
             stream.ping(now)
 

@@ -253,7 +253,8 @@ class SlotPipeline:
         for claimed, left in zip(held, found, strict=False):
             if left is False:
                 claimed.is_lost = True
-                log.warning("lease lost; its results are dropped", batch=claimed.owned.id)
+                if claimed.running:  # Otherwise its last request has just ended.
+                    log.warning("lease lost; its results are dropped", batch=claimed.owned.id)
             for request_id, run in list(claimed.running.items()):
                 if left is False or (isinstance(left, frozenset) and request_id not in left):
                     self._runs.drop(run)

@@ -29,6 +29,7 @@ TARGETS = {
     FaultTarget.MODEL: 4,
     FaultTarget.REDIS: 1,
     FaultTarget.POSTGRES: 1,
+    FaultTarget.ENGINE: 1,
     FaultTarget.REDIS_PROXY: 9,
     FaultTarget.POSTGRES_PROXY: 5,
 }

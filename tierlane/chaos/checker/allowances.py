@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from tierlane.chaos.faults.catalogue import ALL_ROLES, BY_NAME, INSTANT
+from tierlane.chaos.faults.catalogue import ALL_ROLES, BY_NAME, INSTANT, Family
 from tierlane.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, parse_step
 from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked, Stalled
 
 STAMP_S = 0.25  # The timestamp of a fault differs from its effect by up to this.
 RESTART_S = 20.0  # A killed gateway is back by then.
 SERVER_S = 5.0  # A killed Redis or PostgreSQL is back by then.
+ENGINE_S = 6.0  # After a fault of the engine, by then what waited meanwhile has run.
 LEAVE_S = 10.0  # A terminated gateway responds for this time, so these responses do not show that it is back.
 READ_S = 0.1  # A gateway that is stopped may not have read what was sent this shortly before.
 RESUME_S = 0.25  # A resumed gateway first processes what arrived meanwhile,
@@ -102,6 +103,8 @@ def _window(start: FaultEvent, healed: float | None) -> FaultWindow:
     end = healed if healed is not None else start.at if instant else float("inf")
     if start.name in ("kill-redis", "kill-postgres", "pg-disk-full"):
         end += SERVER_S  # After the heal it has to start.
+    if kind is not None and kind.family is Family.ENGINE:
+        end += ENGINE_S
     step_s = parse_step(start.details) if start.name in CLOCK_STEPS else 0.0
     return FaultWindow(start.at, end, start.target, start.name, step_s)
 

@@ -281,6 +281,7 @@ def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:
             row.status,
             row.code,
             f"{row.attempts} attempts",
+            "" if row.queue_ms is None else f"{row.queue_ms:.0f} ms in the queue",
             f"worker {row.worker_id}" if row.worker_id else "",
             f"mode {row.mode}" if row.mode else "",
         )

@@ -45,6 +45,7 @@ class AuditRow:
     worker_id: str = ""
     mode: str = ""
     cost_ms: float = 0.0
+    queue_ms: float | None = None
 
     @property
     def final(self) -> bool:
@@ -183,7 +184,7 @@ Files = Mapping[tuple[str, int, float], int]
 # Rows without a customer have only an end. They may belong to any run, and should not exist.
 _ROWS = """
 SELECT id, trace_id, customer_id::text, tier, status, error_code, created_at, completed_at, http_status, attempts,
-       gateway_id, worker_id, mode, cost_ms
+       gateway_id, worker_id, mode, cost_ms, queue_ms
 FROM requests WHERE created_at >= $1 AND (customer_id = ANY($2::uuid[]) OR customer_id IS NULL)
 """
 _DEAD_LETTERS = "SELECT request_id FROM dead_letters WHERE dead_at >= $1"
@@ -273,6 +274,7 @@ def _row(record: asyncpg.Record) -> AuditRow:
         worker_id=record["worker_id"] or "",
         mode=record["mode"] or "",
         cost_ms=record["cost_ms"] or 0.0,
+        queue_ms=record["queue_ms"],
     )
 
 
