@@ -48,7 +48,6 @@ from gpu_pool.model_process.messages import (
     too_large,
 )
 from scheduler.errors import ErrorCode
-from scheduler.failpoints import failpoint
 
 MEMORY = "device memory"
 WITHDRAWN = "The request was withdrawn."
@@ -315,7 +314,6 @@ class SlotServing:
         padding = getattr(self._backend, "padding", None)
         waste = round(padding.take(), 4) if padding is not None else 0.0
         gpu_ms = (time.perf_counter() - request.started) * 1000
-        failpoint("answer_unsent")
         done = Done(request.seq, gpu_ms, request.results, 0, request.fault, waste)
         try:
             self._send(done)

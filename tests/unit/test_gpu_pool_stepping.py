@@ -142,7 +142,7 @@ def test_new_text_of_all_streams_is_one_frame(serving: Serving) -> None:
     assert serving.sent[0] == Pieces(0, [Piece(1, "g n1", 0, "a"), Piece(2, "g n2", 0, "c")])
     assert [_short(message) for message in serving.sent[1:]] == [
         (1, "ab"),
-        Pieces(0, [Piece(2, "g n2", 0, "cd")]),
+        Pieces(0, [Piece(2, "g n2", 1, "d")]),
         (2, "cde"),
     ]
 
