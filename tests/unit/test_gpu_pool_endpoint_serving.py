@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
-from gpu_pool.backends.openai_endpoint.serving import SlotServing
+from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.model_process.inputs import SlotListeners
 from gpu_pool.model_process.messages import Done, Drop, ModelMessage, Refused, Run, Withdraw, WorkerMessage
 from scheduler.errors import ErrorCode
@@ -21,6 +21,7 @@ class SilentEndpoint:
     def __init__(self) -> None:
         self.availability = SimpleNamespace(report=None)
         self.replaced: Any = None
+        self.policy = SimpleNamespace(count=8, source="test")
         self.calls = 0
 
     async def answer(self, item: Item, progress: CallProgress) -> ItemResult:
@@ -30,7 +31,7 @@ class SilentEndpoint:
         raise AssertionError
 
 
-class Serving(SlotServing):
+class Serving(EndpointServing):
     """Keeps the messages to the worker."""
 
     def __init__(self) -> None:
