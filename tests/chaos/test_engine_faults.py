@@ -234,12 +234,6 @@ async def test_a_fault_under_running_requests(tmp_path: Path, fault: str) -> Non
         f"{fault}: {seconds:.1f} s, {sum(each.ended for each in outcomes)} whole, {dict(codes)}, attempts {dict(attempts)}"
     )
     print(f"{len(left)} left, cancelled (tokens, cost in ms): {charges(cancelled)}")
-    failed = [
-        (round(r["queue_ms"] or -1), round(r["gpu_ms"] or -1), r["error_code"], r["attempts"])
-        for r in rows
-        if r["error_code"] not in (None, "cancelled")
-    ]
-    print(f"failed: {failed}")
 
     assert len(by_id) == len(rows)
     assert [each for each in [*outcomes, *left] if not each.is_own] == []
