@@ -67,12 +67,11 @@ def test_a_minute_of_chaos_before_an_engine(tmp_path: Path, seed: int) -> None:
     assert {fault["name"] for fault in found["faults"] if not fault["error"]}
 
 
-STREAMS, WHOLE, LEAVING = 32, 32, 16
+STREAMS, WHOLE, MORE, LEAVING = 32, 32, 16, 16
 LEAST_TOKENS, MOST_TOKENS = 60, 200
 FAULT_S, LEAVES_S = 1.0, 1.3
 STOPPED_S, ENGINE_STOPPED_S, STORM_S = 3.0, 5.0, 10.0
 PACE = {"step_ms": 10, "sequence_ms": 0.05, "slots": 96}  # 1.5 s for 100 tokens with 80 running.
-NO_RETRY = {"TIERLANE_AUDIT_GRACE_MS": "30000"}
 
 
 class Outcome(NamedTuple):
@@ -220,10 +219,13 @@ async def test_a_fault_under_running_requests(tmp_path: Path, fault: str) -> Non
         ]
         await all_running(ready)
         await asyncio.sleep(max(0.0, began + FAULT_S - time.monotonic()))
-        await FAULTS[fault](ready)
+        injected = asyncio.create_task(FAULTS[fault](ready))
+        await asyncio.sleep(0.1)  # The others are sent during the fault.
+        stay += [asyncio.create_task(ask(ready, 2000 + n, stream=n % 2 == 0)) for n in range(MORE)]
+        await injected
         outcomes, left = await asyncio.gather(*stay), await asyncio.gather(*leave)
         seconds = time.monotonic() - began
-        rows = await settled(ready, STREAMS + WHOLE + LEAVING)
+        rows = await settled(ready, STREAMS + WHOLE + MORE + LEAVING)
     by_id = {row["id"]: row for row in rows}
     codes = Counter(each.code for each in outcomes if each.code)
     attempts = Counter(row["attempts"] for row in rows)
@@ -232,12 +234,6 @@ async def test_a_fault_under_running_requests(tmp_path: Path, fault: str) -> Non
         f"{fault}: {seconds:.1f} s, {sum(each.ended for each in outcomes)} whole, {dict(codes)}, attempts {dict(attempts)}"
     )
     print(f"{len(left)} left, cancelled (tokens, cost in ms): {charges(cancelled)}")
-    failed = [
-        (round(r["queue_ms"] or -1), round(r["gpu_ms"] or -1), r["error_code"], r["attempts"])
-        for r in rows
-        if r["error_code"] not in (None, "cancelled")
-    ]
-    print(f"failed: {failed}")
 
     assert len(by_id) == len(rows)
     assert [each for each in [*outcomes, *left] if not each.is_own] == []
@@ -245,7 +241,10 @@ async def test_a_fault_under_running_requests(tmp_path: Path, fault: str) -> Non
     assert [each for each in outcomes if each.code and not (each.stream and each.text)] == []
     assert [each for each in outcomes if (by_id[each.id]["error_code"] or "") != each.code] == []
     streamed = {each.id for each in left if each.text}
-    assert [row for row in cancelled if row["id"] in streamed and not (row["tokens_used"] and row["cost_ms"])] == []
+    ended = [row for row in cancelled if row["id"] in streamed]
+    assert [row for row in ended if not row["tokens_used"]] == []
+    if fault not in ("kill_worker", "stop_worker"):  # The cost of a run is measured by its worker.
+        assert [row for row in ended if not row["cost_ms"]] == []
 
 
 def charges(rows: Iterable[asyncpg.Record]) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ class SilentEndpoint:
     def __init__(self) -> None:
         self.availability = SimpleNamespace(report=None)
         self.replaced: Any = None
+        self.policy = SimpleNamespace(count=8, source="test")
         self.calls = 0
 
     async def answer(self, item: Item, progress: CallProgress) -> ItemResult:

@@ -31,7 +31,7 @@ from scheduler.payload import Task
 
 STRIKES = 3
 """After this many lost requests in a row no more are sent until a probe succeeds."""
-FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 8.0, 5.0
+FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 1.0, 5.0
 BRIEF_S = 1.5
 """An endpoint whose pauses since its last answer sum up to at most this is busy; beyond that it counts as away. Gateways
 wait two seconds (gateway/limits/capacity.py) before they reject for lack of GPUs; it is reported earlier.

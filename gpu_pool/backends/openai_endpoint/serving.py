@@ -108,11 +108,15 @@ class EndpointServing:
         if self._running:
             self._ticks += 1
             self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
-        if (state := (self.slots, policy.source)) != self._reported:
-            self._reported = state
-            self.send(Slots(*state))
+        self._report()
         waiting = [seq for seq, each in self._running.items() if not each.progress.has_sent]
         self._withdraw(waiting[len(waiting) - policy.excess :] if policy.excess else [])
+
+    def _report(self) -> None:
+        """Tell the worker the number of slots, if it has changed."""
+        if (state := (self.slots, self._endpoint.policy.source)) != self._reported:
+            self._reported = state
+            self.send(Slots(*state))
 
     def _take(self, message: WorkerMessage) -> None:
         if isinstance(message, Withdraw):
@@ -168,6 +172,7 @@ class EndpointServing:
         self._listeners.end(seq)
         del self._running[seq]
         if isinstance(answer, HandBack):
+            self._report()  # First: if the engine refused it, its slot must not be filled again at once.
             self.send(Refused(seq, answer.reason, answer.counted))
             return
         done = Done(seq, (time.perf_counter() - started) * 1000, [answer])

@@ -144,7 +144,12 @@ class SlotPolicy:
     def refuse(self, call: Call, now: float) -> None:
         """The engine refused a request for lack of capacity (429, 503)."""
         self._calls.pop(call, None)
-        accepted = max(1, len(self._calls))
+        accepted = len(self._calls)
+        if not accepted:  # It refuses all, which is no evidence for a number: afterwards they are doubled again.
+            self._ceiling = _Ceiling()
+            self._set(1, "all refused")
+            self._doubling = True
+            return
         if accepted < self.count or accepted < self._ceiling.count:
             self._ceiling.lower(min(accepted, self.count), now)
             self._set(self._ceiling.count, f"refused above {accepted}")

@@ -34,11 +34,12 @@ Excused cases are counted beside the result, under the name of the excuse.
 * needless failures: an accepted request failed with deadline_exceeded, gpu_timeout, worker_lost, gateway_lost or
   abandoned although then, and in the 6 s before, there were only faults that must go unnoticed: of workers, models,
   schedulers, PostgreSQL, scripts, subscriptions, the clock of Redis, other gateways, and hostile clients. At most 1 % of
-  the affected (retried or failed) requests may fail. No request may be rejected early as too late. A step forwards of the
+  the affected (retried or failed) requests may fail. A stream that had begun is excused: its run cannot be repeated. No request may be rejected early as too late. A step forwards of the
   clock of Redis excuses a deadline_exceeded that it used up.
 * alive again: each gateway that gets requests 15 s after the last fault has completed one since.
 * attempts: at most 3 for a request. retries: at most 20 % of the accepted requests, plus 10 a second, plus 100.
-* conservation: after the drain Redis has no open request, no queued or running batch, and no unwritten audit record.
+* conservation: after the drain Redis has no open request, no queued or running batch, no taken slot, and no unwritten audit
+  record.
 * batches: each batch ends as completed; each `custom_id` is once in the output or the error file, with its own output;
   `request_counts` are the numbers of these lines. No call gets an error of the client or no success in 60 s. Never excused.
 * fairness: a customer that has waiting requests all through an interval without faults and direct mode gets its share of the
