@@ -50,7 +50,8 @@ async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
             await asyncio.sleep(0.005)
             with contextlib.suppress(RedisUnavailable):
                 await terminations.reap(0)
-                if await client.llen("queue:free") + await client.llen("queue:free.background") >= fewest:
+                lists = await client.llen("queue:free"), await client.llen("queue:free.background")
+                if sum(lists) + int(await client.get("waiting:free") or 0) >= fewest:
                     count += 1
                     await batches.form(f"formed-{count}", [(name, 32) for name in queues], 1, queues)
 

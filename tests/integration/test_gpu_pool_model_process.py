@@ -13,11 +13,11 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, RunRefused, run_watched
-from gpu_pool.model_process.messages import Done, Ready, Withdraw, pack
+from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, run_watched
+from gpu_pool.model_process.messages import Done, Piece, Ready, Refused
 from hf_models import change_config, make_causal
 from integration.gpu_pool_fixtures import ended
-from scheduler.errors import StartError
+from scheduler.errors import StartError, TierlaneError
 from scheduler.payload import Payload, encode_payload
 
 MODELS = """
@@ -201,35 +201,47 @@ async def test_item_that_takes_too_long_costs_no_process(start: Start, tmp_path:
     assert after.results == done.results[1:]
 
 
+class SlotRecord:
+    """What a request in a slot got."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.end: Done | Refused | TierlaneError | None = None
+
+    def on_piece(self, piece: Piece) -> None:
+        self.pieces.append(piece.text)
+
+    def answered(self, answer: Done | Refused) -> None:
+        self.end = answer
+
+    def lost(self, error: TierlaneError) -> None:
+        self.end = error
+
+
 @pytest.mark.parametrize("name", ["tiny", "faulty_models:Answers"])
 async def test_slots(start: Start, name: str) -> None:
     """Requests end one by one; the client of a running one can leave, another be withdrawn, and streams get their text."""
     model = await ready(start, name)
-    pieces: list[str] = []
     long = {"max_tokens": 250} if name == "tiny" else {}
     texts = ["slow one", "slow two", "slow three slow", "short"]
     streamed = encode_payload(Payload("m", texts[2], long, stream="g n"))
     bodies = [stored(texts[0], **long), stored(texts[1], **long), streamed, stored(texts[3])]
-    drops: list[Callable[[list[int]], None]] = []
-    runs = [
-        asyncio.create_task(
-            model.run([body], 9000, lambda found: pieces.extend(p.text for p in found), on_start=drops.append)
-        )
-        for body in bodies
-    ]
-    await eventually(lambda: bool(pieces), "the stream has begun")
-    drops[0]([0])
-    model._line.send(pack(Withdraw([2, 3])))
+    runs = [SlotRecord() for _ in bodies]
+    seqs = [model.start(body, 9000, run) for body, run in zip(bodies, runs, strict=True)]
+    await eventually(lambda: bool(runs[2].pieces), "the stream has begun")
+    model.drop(seqs[0])
+    model.withdraw(seqs[1:3])
 
-    done = await asyncio.gather(*runs, return_exceptions=True)
+    await eventually(lambda: all(run.end is not None for run in runs), "all have ended")
 
-    assert isinstance(done[1], RunRefused)
-    assert not done[1].counted
-    dropped, stream, short = (each.results[0] for each in (done[0], done[2], done[3]) if isinstance(each, Done))
+    withdrawn = runs[1].end
+    assert isinstance(withdrawn, Refused)
+    assert not withdrawn.counted
+    dropped, stream, short = (runs[n].end.results[0] for n in (0, 2, 3) if isinstance(runs[n].end, Done))
     assert dropped.error_code == "cancelled"
     assert (stream.error_code, short.error_code) == ("", "")
-    assert stream.output.startswith(pieces[0])
-    assert len(pieces) > 1
+    assert stream.output.startswith("".join(runs[2].pieces))
+    assert len(runs[2].pieces) > 1
     if name != "tiny":
         assert await run(model, "poison", "fine") == [
             ("The model cannot process this input.", "poison_request"),

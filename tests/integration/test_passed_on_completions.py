@@ -73,7 +73,7 @@ async def test_responses_equal_those_of_the_endpoint(stack: Stack, served: Stand
 
 
 async def test_lists(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn) -> None:
-    """Each prompt of a list has its choices in order; the texts of a list of embeddings need one call."""
+    """Each prompt of a list has its choices in order; each text of a list of embeddings is a call of its own."""
     made = await caller.completions.create(model="tiny", prompt=["a", "b"], n=2, echo=True, logprobs=1)
     vectors = await caller.embeddings.create(model="tiny", input=["a", "bb"], dimensions=3)
     packed: Any = await caller.with_raw_response.embeddings.create(
@@ -85,7 +85,7 @@ async def test_lists(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn) 
     assert made.usage is not None
     assert made.usage.completion_tokens == 10
     assert [row.embedding for row in vectors.data] == [[1.0, 1.0, 0.5], [2.0, 1.0, 0.5]]
-    assert [body["input"] for body in served.asked("embeddings")] == [["a", "bb"], "a"]
+    assert sorted(body["input"] for body in served.asked("embeddings")) == ["a", "a", "bb"]
     raw = packed.http_response.json()["data"][0]["embedding"]
     assert struct.unpack("<3f", base64.b64decode(raw)) == (1.0, 1.0, 0.5)
 
@@ -141,7 +141,7 @@ async def test_replays(stack: Stack, served: StandIn, first_streams: bool) -> No
 
 async def test_repeated_fields_are_bounded(stack: Stack, served: StandIn) -> None:
     """Fields that are sent with each of many prompts cannot multiply a body."""
-    body = {"model": "tiny", "prompt": ["a"] * 100, "suffix": "x" * 20_000}
+    body = {"model": "tiny", "prompt": ["a"] * 100, "suffix": "x" * 100_000}
     async with (
         aiohttp.ClientSession(headers=stack.key()) as http,
         http.post(f"{stack.url}/v1/completions", json=body) as response,

@@ -25,8 +25,14 @@ from tierlane.settings.model import Settings
 __all__ = ["database_url", "db", "postgres_server"]
 
 SNAPSHOT = SimpleNamespace(
-    models={"tiny": SimpleNamespace(pool="default", enabled=True), "off": SimpleNamespace(pool="off", enabled=False)},
-    tiers=[SimpleNamespace(name=name, priority=n, guaranteed_share=0.1, paused=False) for n, name in enumerate(TIERS)],
+    models={
+        "tiny": SimpleNamespace(pool="default", enabled=True, tpot_ms=None),
+        "off": SimpleNamespace(pool="off", enabled=False, tpot_ms=None),
+    },
+    tiers=[
+        SimpleNamespace(name=name, priority=n, guaranteed_share=0.1, paused=False, slo_ms=None)
+        for n, name in enumerate(TIERS)
+    ],
     cordoned=frozenset(),
     quotas={},
     cells=(),

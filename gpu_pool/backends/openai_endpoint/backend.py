@@ -63,9 +63,12 @@ class EndpointBackend:
         return self._loop.run(self._answers(items, progress))
 
     async def _answers(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        found = await asyncio.gather(*(self._endpoint.answer(item, CallProgress()) for item in items))
-        progress()
-        return [each if isinstance(each, ItemResult) else _failure(each) for each in found]
+        async def answer(item: Item) -> ItemResult:
+            found = await self._endpoint.answer(item, CallProgress())
+            progress()
+            return found if isinstance(found, ItemResult) else _failure(found)
+
+        return await asyncio.gather(*map(answer, items))
 
     def serve(self, connection: socket.socket) -> None:
         """Answer requests of the worker until it is gone; never returns."""

@@ -90,6 +90,11 @@ class EndpointCall:
         """Seconds until the deadline."""
         return self._item.until - self._context.clock()
 
+    @property
+    def _is_left(self) -> bool:
+        """Whether the client of a stream has left, or its deadline has come."""
+        return self._item.listener is not None and self._item.listener.gone
+
     async def run(self) -> CallResult:
         """The result; a call without any response is sent again, TRIES times in all."""
         result = await self._once()
@@ -169,7 +174,7 @@ class EndpointCall:
                 return Lost(str(error))
             raise
         except CallTimeout:
-            return completion.result() if item.listener is not None and item.listener.gone else TOO_SLOW
+            return completion.result() if self._is_left else TOO_SLOW
 
     async def _read_stream(
         self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float, *, priority: bool
@@ -190,12 +195,12 @@ class EndpointCall:
                 self._emit(offset, completion.add(event))
                 if completion.length > MAX_ANSWER_BYTES:  # As for a whole response.
                     raise InvalidOutput("The model's output is too large.")
-                if completion.ended:
+                if completion.ended or self._is_left:
                     return True
             return False
 
         await self._context.sweep.read(opened.content, take, first_at, until)
-        if completion.over:
+        if completion.over or self._is_left:
             return completion.result()
         return ABORTED if completion.length else Lost("The endpoint's stream ended without output.")
 
