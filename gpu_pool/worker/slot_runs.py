@@ -18,6 +18,9 @@ from gpu_pool.worker.slot_usage import SlotUsage
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 
+NEWEST_WEIGHT = 0.1
+"""Of the newest answer in the mean padding."""
+
 WATCH_S = 0.25
 """How often the model process is checked for progress while requests run."""
 
@@ -85,6 +88,8 @@ class SlotRuns:
         self._watched_from = 0.0
         self.usage = SlotUsage()
         self.service = ServiceTime()
+        self.padding_waste = 0.0
+        """Share of padding in the positions that the model computed lately, exponentially weighted."""
         self.started = 0
         """Number of requests begun; measurements change only with it."""
         self.changed: Callable[[], None] = lambda: None
@@ -200,6 +205,7 @@ class SlotRuns:
         cost_ms = self.usage.end(now, run.start, self.count)
         if not run.is_dropped:
             self.service.record(1, life_ms)
+            self.padding_waste += NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
             self._supervisor.batch_ended(judge(done.results))
         return Outcome(
             run.request.id,

@@ -101,6 +101,7 @@ def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadin
         base_ms=round(mean_ms, 3),
         seen_batch=round(usage.mean_running(now), 2),
         gpu=reading.gpu,
+        padding_waste=round(slots.padding_waste, 3),
         model_pid=reading.model_pid,
         width=slots.count,
         fresh_batch=round(usage.recent_running(now), 2),

@@ -17,11 +17,11 @@ RETRY_S = 30.0
 
 
 class MaintenancePolicy(msgspec.Struct, frozen=True):
-    """Periods in seconds. A row is abandoned if it is still open `deadline_s + grace_s` after its creation; the row of a job
+    """Periods in seconds. A row is abandoned if it is still open `deadline_s() + grace_s` after its creation; the row of a job
     `job_deadline_s + grace_s` after it.
     """
 
-    deadline_s: float = 4.0
+    deadline_s: Callable[[], float] = lambda: 4.0
     job_deadline_s: float = 600.0
     grace_s: float = 10.0
     close_every_s: float = 5.0
@@ -104,7 +104,7 @@ class Maintenance:
         policy, code = self._policy, ErrorCode.ABANDONED
         status = await connection.execute(
             statement("close_abandoned"),
-            policy.deadline_s + policy.grace_s,
+            policy.deadline_s() + policy.grace_s,
             policy.close_limit,
             code.value,
             http_status(code),

@@ -14,6 +14,7 @@ import structlog
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
+from ratelimit.request_limits import LANGUAGE_MODEL, limits_of_workers
 from scheduler.batching.policy import (
     FIRST_IDLE,
     FREE_SLOT,
@@ -323,6 +324,8 @@ class ServiceWatch:
         self.service = UNKNOWN
         self.slot_workers: Sequence[str] = ()
         """The healthy workers with slots."""
+        self.limits = LANGUAGE_MODEL
+        """The limits of a request by the backend of the workers."""
 
     async def run(self) -> None:
         """Update once a second; never returns."""
@@ -335,6 +338,7 @@ class ServiceWatch:
         try:
             observation = await self._presence.observe(self._tiers())
             self.service = pool_service(observation.workers, self.service)
+            self.limits = limits_of_workers(observation.workers, self.limits)
             self.slot_workers = [each.id for each in observation.workers if each.healthy and each.slots]
         except RedisUnavailable:
             return

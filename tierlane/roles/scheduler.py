@@ -27,6 +27,7 @@ from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import CellRow, Model, Snapshot
 from ledger.jobs import job_pools
 from ledger.postgres import AWAY, closing, connect
+from ratelimit.request_limits import RequestLimits
 from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
@@ -191,7 +192,7 @@ async def _run_loops(
         notices=lambda: [f"{settings.own_name}: {ended.sentence()}" for ended in tasks.ended],
         repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
     )
-    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
+    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex), lambda: service.limits)
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
     cordons = CordonSync(
         Cordons(client, keys),
@@ -219,15 +220,15 @@ def _cordoned(catalog: Catalog) -> frozenset[str] | None:
     return catalog.snapshot.cordoned if catalog.snapshot is not None and catalog.fresh else None
 
 
-def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
+def _auditor(settings: "Settings", outbox: Outbox, limits: Callable[[], RequestLimits]) -> Auditor:
     chores = MaintenancePolicy(
-        deadline_s=settings.longest.total_ms / 1000,
+        deadline_s=lambda: settings.request_limits(limits()).total_ms / 1000,
         job_deadline_s=settings.job_deadline_ms / 1000,
         grace_s=settings.audit_grace_ms / 1000,
     )
     interval_s = settings.audit_interval_ms / 1000
     # Not longer than until a row without an end is closed: what never ends must have one by then.
-    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
+    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, settings.longest.total_ms / 1000 + chores.grace_s))
     policy = AuditPolicy(
         take_limit=settings.audit_batch,
         interval_s=interval_s,
