@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -133,6 +132,8 @@ def _interleaved(weight: Any, heads: int) -> Any:
 
 def write_gguf(path: Path, seed: int = SEED) -> Path:
     """Write the same model for llama.cpp."""
+    from gguf import GGUFWriter, TokenType  # noqa: PLC0415 - installed with the engine
+
     path.parent.mkdir(parents=True, exist_ok=True)
     writer, tokens = GGUFWriter(path, "llama"), vocabulary()
     writer.add_context_length(CONTEXT)

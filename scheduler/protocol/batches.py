@@ -145,8 +145,6 @@ class Batches:
     """The scripts for batches of one pool. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
-        self._client = client
-        self._keys = keys
         self._lease_ms = lease_ms
         self._look = Script("look", client, keys)
         self._form = Script("form_batch", client, keys)
@@ -158,6 +156,7 @@ class Batches:
         self._fail = Script("fail", client, keys)
         self._release = Script("release", client, keys)
         self._push_back = Script("push_back", client, keys)
+        self._withdraw = Script("withdraw", client, keys)
         self._followers = Followers(client, keys)
 
     async def look(
@@ -319,12 +318,7 @@ class Batches:
 
     async def withdraw(self, worker_id: str, count: int, queues: Sequence[str]) -> None:
         """Ask a worker with slots to return `count` runs that have sent nothing, of the first of these queues that has some."""
-        key = self._keys.stops(worker_id)
-        async with bounded():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.rpush(key, _encode(StopSignal([], count, list(queues))))
-            pipeline.pexpire(key, STOPS_MS)
-            await pipeline.execute()
+        await self._withdraw(worker_id, _encode(StopSignal([], count, list(queues))), STOPS_MS)
 
     async def push_back(self, batch_id: str) -> None:
         """Return a popped batch that will not be claimed to the head of `batch_queue`."""

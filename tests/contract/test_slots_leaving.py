@@ -21,7 +21,7 @@ from contract.slots import (
 )
 from pool import Pool
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import HANDED_BACK, WITHDRAWN, StopSignals
+from scheduler.protocol.batches import HANDED_BACK, WITHDRAWN, StopSignal, StopSignals
 from scheduler.protocol.cancellation import Cancellation
 from scheduler.redis_client.connections import blocking_client
 
@@ -42,7 +42,7 @@ async def test_a_run_is_stopped_when_its_client_leaves(pool: Pool, redis_url: st
     assert await leave(pool, gone, running=is_stream) is None
 
     blocking = blocking_client(redis_url)
-    assert await StopSignals(blocking, pool.keys, "w1", 1.0).pop() == [gone]
+    assert await StopSignals(blocking, pool.keys, "w1", 1.0).pop() == StopSignal([gone])
     await blocking.aclose()
     assert await pool.states([gone]) == ["processing"]
     await finish(pool, [ended(batch, 0, "cancelled", tokens=7)], 3)

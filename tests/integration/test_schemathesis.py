@@ -94,7 +94,8 @@ async def test_responses_are_as_described(stack: Stack, tmp_path: Path) -> None:
     config.write_text(CONFIG.format(key=stack.catalog.keys["enterprise"].text, token=SERVICE_TOKEN))
     description = tmp_path / "openapi.json"  # Read by its address, the operation that serves it would be left out.
     async with stack.http.get(f"{stack.url}/openapi.json") as response:
-        description.write_bytes(await response.read())
+        # Lists of 10,000 messages would take minutes to generate; tests of request limits send such lists.
+        description.write_bytes(re.sub(rb'"maxItems":\s*10000', b'"maxItems":1024', await response.read()))
     program = Path(sysconfig.get_path("scripts")) / "schemathesis"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(program), "--config-file", str(config), "run", str(description), "--url", stack.url),
