@@ -111,9 +111,15 @@ class SlotProtocol(Protocol):
         if codes:
             self.end_all(worker, codes, known=known, again=again)
 
+    def owns(self, token: str) -> bool:
+        """Whether its batch was not lost, and retried under the same id, meanwhile."""
+        key = self.pool.keys.batch(self.members[token].batch_id)
+        return bool(self.run(self.client.hget(key, "token")) == token.encode())
+
     def end_all(self, worker: str, codes: dict[tuple[str, str], str], *, known: bool, again: bool) -> None:
         self.run(self.client.delete(self.pool.keys.retry_budget))  # It is full.
         before, total = self.scan(), SLOTS[worker]
+        owned = {token for token, _ in codes if self.owns(token)}
         ends = [ended(self.members[token], i, code) for (token, i), code in codes.items()]
         foreign = [end._replace(batch=OwnedBatch(end.batch.id, "foreign")) for end in ends]
         part, now_free = self.pool.batches.finish_part, FreeSlots(self.free(worker), total)
@@ -125,11 +131,15 @@ class SlotProtocol(Protocol):
         stale = self.run(part(worker, ends, slots))
         self.unreported -= {worker} if known else set()
         members = before.members()
-        valid = {i: code for (token, i), code in codes.items() if i in members.get(self.members[token].batch_id, [])}
+        valid = {
+            i: code
+            for (token, i), code in codes.items()
+            if token in owned and i in members.get(self.members[token].batch_id, [])
+        }
         assert stale == len(ends) - len(valid), "stale outcomes"
         self.check_ends(valid)
         after = self.scan()
-        ended_batches = {self.members[token].batch_id for token, _ in codes} & before.batches.keys()
+        ended_batches = {self.members[token].batch_id for token in owned}
         assert all(after.members().get(batch) for batch in ended_batches & after.batches.keys()), "an empty batch stays"
         if again and known:  # Its reply was lost.
             assert self.unchanged(lambda: part(worker, ends, slots)) == len(ends)
