@@ -19,7 +19,7 @@ SCRIPTS = {
     ),
     "scheduler": (
         *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),
-        *("observe", "quota_restore", "audit_take", "audit_drop", "allot"),
+        *("observe", "quota_restore", "audit_take", "audit_drop", "allot", "withdraw"),
     ),
     "worker": (
         *("claim", "bodies", "renew", "finish", "finish_part", "fail", "release", "push_back"),

@@ -57,6 +57,7 @@ def search(
     run_state_machine_as_test(type(machine.__name__, (machine,), {"url": server.url} | others), settings=how)
 
 
+@pytest.mark.timeout(300)  # Half a minute on an idle machine.
 @pytest.mark.parametrize("machine", [Protocol, SlotProtocol])
 def test_random_histories(redis_server: EmbeddedRedis, machine: type[Protocol]) -> None:
     """Each accepted request has one end, one record and one reply; with slots also if requests start and end one by one."""
