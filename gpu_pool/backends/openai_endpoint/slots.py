@@ -18,6 +18,8 @@ from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.slot_levels import SlotLevels
 
 START = 8
+KEPT_FREE = 2
+"""Slots that the scheduler may keep free for the highest tier (scheduler/batching/slot_policy.py): the others are all in use."""
 MOST = 4096
 AIM, AIM_SHARE = 0.5, 0.2
 """The wanted number of this worker's waiting requests is AIM and ENDED_PART of the requests that end in a step, at most 1
@@ -159,7 +161,7 @@ class SlotPolicy:
     def tick(self, now: float, load: EngineLoad | None) -> None:
         """Adapt `count`. `load`: what the engine reported just now; None if it reports nothing."""
         calls = len(self._calls)
-        full = self._peak >= self.count
+        full = self._peak >= self.count - min(KEPT_FREE, self.count // 16)
         self._peak, self.excess = calls, 0
         self._streams.measure(now)
         if load is not None and load.most is not None and load.most != self._most:
