@@ -111,6 +111,16 @@ class SlotProtocol(Protocol):
         if codes:
             self.end_all(worker, codes, known=known, again=again)
 
+    @precondition(lambda self: any(len(held.ids) > 1 for held in self.held))
+    @rule(some=ANY, code=st.sampled_from(RETURNS))
+    def one_of_several_returns(self, some: int, code: str) -> None:
+        """The others of its batch still run when the same end comes again."""
+        several = [held for held in self.held if len(held.ids) > 1]
+        held = several[some % len(several)]
+        self.end_all(
+            self.owners[held.token], {(held.token, held.ids[some % len(held.ids)]): code}, known=True, again=True
+        )
+
     def owns(self, token: str) -> bool:
         """Whether its batch was not lost, and retried under the same id, meanwhile."""
         key = self.pool.keys.batch(self.members[token].batch_id)

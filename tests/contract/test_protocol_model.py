@@ -190,13 +190,13 @@ SLOT_BUGS = {
 }
 SLOT_RULES = {
     "a_part_without_fencing": ("take", "end_some"),
-    "a_stale_outcome_counts": ("take", "end_some", "restarts", "leases_run_out", "comes_back_with_a_part"),
-    "a_lost_run_stays_in_its_batch": ("take", "end_some"),
+    "a_stale_outcome_counts": ("take", "one_of_several_returns"),
+    "a_lost_run_stays_in_its_batch": ("take", "one_of_several_returns"),
     "a_lost_one_joins_others": ("take", "end_some", "form", "pop", "claim"),
-    "a_loss_is_not_counted": ("take", "end_some"),
+    "a_loss_is_not_counted": ("take", "one_of_several_returns"),
     "withdrawn_is_forgotten": ("take", "end_some", "form", "pop", "claim"),
     "who_left_runs_again": ("take", "a_running_one_is_left", "restarts", "leases_run_out", "pop", "claim"),
-    "who_left_is_handed_back": ("take", "a_running_one_is_left", "end_some", "form", "pop", "claim"),
+    "who_left_is_handed_back": ("take", "a_running_one_is_left", "one_of_several_returns"),
     "an_end_frees_no_slot": ("take", "end_some", "beats"),
     "a_drained_worker_comes_back": ("take", "end_some", "beats"),
 }
