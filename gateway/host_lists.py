@@ -49,15 +49,20 @@ def host_list(text: str) -> tuple[str, ...]:
 
 class CallbackHosts:
     """The allowed hosts of each customer's callbacks. `own`: the list of a customer's row by its id, None if it has none;
-    `deployment`: the list of such customers.
+    `deployment`: the list of such customers. `enabled`: whether callbacks can be signed; no host is allowed otherwise.
     """
 
-    def __init__(self, deployment: tuple[str, ...], own: Callable[[str], str | None] = lambda _: None) -> None:
+    def __init__(
+        self, deployment: tuple[str, ...], own: Callable[[str], str | None] = lambda _: None, *, enabled: bool
+    ) -> None:
         self._deployment = deployment
         self._own = own
+        self._enabled = enabled
 
     def of(self, customer_id: str) -> tuple[str, ...]:
         """The allowed hosts; none if callbacks are not allowed."""
+        if not self._enabled:
+            return ()
         own = self._own(customer_id)
         return self._deployment if own is None else _known(own)
 

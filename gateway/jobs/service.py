@@ -99,7 +99,7 @@ class JobServing:
             customer = catalog.snapshot.customers.get(customer_id) if catalog.snapshot else None
             return customer.callback_hosts if customer else None
 
-        hosts = CallbackHosts(jobs.callback_hosts if jobs.callback_secret else (), own_hosts)
+        hosts = CallbackHosts(jobs.callback_hosts, own_hosts, enabled=bool(jobs.callback_secret))
         terminations, statuses = Terminations(client, keys), RequestStatuses(client, keys)
         self.submit = JobSubmitHandler(
             waiting,

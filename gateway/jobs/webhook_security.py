@@ -31,6 +31,9 @@ def secret_bytes(secret: str) -> bytes:
 
 
 def customer_key(deployment: bytes, customer_id: str) -> bytes:
+    """A customer's key, derived from the secret of the deployment. Raises ValueError without one: anybody could derive it."""
+    if not deployment:
+        raise ValueError("callbacks cannot be signed without TIERLANE_CALLBACK_SECRET")
     return hmac.digest(deployment, f"tierlane callbacks of customer {customer_id}".encode(), "sha256")
 
 

@@ -330,6 +330,11 @@ async def read_cells(connection: Connection) -> tuple[CellRow, ...]:
         return cells_from(await connection.fetch(statement("catalog_cells")))
 
 
+async def count_callback_customers(connection: Connection) -> int:
+    """How many customers have hosts of callbacks of their own. Raises what asyncpg raises."""
+    return int(await connection.fetchval("SELECT count(*) FROM customers WHERE callback_hosts <> ''"))
+
+
 async def feed(connection: Connection, take: Callable[[Sequence[Row]], None], name: str, *args: Any) -> None:
     """Pass the rows of a query to `take` in pieces, between which other tasks run."""
     cursor = await connection.cursor(catalog_statement(name), *args)

@@ -363,7 +363,7 @@ async def test_callback_hosts_are_set(admin: Admin, db: Connection, acme: str, h
     await admin.done("customer", "set", "acme", "--callback-hosts", hosts)
 
     row = (await load(db)).customers[acme]
-    entries = CallbackHosts(("deployment.example",), lambda _: row.callback_hosts).of(acme)
+    entries = CallbackHosts(("deployment.example",), lambda _: row.callback_hosts, enabled=True).of(acme)
     assert entries == (("deployment.example",) if hosts == "none" else host_list(hosts))
 
 

@@ -230,6 +230,15 @@ async def test_a_deployment_without_hosts_allows_those_of_customers(start_jobs: 
     assert [is_genuine(secret, *receiver.calls[0]) for secret in secrets] == [True, True, False]
 
 
+async def test_without_a_secret_callbacks_are_refused(start_jobs: StartJobs, receiver: Receiver) -> None:
+    """Also for a customer with hosts of its own."""
+    async with start_jobs(jobs=receiver.jobs(callback_secret=b"")) as bench:
+        bench.catalog.set_hosts("paid", f"127.0.0.1:{receiver.port}")
+        answers = [await bench.submit(receiver.body, tier) for tier in ("free", "paid")]
+
+    assert [(status, document["error"]["param"]) for status, document, _ in answers] == [(400, "callback_url")] * 2
+
+
 async def test_a_host_that_does_not_respond_delays_no_other_host(
     start_jobs: StartJobs, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

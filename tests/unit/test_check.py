@@ -235,6 +235,8 @@ def test_the_catalog_and_dead_letters() -> None:
     catalogs = ([TINY], [replace(TINY, enabled=False)], [])
     assert [system.judge_models(models).level for models in catalogs] == ["pass", "fail", "fail"]
     assert [system.judge_dead_letters(count).level for count in (0, 3)] == ["pass", "warn"]
+    assert levels(system.judge_callbacks(2, can_sign=False)) == ["warn"]
+    assert system.judge_callbacks(2, can_sign=True) == system.judge_callbacks(0, can_sign=False) == []
 
 
 def test_each_pool_of_an_enabled_model_needs_a_healthy_worker() -> None:

@@ -142,11 +142,20 @@ def test_a_bad_entry_is_an_error_at_start(entry: str) -> None:
 def test_a_customer_has_its_own_hosts_or_those_of_the_deployment() -> None:
     """An empty list allows nothing, as does one that cannot be read."""
     own = {"listed": "a.example, *.b.example:8443", "none": "", "broken": "https://a.example/"}
-    hosts = CallbackHosts(("hooks.example.com",), own.get)
+    hosts = CallbackHosts(("hooks.example.com",), own.get, enabled=True)
 
     assert hosts.of("another") == ("hooks.example.com",)
     assert hosts.of("listed") == ("a.example", "*.b.example:8443")
     assert hosts.of("none") == hosts.of("broken") == ()
+
+
+def test_without_a_secret_nothing_is_allowed_or_signed() -> None:
+    """A key that is derived from an empty secret could be derived by anybody who knows the id of a customer."""
+    hosts = CallbackHosts(("hooks.example.com",), {"listed": "a.example"}.get, enabled=False)
+
+    assert hosts.of("listed") == hosts.of("another") == ()
+    with pytest.raises(ValueError, match="TIERLANE_CALLBACK_SECRET"):
+        customer_key(b"", "listed")
 
 
 @pytest.mark.parametrize(

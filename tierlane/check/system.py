@@ -13,7 +13,7 @@ import aiohttp
 import typer
 from msgspec.structs import replace
 
-from ledger.catalog.loader import read_cells, read_models, read_tiers
+from ledger.catalog.loader import count_callback_customers, read_cells, read_models, read_tiers
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
@@ -204,6 +204,15 @@ def judge_gateway(document: Mapping[str, object]) -> list[CheckItem]:
     return items
 
 
+def judge_callbacks(customers: int, *, can_sign: bool) -> list[CheckItem]:
+    """Whether the callbacks that `customers` may have can be signed."""
+    if can_sign or not customers:
+        return []
+    said = f"callback_url is refused, although {customers:,} customers have hosts for callbacks"
+    advice = "Set TIERLANE_CALLBACK_SECRET, the same for all gateways, the auditor and this command."
+    return [CheckItem("catalog", "callbacks", "warn", said, advice)]
+
+
 def judge_dead_letters(count: int) -> CheckItem:
     """Whether requests were given up for good."""
     if not count:
@@ -276,6 +285,7 @@ async def _catalog(settings: "Settings", models: list[Model], cells: list[CellRo
             items = [*judge_tiers(await read_tiers(connection))]
             models += (await read_models(connection)).values()
             cells += await read_cells(connection)
+            items += judge_callbacks(await count_callback_customers(connection), can_sign=bool(settings.callback_key))
             return [*items, judge_models(models), judge_dead_letters(await count_letters(connection))]
     except BadCatalogRow as error:
         return [
