@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
-from gpu_pool.backends.openai_endpoint.slots import MOST, START, SlotPolicy
+from gpu_pool.backends.openai_endpoint.slots import LONGEST_HOLD_S, MOST, START, SlotPolicy
 from tests.slots_simulation import Engine, Simulation, longest_queue_s, rate, swing, time_to_rate
 
 SEEDS = (1, 2)
@@ -64,7 +64,7 @@ def test_a_slower_engine_keeps_its_sequences(source: dict[str, float]) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("source", [METRICS, STREAMS, ANSWERS])
 def test_refusals_lower_the_slots_to_what_was_accepted(source: dict[str, float], workers: int) -> None:
-    """One more request is tried seldom: a refused request is delayed by it."""
+    """Each worker tries one more request every two seconds: the refused one goes back to the head of its queue."""
     simulation = Simulation(Engine(), clients=256, workers=workers, **source)  # type: ignore[arg-type]
     simulation.at(20, lambda engine: setattr(engine, "refuses_above", 32))
     simulation.run(25)
@@ -73,8 +73,22 @@ def test_refusals_lower_the_slots_to_what_was_accepted(source: dict[str, float],
     totals = [sum(sample.counts) for sample in simulation.samples if sample.at >= 25]
     assert min(totals) >= 28
     assert max(totals) <= 34
-    assert simulation.refused - before <= 20
+    assert simulation.refused - before <= workers * 35 / LONGEST_HOLD_S
     assert rate(simulation, 30, 60) >= 0.97 * _direct(256, limit=32)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("refuses_above", "lasts_s"), [(32, 20.0), (0, 2.0), (0, 10.0), (8, 10.0)])
+@pytest.mark.parametrize("source", [METRICS, STREAMS, ANSWERS])
+def test_the_slots_return_when_refusals_end(
+    source: dict[str, float], refuses_above: int, lasts_s: float, workers: int
+) -> None:
+    """Within five seconds, also after the engine refused every request for a while."""
+    simulation = Simulation(Engine(), clients=256, workers=workers, **source)  # type: ignore[arg-type]
+    simulation.at(20, lambda engine: setattr(engine, "refuses_above", refuses_above))
+    simulation.at(20 + lasts_s, lambda engine: setattr(engine, "refuses_above", 1 << 30))
+    simulation.run(60)
+    assert time_to_rate(simulation, 0.9 * _direct(256), since=20 + lasts_s) <= 5.0
 
 
 @pytest.mark.parametrize("source", [METRICS, STREAMS, ANSWERS])
@@ -210,15 +224,15 @@ def test_a_failed_reading_changes_nothing() -> None:
 
 
 def test_refusals_leave_at_least_one_slot() -> None:
-    """Even if none was accepted; as soon as one is, the slots are doubled as at the start."""
+    """Even if none was accepted; a second later more are tried, and soon as many as before."""
     bare = Bare()
     call = bare.policy.start(0.0, streamed=False)
     bare.policy.refuse(call, 0.1)
     assert (bare.policy.count, bare.policy.source) == (1, "all refused")
-    for _ in range(6):
+    for _ in range(12):
         bare.fill()
         bare.tick(EngineLoad(bare.policy.in_flight, 0))
-    assert bare.policy.count >= 16
+    assert bare.policy.count >= START
 
 
 @pytest.mark.parametrize(("count", "resumed"), [(50, 50), (0, 1), (10**9, MOST)])

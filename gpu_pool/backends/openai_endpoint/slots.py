@@ -65,8 +65,10 @@ REST_S = 0.6
 """And at least so many after the last reduction of what waits too much."""
 VAIN_WAITING = 0.7
 """Of the waiting requests, and reduced in proportion, at least this part still waits after a reduction in vain."""
-FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
-"""Time after a refusal until one more request is tried."""
+FIRST_HOLD_S, LONGEST_HOLD_S = 1.0, 2.0
+"""Time after a refusal until one more request is tried. A refusal is cheap: the request goes back to the head of its queue."""
+SURVIVED_S, TRIAL_GROWTH = 0.5, 4
+"""After this time without a refusal as many more times the last number are tried."""
 
 
 class SlotPolicy:
@@ -147,13 +149,13 @@ class SlotPolicy:
         """The engine refused a request for lack of capacity (429, 503)."""
         self._calls.pop(call, None)
         accepted = len(self._calls)
-        if not accepted:  # It refuses all, which is no evidence for a number: afterwards they are doubled again.
-            self._ceiling = _Ceiling()
+        if not accepted:
+            self._ceiling.lower(1, self.count, now)
             self._set(1, "all refused")
-            self._doubling = True
+            self._doubling = False
             return
         if accepted < self.count or accepted < self._ceiling.count:
-            self._ceiling.lower(min(accepted, self.count), now)
+            self._ceiling.lower(min(accepted, self.count), self.count, now)
             self._set(self._ceiling.count, f"refused above {accepted}")
             self._doubling = False
             self._answers.restart(now)
@@ -169,6 +171,7 @@ class SlotPolicy:
             self._set(load.most, f"{load.source}: {load.most} slots")
         if self._ceiling.passed(self.count, now, full=full):
             self._queue.quiet = 0
+            self._set(max(self._exact, self._ceiling.trial), "no refusals")
         if self._too_slow(now):
             return
         if load is not None and not _is_usable(load, calls):
@@ -297,10 +300,11 @@ def _cache_is_full(load: EngineLoad | None) -> bool:
 
 
 class _Ceiling:
-    """The most requests that an engine accepts, learnt from refusals; one more is tried now and then."""
+    """The most requests that an engine accepts, learnt from refusals. More are tried now and then, up to as many as before."""
 
     def __init__(self) -> None:
         self.count = MOST
+        self._before = MOST
         self._until = 0.0
         self._hold_s = FIRST_HOLD_S
         self._step = 0
@@ -311,8 +315,15 @@ class _Ceiling:
         """The most slots now."""
         return self.count + self._step
 
-    def lower(self, accepted: int, now: float) -> None:
-        """More than `accepted` were refused."""
+    @property
+    def trial(self) -> int:
+        """The slots to try now; 0 for none."""
+        return min(self.limit, self._before) if self._step else 0
+
+    def lower(self, accepted: int, count: int, now: float) -> None:
+        """More than `accepted` were refused, with `count` slots."""
+        if self.count >= MOST or count > self._before:
+            self._before = count
         if now >= self._until:  # Otherwise one of the same burst.
             self._hold_s = min(LONGEST_HOLD_S, 2 * self._hold_s) if self._step else FIRST_HOLD_S
         self.count, self._step, self._survives_at = accepted, 0, math.inf
@@ -328,9 +339,9 @@ class _Ceiling:
         if count <= self.count or not full:
             return False
         if now < self._survives_at:
-            self._survives_at = min(self._survives_at, now + FIRST_HOLD_S)
+            self._survives_at = min(self._survives_at, now + SURVIVED_S)
             return False
-        self.count, self._step, self._survives_at = count, min(2 * self._step, count), math.inf
+        self.count, self._step, self._survives_at = count, TRIAL_GROWTH * self._step, math.inf
         return True
 
 
