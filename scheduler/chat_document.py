@@ -98,11 +98,17 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class LineHead(msgspec.Struct, gc=False):
-    """The parts of a line that are interpreted. `error`: the server failed while it responded."""
+    """The parts of a line that are interpreted."""
 
     choices: list[_Part] = []
     usage: ServerUsage | None = None
     error: Any = None
+    object: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the server reports an error; the older form of vLLM and of SGLang has no `error`."""
+        return bool(self.error) or self.object == "error"
 
     @property
     def whole(self) -> bool:
@@ -136,10 +142,12 @@ def read_head(line: bytes | str) -> LineHead:
 
 def output_line(response: bytes) -> str:
     """A server's response or event as a line of the output. Raises ValueError for anything but an object."""
-    members = read_members(response.replace(b"\n", b" "))  # In JSON a line end is white space.
-    for name in _GATEWAYS:
-        members.pop(name, None)
-    return _encode(members).decode() + "\n"
+    return line_of(read_members(response.replace(b"\n", b" ")))  # In JSON a line end is white space.
+
+
+def line_of(members: Mapping[str, Any]) -> str:
+    """The members of a server's response or event as a line of the output. Raises ValueError for bytes that are no text."""
+    return _encode({name: value for name, value in members.items() if name not in _GATEWAYS}).decode() + "\n"
 
 
 _CHOICES = '"choices":[{'

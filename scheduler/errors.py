@@ -16,6 +16,7 @@ class ErrorCode(StrEnum):
     """Why a request was rejected or failed; stored in the audit and sent as `error.code`."""
 
     INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     INVALID_API_KEY = "invalid_api_key"
     CATALOG_UNAVAILABLE = "catalog_unavailable"
     ACCOUNT_SUSPENDED = "account_suspended"
@@ -52,7 +53,10 @@ class ErrorCode(StrEnum):
     CHANGED_MEANWHILE = "changed_meanwhile"
 
 
-CHARGED_FAILURES = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST})
+REFUSED = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.REQUEST_TOO_LARGE})
+"""Refusals by the model: the request is charged, but no tokens. As in refund.lua."""
+
+CHARGED_FAILURES = REFUSED | {ErrorCode.POISON_REQUEST}
 """Failures of the input: its customer pays the GPU time. As in settlement.lua."""
 
 
@@ -81,6 +85,13 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The request is not valid.",
         "Malformed body, unknown field, wrong type, or a parameter that the model rejects.",
         "Correct the field in `param`; do not retry.",
+    ),
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: HttpError(
+        400,
+        _INVALID,
+        "The request exceeds the model's context length. Shorten the conversation, or lower max_tokens.",
+        "The input and `max_tokens` together have more tokens than the model's context; the message has the numbers.",
+        "Shorten the conversation, or lower `max_tokens`.",
     ),
     ErrorCode.INVALID_API_KEY: HttpError(
         401,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from math import isfinite
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -35,7 +36,8 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
     """The model's name, the input, and parameters that only the backend interprets.
 
     `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/replies.py as text), or "" for none.
-    `priority`: of the tier, 1 first, for servers with their own scheduling; 0 if it is not known.
+    `priority`: of the tier, 1 first, for servers with their own scheduling; 0 if it is not known. `customer`: a number that
+    distinguishes customers, 0 if it is not known; a text in a payload of an older gateway is its trace context.
     """
 
     model: str
@@ -44,14 +46,16 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
     task: Task = Task.COMPLETE
     stream: str = ""
     priority: int = 0
+    customer: int | str = 0
 
     def with_input(self, text: str) -> "Payload":
         """A copy with another input."""
-        return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority)
+        return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority, self.customer)
 
-    def with_target(self, address: str, priority: int) -> "Payload":
-        """A copy with the target of increments ("" for none) and the priority of the tier."""
-        return Payload(self.model, self.input, self.parameters, self.task, address, priority)
+    def with_target(self, address: str, priority: int, customer_id: str) -> "Payload":
+        """A copy with the target of increments ("" for none), the priority of the tier, and its customer."""
+        customer = crc32(customer_id.encode())
+        return Payload(self.model, self.input, self.parameters, self.task, address, priority, customer)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -100,34 +100,34 @@ Part = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
 Content = str | list[Part]
 
 
-class Turn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role"):
-    """One message of a conversation."""
+class Turn(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"):
+    """One message of a conversation. Other members, such as those that another server has added to its message, are passed on to an
+    endpoint, and ignored by other models.
+    """
 
     content: Content
     name: str | None = None
 
 
-class SystemTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="system"):
+class SystemTurn(Turn, frozen=True, kw_only=True, tag_field="role", tag="system"):
     """Instructions of the application."""
 
 
-class DeveloperTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="developer"):
+class DeveloperTurn(Turn, frozen=True, kw_only=True, tag_field="role", tag="developer"):
     """Instructions of the application, by their newer name."""
 
 
-class UserTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="user"):
+class UserTurn(Turn, frozen=True, kw_only=True, tag_field="role", tag="user"):
     """A message of the user."""
 
 
-class ToolTurn(Turn, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="tool"):
+class ToolTurn(Turn, frozen=True, kw_only=True, tag_field="role", tag="tool"):
     """The result of a tool call."""
 
     tool_call_id: str
 
 
-class AssistantTurn(
-    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="role", tag="assistant"
-):
+class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="assistant"):
     """An earlier message of the model. A client may send back every member of a response unchanged."""
 
     content: Content | None = None
@@ -279,7 +279,8 @@ def chat_request(body: ChatBody, document: DocumentForm, max_input_bytes: int) -
     """The request of a decoded body with this document form. Raises RequestError that names the field."""
     check_model("model", body.model)
     check_values(body, ACCEPTED)
-    if body.max_tokens is not None and body.max_completion_tokens is not None:  # OpenAI rejects both, too.
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:  # OpenAI rejects both, too.
         raise invalid(
             "max_completion_tokens", "Send `max_completion_tokens` or `max_tokens`, its older name, not both."
         )
@@ -312,7 +313,7 @@ def chat_document(body: ChatBody, members: RawMembers, strings: LargeStrings = N
                 needs.setdefault(wanted, "messages")
                 media += 1
                 media_bytes += sum(len(strings.get(text, text)) for text in _media_in(part))
-    kept = passed_on_members(members)
+    kept = passed_on_members(members, _FIELDS)
     if any(isinstance(message, DeveloperTurn) for message in body.messages):
         kept["messages"] = with_known_roles(kept["messages"])
     parameters = {PRIORITY: msgspec.json.decode(kept.pop(PRIORITY))} if PRIORITY in kept else {}

@@ -106,11 +106,11 @@ def _document_form(
     body: CompletionBody, raw: bytes, prompts: Sequence[str], max_input_bytes: int
 ) -> DocumentForm | None:
     """A body for each prompt; None if it needs no capability."""
-    may_be_unknown = members_of(raw) if isinstance(body, _AnyCompletionBody) else ()
+    may_be_unknown = members_of(raw) if isinstance(body, _AnyCompletionBody) else {}
     needs = needs_of(body, may_be_unknown, _FIELDS, NEEDS, _NO_EFFECT)
     if not needs:
         return None
-    members = passed_on_members(members_of(raw))
+    members = passed_on_members(members_of(raw), _FIELDS)
     others = len(encode_json({**members, "prompt": ""}))
     check_repeated("prompt", len(prompts), others, max_input_bytes)
     first, *more = (encode_json({**members, "prompt": prompt}).decode() for prompt in prompts)

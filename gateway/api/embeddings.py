@@ -86,7 +86,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     check_duplicates(raw)
     check_model("model", body.model)
     texts = texts_of("input", body.input, max_input_bytes, NOT_TEXT)
-    may_be_unknown = members_of(raw) if isinstance(body, _AnyEmbeddingBody) else ()
+    may_be_unknown = members_of(raw) if isinstance(body, _AnyEmbeddingBody) else {}
     needs = needs_of(body, may_be_unknown, _FIELDS, NEEDS, {})
     parameters: Parameters = {}
     if needs:
@@ -107,7 +107,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
 def _parameters(raw: bytes) -> dict[str, Any]:
     """The members for the model's server. Raises RequestError for one that is neither a scalar nor a list of scalars."""
     parameters: dict[str, Any] = {}
-    for name, value in passed_on_members(members_of(raw)).items():
+    for name, value in passed_on_members(members_of(raw), _FIELDS).items():
         if name in _NOT_PARAMETERS:
             continue
         try:

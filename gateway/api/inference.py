@@ -18,7 +18,7 @@ from gateway.http.errors import ResponseForm
 from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import REFUSED, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
 # Backends use 64 bits. A larger number would be rejected late, or become a float.
@@ -187,9 +187,13 @@ class ApiFormat:
             code = ErrorCode(reply.error_code)
         except ValueError:  # Written by a newer version.
             code = ErrorCode.INTERNAL_ERROR
-        if code is ErrorCode.INVALID_REQUEST and reply.output:
-            return self.bad_parameters(reply.output)
-        return RequestError(code)
+        return self.refusal(code, reply.output)
+
+    def refusal(self, code: ErrorCode, sentence: str) -> RequestError:
+        """The error of a code, with the sentence of a backend that refused the request."""
+        if code is ErrorCode.INVALID_REQUEST and sentence:
+            return self.bad_parameters(sentence)
+        return RequestError(code, sentence if code in REFUSED and sentence else None)
 
 
 INFERENCE = ApiFormat(read_inference, write_inference)

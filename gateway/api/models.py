@@ -1,11 +1,12 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` in OpenAI's format, free of charge."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, free of charge: in OpenAI's format, or with `anthropic-version` in Anthropic's."""
 
 import time
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import Literal, TypedDict
 from urllib.parse import unquote
 
-from gateway.auth.authenticator import Authenticator
+from gateway.auth.authenticator import KEY_HEADER, Authenticator
 from gateway.catalog import IdentityView, model_not_found
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.response import HttpResponse
@@ -13,6 +14,8 @@ from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 
 OWNER = "tierlane"
+VERSION_HEADER = "anthropic-version"
+"""Sent by each of Anthropic's clients."""
 
 
 class ModelEntry(TypedDict):
@@ -29,6 +32,24 @@ class ModelList(TypedDict):
 
     object: Literal["list"]
     data: list[ModelEntry]
+
+
+class MessagesModel(TypedDict):
+    """One model in Anthropic's format."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+
+
+class MessagesModelList(TypedDict):
+    """All models in Anthropic's format, on one page."""
+
+    data: list[MessagesModel]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class Models:
@@ -51,16 +72,24 @@ class Models:
 
     async def list(self, request: RoutedRequest) -> HttpResponse:
         """List all served models. Raises RequestError for an unknown caller."""
-        identity = self._authenticator.identify(request)
+        identity = self._authenticator.identify(request, KEY_HEADER)
         names = sorted(self._names())
+        if VERSION_HEADER in request.headers:
+            models = [self._messages_model(name) for name in names]
+            ends = (names[0], names[-1]) if names else (None, None)
+            return self._respond(
+                request, identity, {"data": models, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
+            )
         return self._respond(request, identity, {"object": "list", "data": [self._document(name) for name in names]})
 
     async def one(self, request: RoutedRequest) -> HttpResponse:
         """Return one model, or `model_not_found`. Raises RequestError for an unknown caller."""
-        identity = self._authenticator.identify(request)
+        identity = self._authenticator.identify(request, KEY_HEADER)
         name = unquote(request.tail)
         if name in self._names():
-            return self._respond(request, identity, self._document(name))
+            is_messages = VERSION_HEADER in request.headers
+            document = self._messages_model(name) if is_messages else self._document(name)
+            return self._respond(request, identity, document)
         error = model_not_found("model", self._names())
         headers = self._limits_of(identity).headers(identity)
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
@@ -68,8 +97,15 @@ class Models:
     def _document(self, name: str) -> ModelEntry:
         return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
 
+    def _messages_model(self, name: str) -> MessagesModel:
+        created_at = datetime.fromtimestamp(self._created, UTC)
+        return {"type": "model", "id": name, "display_name": name, "created_at": f"{created_at:%Y-%m-%dT%H:%M:%SZ}"}
+
     def _respond(
-        self, request: RoutedRequest, identity: IdentityView, document: ModelEntry | ModelList
+        self,
+        request: RoutedRequest,
+        identity: IdentityView,
+        document: ModelEntry | ModelList | MessagesModel | MessagesModelList,
     ) -> HttpResponse:
         return HttpResponse.of(
             200, document, [("x-request-id", request.request_id), *self._limits_of(identity).headers(identity)]

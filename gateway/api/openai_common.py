@@ -5,7 +5,7 @@ passed on to a server that has it, and else rejected by name, since a client tha
 would not notice.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,14 +16,14 @@ from gateway.http.validation import invalid
 from scheduler.chat_document import Capability
 from scheduler.errors import ErrorCode, RequestError
 
-MAX_STOPS = 4  # OpenAI's limit.
+MAX_STOPS = 16  # OpenAI's own service accepts four, others more.
 MAX_CHOICES = 128  # OpenAI's limit.
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 Stop = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Options of a stream."""
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a stream. Others, such as `continuous_usage_stats` of vLLM and SGLang, have no effect."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # Padding that hides the size of tokens. It is ignored.
@@ -83,6 +83,10 @@ _GATEWAYS = frozenset(
 )
 """Fields that are not passed on: the gateway's own, and those about the client."""
 
+_TOOLS = {"tools": ("tool_choice", "parallel_tool_calls"), "functions": ("function_call",)}
+"""Field with tools -> those that have an effect only with it."""
+_NOTHING = (b"null", b"[]", b"{}")
+
 RawMembers = Mapping[str, msgspec.Raw]
 Body = TypeVar("Body")
 members_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -102,7 +106,7 @@ def decode_extended(strict: "msgspec.json.Decoder[Body]", extended: "msgspec.jso
 
 def needs_of(
     body: Any,
-    members: Iterable[str],
+    members: RawMembers,
     fields: frozenset[str],
     needs: Mapping[str, str],
     no_effect: Mapping[str, tuple[Any, ...]],
@@ -113,15 +117,33 @@ def needs_of(
         value = getattr(body, name)
         if value is not None and value not in no_effect.get(name, ()):
             found.setdefault(capability, name)
-    unknown = next((name for name in members if name not in fields), None)
+    unknown = next((name for name in members if name not in fields and not asks_for_nothing(members[name])), None)
     if unknown is not None:
         found[Capability.EXTENSIONS] = unknown
     return found
 
 
-def passed_on_members(members: RawMembers) -> dict[str, msgspec.Raw]:
-    """The members of a body that are for the model's server."""
-    return {name: value for name, value in members.items() if name not in _GATEWAYS}
+def asks_for_nothing(value: msgspec.Raw) -> bool:
+    """Whether a member is null, an empty list or an empty object."""
+    return bytes(value) in _NOTHING
+
+
+def passed_on_members(members: RawMembers, fields: frozenset[str]) -> dict[str, msgspec.Raw]:
+    """The members of a body that are for the model's server, without those that ask for nothing: vLLM rejects an empty list of
+    tools, and a choice of tools without any.
+    """
+    kept = {
+        name: value for name, value in members.items() if name not in _GATEWAYS and not _is_absent(name, value, fields)
+    }
+    for tools, choices in _TOOLS.items():
+        if tools not in kept:
+            for name in choices:
+                kept.pop(name, None)
+    return kept
+
+
+def _is_absent(name: str, value: msgspec.Raw, fields: frozenset[str]) -> bool:
+    return bytes(value) == b"null" or (asks_for_nothing(value) and (name in _TOOLS or name not in fields))
 
 
 def check_repeated(field: str, count: int, repeated: int, max_bytes: int) -> None:
@@ -155,9 +177,5 @@ def parameters_of(body: SamplingFields, max_tokens: int | None = None) -> Parame
 
 
 def includes_usage(body: SamplingFields) -> bool:
-    """Whether the stream ends with its usage. Raises RequestError for `stream_options` without `stream`."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        raise invalid("stream_options", "`stream_options` requires `stream: true`.")
-    return bool(body.stream_options.include_usage)
+    """Whether the stream ends with its usage. Without a stream `stream_options` have no effect."""
+    return bool(body.stream and body.stream_options is not None and body.stream_options.include_usage)

@@ -18,6 +18,8 @@ from scheduler.tasks import Loop
 
 MAX_KEY_BYTES = 256
 KEY_PREFIX = "tl_"
+KEY_HEADER = "x-api-key"
+"""Has the key alone, in requests of clients of Anthropic's API."""
 NO_KEY = "Send the API key as `Authorization: Bearer <key>`."
 TOO_MANY = "Too many requests from this address had no valid key. Try again later, or with a valid key."
 

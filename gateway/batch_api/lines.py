@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.http.request import check_duplicates
 from gateway.http.response import encode_json
 from gateway.http.validation import validation_error
 from scheduler.errors import HTTP, ErrorCode, RequestError
@@ -21,11 +22,12 @@ ENVELOPE_BYTES = 4096
 """Bytes that a line may have more than its body may have."""
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-_BLANK = b" \t\r\n\xef\xbb\xbf"  # A byte order mark may precede the first line.
+_BLANK = b" \t\r\n\xef\xbb\xbf\x1a"  # A byte order mark may precede the first line, and Ctrl-Z follow the last one.
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
-class InputLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A line of an input file."""
+class InputLine(msgspec.Struct, frozen=True):
+    """A line of an input file. Other members are ignored, as by OpenAI's service."""
 
     custom_id: str
     url: str
@@ -159,13 +161,14 @@ class FileCheck:
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
         self._seen: dict[str, int] = {}
+        self._is_unreadable = False
         self.faults: list[LineFault] = []
         self.total = 0
 
     @property
     def full(self) -> bool:
         """Whether more lines make no difference."""
-        return len(self.faults) >= MAX_FAULTS or self.total > self._max_lines
+        return self._is_unreadable or len(self.faults) >= MAX_FAULTS or self.total > self._max_lines
 
     def add(self, line: FileLine) -> None:
         """Check a line."""
@@ -189,12 +192,18 @@ class FileCheck:
     def _fault(self, line: FileLine) -> LineFault | None:
         if not line.raw:
             return LineFault("line_too_long", f"A line must not be longer than {self._max_line_bytes} bytes.")
+        if self.total == 1 and line.raw.startswith(_UTF_16):
+            self._is_unreadable = True
+            return LineFault("invalid_encoding", "The file is in UTF-16: save it as UTF-8.")
         try:
             found = _decoder.decode(line.raw)
+            check_duplicates(line.raw)
         except msgspec.ValidationError as error:
             problem = validation_error(str(error), InputLine.__struct_fields__)
             return LineFault("invalid_line", problem.message.replace("The body", "The line"), problem.param)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except RequestError as error:
+            return LineFault("invalid_line", error.message.replace("The body", "The line"), error.param)
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return LineFault("invalid_json_line", "This line is not a JSON object.")
         return self._wrong(found, line.number)
 
@@ -203,9 +212,12 @@ class FileCheck:
             return LineFault(
                 "invalid_custom_id", f"`custom_id` must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
             )
-        if found.method != "POST":
+        if found.method.upper() != "POST":
             return LineFault("invalid_method", "`method` must be POST.", "method")
-        if found.url != self._endpoint:
+        if found.url.rstrip("/") not in (
+            self._endpoint,
+            self._endpoint.removeprefix("/v1"),
+        ):  # Azure's have no version.
             return LineFault("mismatched_url", f"`url` must be the batch's endpoint, {self._endpoint}.", "url")
         if bytes(memoryview(found.body)[:1]) != b"{":
             return LineFault("invalid_body", "`body` must be an object: the body of a request to `url`.", "body")

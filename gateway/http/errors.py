@@ -158,6 +158,8 @@ class ErrorResponses:
         if row.retry is not None:
             response.headers.append(("x-should-retry", "true" if row.retry else "false"))
         response.close = error.code is ErrorCode.TOO_MANY_CONNECTIONS
+        if row.status == 415 and error.param == "Content-Encoding":
+            response.headers.append(("Accept-Encoding", "identity"))  # RFC 9110, section 12.5.3.
         if row.status == 401:
             response.headers.append(("WWW-Authenticate", "Bearer"))
         return response

@@ -24,6 +24,7 @@ from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
+from gateway.http.absent_members import without_absent_member
 from gateway.http.errors import RejectionError
 from gateway.http.response import JSON
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid, validation_error
@@ -159,7 +160,7 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
         raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, param="Content-Type")
     if "Content-Encoding" in headers:
         encodings = headers.getall("Content-Encoding")
-        if not all(encoding.strip().lower() == "identity" for encoding in encodings):
+        if not all(encoding.strip().lower() in ("identity", "") for encoding in encodings):
             raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
     if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
         message = "The only supported transfer encoding is chunked."
@@ -243,17 +244,24 @@ def too_large(what: str, max_bytes: int, param: str | None = None) -> RequestErr
 
 
 T = TypeVar("T")
+MOST_ABSENT = 16
+"""Each costs a pass over the body."""
 _FLOAT_FOR_INT = re.compile(r"Expected `int\b[^`]*`, got `float`")
 _NOT_A_NUMBER = object()  # Stands for NaN and Infinity while their field is searched.
 
 
-def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
-    """The decoded body. Raises RequestError `invalid_request`, with `param`. Duplicate keys are not detected."""
+def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes, absent: int = MOST_ABSENT) -> T:
+    """The decoded body. Raises RequestError `invalid_request`, with `param`. Duplicate keys are not detected.
+
+    `absent`: the most names of unknown members that may ask for nothing.
+    """
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         if _FLOAT_FOR_INT.search(str(error)):
             return _decode_whole_floats(decoder, raw)
+        if absent and (shorter := without_absent_member(raw, str(error))) is not None:
+            return decode(decoder, shorter, absent - 1)
         raise validation_error(str(error), fields_of(decoder)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _not_json(raw) from None

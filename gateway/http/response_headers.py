@@ -59,6 +59,7 @@ RESPONSE_HEADERS = {
     "anthropic-ratelimit-tokens-reset": ResponseHeader(
         "The time when all tokens are available.", "2026-01-01T00:00:01Z", TIME
     ),
+    "Accept-Encoding": ResponseHeader("What the body of a request may be encoded with.", "identity", only("identity")),
     "Retry-After": ResponseHeader(
         "Seconds to wait before a retry, from the measured drain rate, with jitter; before a pending job is read again.",
         2,

@@ -18,7 +18,7 @@ from gateway.http.request import HttpRequest
 from gateway.inference.pending import PendingRequest
 from gateway.limits.demand import DemandMeter
 from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
-from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.errors import HTTP, REFUSED, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
 SLO_FAILURES = frozenset(
@@ -128,6 +128,7 @@ class RequestEvents:
         """The response contained the model's output."""
         tier, model = identity.tier, pending_requests[0].submission.model
         self._demand_meter.outcomes.completed(tier)
+        self._demand_meter.refusals.served(identity.customer_id)
         self._counters.completed(tier, endpoint, seconds)
         for pending, reply in zip(pending_requests, replies, strict=True):
             self._counters.ran(tier, self._pool, model, reply)
@@ -150,6 +151,10 @@ class RequestEvents:
             self._demand_meter.failed(identity.tier)
             self._demand_meter.outcomes.failed(identity.tier, error.code)
             self._demand_meter.gpu_time.unmet(identity)
+        elif error.code in REFUSED and pending is not None and pending.sent:
+            # For the ratios of failures it is an answer.
+            self._demand_meter.outcomes.completed(identity.tier)
+            self._demand_meter.refusals.refused(identity.customer_id)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 

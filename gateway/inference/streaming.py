@@ -8,20 +8,20 @@ cut, and gaps are filled from the stored reply. If text of a lost run was sent, 
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
-from gateway.inference.submission import BYTES_PER_TOKEN, REPLAYED
+from gateway.inference.submission import REPLAYED
 from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import LOST, Increment, Reply
 from scheduler.states import Admission
+from scheduler.token_estimates import estimate, line_tokens
 
 MOST_PARTS = 64
 MOST_HELD = 65_536
@@ -41,9 +41,9 @@ class StreamAssembly:
         self.broken = False
 
     @property
-    def lines(self) -> int:
-        """Number of complete lines sent."""
-        return sum(part.count("\n") for part in self._parts)
+    def text(self) -> str:
+        """All that was sent."""
+        return "".join(self._parts)
 
     def take(self, attempt: int, offset: int, text: str) -> str:
         """The part of an increment to send; may be empty."""
@@ -217,16 +217,13 @@ class StreamedResponse:
 
     @property
     def used(self) -> int:
-        """Estimated tokens, as admission does it: a quarter of the bytes of the input and of the text that was sent.
-
-        Lines of a model's server are mostly JSON, and the input may be images: a line counts as a token.
-        """
+        """Tokens of the input and of the text that was sent, estimated as at admission; 0 if nothing was sent."""
         sent, read = self._assembly.sent_bytes, self._pending.submission.input_bytes
         if not sent:
             return 0
         if self._document is None:
-            return math.ceil((read + sent) / BYTES_PER_TOKEN)
-        return max(1, math.ceil(read / BYTES_PER_TOKEN) + self._document.tokens) + self._assembly.lines
+            return estimate(read + sent)
+        return max(1, estimate(read) + self._document.tokens) + line_tokens(self._assembly.text)
 
     def close(self) -> None:
         """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""

@@ -32,6 +32,7 @@ from scheduler.payload import DOCUMENTS, Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
+from scheduler.token_estimates import estimate
 
 SAMPLING_BACKENDS = (ENDPOINT,)
 """Backends that sample if a request has no temperature: the default of an endpoint is often 0.7 or 1."""
@@ -148,7 +149,6 @@ def _invalid(message: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, message, HEADER)
 
 
-BYTES_PER_TOKEN = 4
 NONCE_BYTES = 8
 DEFAULT_OUTPUT_TOKENS = 16
 MOST_OUTPUT_TOKENS = 2**31  # Larger values would lose digits in a bucket that is stored as a float.
@@ -218,7 +218,7 @@ def build_submission(
         fingerprint=fingerprint,
         tokens=_charged(token_estimate(payload, input_bytes, document), limits),
         meter=meter(payload.model) if limits.metered else None,
-        body=encode_payload(payload.with_target(address, identity.priority)),
+        body=encode_payload(payload.with_target(address, identity.priority, identity.customer_id)),
     )
 
 
@@ -257,7 +257,7 @@ def token_estimate(payload: Payload, input_bytes: int, document: DocumentForm | 
 
 def input_tokens(payload: Payload, input_bytes: int, document: DocumentForm | None = None) -> int:
     """The part of the estimate for the input."""
-    read = math.ceil(input_bytes / BYTES_PER_TOKEN)
+    read = estimate(input_bytes)
     return read if document is None or payload.task not in DOCUMENTS else max(1, read + document.tokens)
 
 

@@ -76,9 +76,7 @@ def job_result(row: JobRow) -> JobResult:
         code = ErrorCode(row.error_code or "")
     except ValueError:  # Written by a newer version.
         code = ErrorCode.INTERNAL_ERROR
-    invalid = code is ErrorCode.INVALID_REQUEST and text
-    error = INFERENCE.bad_parameters(text) if invalid else RequestError(code)
-    return JobResult("FAILURE", error=fault_of(error, row.id), metadata=metadata)
+    return JobResult("FAILURE", error=fault_of(INFERENCE.refusal(code, text), row.id), metadata=metadata)
 
 
 NOT_NOW = "Results cannot be read right now; try again soon."

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from gateway.limits.gpu_time import GpuTimeMeter
 from gateway.limits.outcomes import OutcomeMeter
+from gateway.limits.refusals import RefusalMeter
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
 
 LATENCY_SLOTS = 10
@@ -201,6 +202,7 @@ class DemandMeter:
         self._busiest = TopCustomers()
         self.outcomes = OutcomeMeter()
         self.gpu_time = GpuTimeMeter()
+        self.refusals = RefusalMeter()
         self._tiers: dict[str, TierMeter] = {}
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
@@ -265,6 +267,7 @@ class DemandMeter:
         total = sum(each.arrived_rps for each in stats.values())
         batches, filled = self._batch_rates(span_s)
         gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
+        refused, served = self.refusals.heartbeat(now)
         return GatewayStats(
             self._gateway_id,
             round(total, 3),
@@ -275,6 +278,8 @@ class DemandMeter:
             outcomes=self.outcomes.heartbeat(tiers, now),
             gpu_ms=gpu_ms,
             gpu_times=gpu_times,
+            refused=refused,
+            served=served,
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:

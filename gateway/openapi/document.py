@@ -22,6 +22,7 @@ from gateway.openapi.model import (
     ApiEndpoint,
     ResponseDescription,
     header_component,
+    with_absent,
 )
 from scheduler.errors import HTTP, ErrorCode
 
@@ -66,6 +67,8 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header without a description."""
     kinds = list(dict.fromkeys([ErrorBody, Problem, *(kind for endpoint in endpoints for kind in endpoint.types())]))
     types, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    forms = {endpoint.body.__name__ for endpoint in endpoints if endpoint.body is not None and endpoint.media != JSON}
+    schemas = {name: schema if name in forms else with_absent(schema) for name, schema in schemas.items()}
     schema_of = dict(zip(kinds, types, strict=True))
     for endpoint in endpoints:
         if endpoint.body is not None:
@@ -204,6 +207,7 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
     advised = [HTTP[code].retry is not None for code in codes]
     (headers if all(advised) else optional).extend(["x-should-retry"] if any(advised) else [])
     headers += {401: ["WWW-Authenticate"], 405: ["Allow"]}.get(status, [])
+    optional += ["Accept-Encoding"] if status == 415 else []
     if endpoint.token == "key" and status not in (401, 403, 405):  # noqa: S105  # the kind of token
         (optional if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMITS)
         optional += TOKEN_LIMITS

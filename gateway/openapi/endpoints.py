@@ -31,6 +31,7 @@ from gateway.api.open_inference import (
     TensorResponse,
 )
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
+from gateway.auth.authenticator import KEY_HEADER
 from gateway.auth.service_tier import KNOWN
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
@@ -55,16 +56,18 @@ from gateway.openapi.model import (
 )
 from gateway.openapi.operator_endpoints import ACTIONS, DASHBOARD, METRICS_PAGE, OPERATIONS
 from gateway.operations.health.model import Liveness, Readiness
-from gateway.translations.message_endpoints import KEY_HEADER, MessageError, TokenCount
+from gateway.translations.custom_tools import CUSTOM, CustomTool
+from gateway.translations.message_endpoints import MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
+from gateway.translations.response_document import ResponseDocument, ResponseEvent
 from gateway.translations.response_handlers import LONGEST_NUMBER, MOST, PAGE, InputTokens, ResponseItems
-from gateway.translations.response_output import ResponseDocument, ResponseEvent
 from gateway.translations.responses import (
-    INCLUDED,
     MAX_ITEMS,
     RESPONSE_ID_PATTERN,
     TOOL_CHOICES,
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     FunctionTool,
@@ -91,48 +94,48 @@ ONE_TOKEN_LIMIT: Schema = {
 """`max_tokens` and `max_completion_tokens` exclude each other."""
 
 STREAMED: Schema = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
-STREAM_OPTIONS: Schema = {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, STREAMED]}
 ONE_PROMPT: Schema = {"not": {"allOf": [STREAMED, {"properties": {"prompt": {"type": "array", "minItems": 2}}}]}}
 """A stream has one prompt."""
 
 
-def _function(kind: type) -> Schema:
-    """The schema of an object about a function."""
-    return inlined(kind, type=only("function"))
+def _of_type(name: str, kind: type) -> Schema:
+    """The schema of an object about a tool of this type."""
+    return inlined(kind, type=only(name))
 
 
 _NO_TYPE = inlined(MessageItem, optional=("type",))
 """A message, whose type may be left out."""
 
 _REASONING = inlined(ReasoningItem)
+CALL_ITEMS = (FunctionCallItem, FunctionOutputItem, CustomCallItem, CustomOutputItem)
 RESPONSE_RULES: dict[str, Schema] = {
     "input": {
         "anyOf": [
             NOT_EMPTY,
             {
                 "type": "array",
-                "items": {"anyOf": [_NO_TYPE, inlined(FunctionCallItem), inlined(FunctionOutputItem), _REASONING]},
+                "items": {"anyOf": [_NO_TYPE, *map(inlined, CALL_ITEMS), _REASONING]},
                 "contains": {"not": _REASONING},
                 "minItems": 1,
                 "maxItems": MAX_ITEMS,
             },
         ]
     },
-    "tools": {"anyOf": [{"type": "null"}, {"type": "array", "items": _function(FunctionTool)}]},
-    "tool_choice": {"anyOf": [only(None, *TOOL_CHOICES), _function(ToolChoiceFunction)]},
+    "tools": {
+        "anyOf": [
+            {"type": "null"},
+            {"type": "array", "items": {"anyOf": [_of_type("function", FunctionTool), _of_type(CUSTOM, CustomTool)]}},
+        ]
+    },
+    "tool_choice": {
+        "anyOf": [only(None, *TOOL_CHOICES), *(_of_type(kind, ToolChoiceFunction) for kind in ("function", CUSTOM))]
+    },
     "text": {
         "anyOf": [
             {"type": "null"},
-            inlined(
-                TextOptions,
-                verbosity={
-                    **only(None, "medium"),
-                    "description": "`low` and `high` for a model whose row has the capability `extensions`.",
-                },
-            ),
+            inlined(TextOptions),
         ]
     },
-    "include": {"anyOf": [{"type": "null"}, {"type": "array", "items": only(*INCLUDED)}]},
     "previous_response_id": {"type": ["string", "null"], "pattern": RESPONSE_ID_PATTERN},
 }
 PROMPT_RULES = {name: RESPONSE_RULES[name] for name in RESPONSE_RULES if name in ResponsePrompt.__struct_fields__}
@@ -244,7 +247,7 @@ API: tuple[ApiEndpoint, ...] = (
         "Complete prompts (OpenAI format)",
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
         rules={"prompt": TEXTS} | SERVICE_TIER,
-        conditions=(STREAM_OPTIONS, ONE_PROMPT),
+        conditions=(ONE_PROMPT,),
         events=CompletionChunk,
     ),
     inference_endpoint(
@@ -254,7 +257,7 @@ API: tuple[ApiEndpoint, ...] = (
         "Continue a conversation (OpenAI format)",
         example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
         rules=SERVICE_TIER | {name: only(*each) for name, each in chat.ACCEPTED.items()},
-        conditions=(ONE_TOKEN_LIMIT, STREAM_OPTIONS),
+        conditions=(ONE_TOKEN_LIMIT,),
         events=ChatChunk,
     ),
     inference_endpoint(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.http.absent_members import NOTHING
 from gateway.http.errors import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
@@ -135,6 +136,18 @@ def only(*values: Any) -> Schema:
     return {"enum": list(values)}
 
 
+def with_absent(schema: Any) -> Any:
+    """The schema, where each object without other members may have members that ask for nothing."""
+    if isinstance(schema, list):
+        return [with_absent(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: with_absent(value) for name, value in schema.items()}
+    if found.get("additionalProperties") is False:
+        found["additionalProperties"] = {"enum": list(NOTHING)}
+    return found
+
+
 def inlined(kind: type, *, optional: tuple[str, ...] = (), **rules: Schema) -> Schema:
     """The schema of a type without references, for a part of a body that is decoded later.
 
@@ -151,7 +164,7 @@ def inlined(kind: type, *, optional: tuple[str, ...] = (), **rules: Schema) -> S
             return resolved(components[part["$ref"]])
         return {name: resolved(value) for name, value in part.items() if name != "discriminator"}
 
-    found: dict[str, Any] = resolved(schema)
+    found: dict[str, Any] = with_absent(resolved(schema))
     found["properties"] |= rules
     found["required"] = [name for name in found["required"] if name not in optional]
     return found

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceResult
 from gateway.api.inference import ApiFormat, completed
+from gateway.auth.authenticator import KEY_HEADER
 from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
@@ -20,9 +21,8 @@ from gateway.inference.handler import CountCall, serve
 from gateway.inference.pipeline import InferencePipeline
 from gateway.translations.message_events import message_chunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
+from scheduler.context_length import read_overflow
 from scheduler.errors import HTTP, ErrorCode, RequestError
-
-KEY_HEADER = "x-api-key"
 
 UNSUPPORTED_THREAD = "thread_unsupported_request"
 DetailCode = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*ErrorCode, UNSUPPORTED_THREAD]})]
@@ -79,7 +79,10 @@ def error_body(error: RequestError, request_id: str, retry_after_ms: int | Unset
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     code = UNSUPPORTED_THREAD if error.param == THREAD else error.code
     details = MessageFaultDetails(code, error.param, retry_after_ms)
-    return MessageError(MessageFault(kind, error.message, details), request_id)
+    message = error.message
+    if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and (overflow := read_overflow(message)):
+        message = overflow.prompt_too_long()
+    return MessageError(MessageFault(kind, message, details), request_id)
 
 
 _LIMIT = re.compile(r"x-ratelimit-limit-(requests|tokens): (\d+)")

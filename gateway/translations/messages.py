@@ -106,19 +106,19 @@ class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="
     data: str
 
 
-class UserInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="user"):
+class UserInput(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
     """A message of the user, or results of tools."""
 
     content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]
 
 
-class AssistantOutput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="assistant"):
+class AssistantOutput(msgspec.Struct, frozen=True, tag_field="role", tag="assistant"):
     """An earlier message of the model."""
 
     content: str | list[TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock]
 
 
-class SystemInput(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="role", tag="system"):
+class SystemInput(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
     """Instructions of the application within the conversation."""
 
     content: str | list[SystemText]

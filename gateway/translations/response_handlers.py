@@ -23,7 +23,8 @@ from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import REPLAYED
 from gateway.jobs.service import Jobs
 from gateway.jobs.submit import JobCall, JobSubmitHandler
-from gateway.translations.response_output import RESPONSES, ResponseDocument, response_to, started
+from gateway.translations.response_document import ResponseDocument, started
+from gateway.translations.response_output import RESPONSES, response_to
 from gateway.translations.response_store import ResponseStore, document_of, first_document, items_of
 from gateway.translations.response_streams import ResponseStreams
 from gateway.translations.responses import (

@@ -6,142 +6,35 @@ events of a stream always add up to the response that is stored.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, completed
 from gateway.api.stream_chunks import Chunks
-from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
+from gateway.translations.custom_tools import custom_input, custom_tools
+from gateway.translations.response_document import (
+    CachedTokens,
+    IncompleteDetails,
+    ReasoningTokens,
+    ResponseDocument,
+    ResponseFault,
+    ResponseTokens,
+    started,
+)
 from gateway.translations.responses import (
-    PlainFormat,
-    ResponseBody,
+    RESPONSE_PREFIX,
     ResponsesRequest,
-    TextOptions,
     read_responses,
     renamed,
-    response_id,
 )
 from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
-from scheduler.request_id import PREFIX, created_ms
 
 Event = dict[str, Any]
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-
-
-class CachedTokens(msgspec.Struct, gc=False):
-    """Details of the input's tokens, from the model's server."""
-
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-
-
-class ReasoningTokens(msgspec.Struct, gc=False):
-    """Details of the output's tokens, from the model's server."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponseTokens(msgspec.Struct, gc=False):
-    """Tokens of the response."""
-
-    input_tokens: int
-    input_tokens_details: CachedTokens
-    output_tokens: int
-    output_tokens_details: ReasoningTokens
-    total_tokens: int
-
-
-class ResponseFault(msgspec.Struct, gc=False):
-    """Why a response failed. `type` is the error code of docs/errors.md."""
-
-    code: str
-    message: str
-    type: str
-
-
-class IncompleteDetails(msgspec.Struct, gc=False):
-    """Why the output ends early."""
-
-    reason: Literal["max_output_tokens", "content_filter"]
-
-
-class ResponseDocument(msgspec.Struct, kw_only=True, gc=False):
-    """The response. Most members repeat the request; `created_at` is Unix time in seconds, from the id."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: Status
-    background: bool
-    error: ResponseFault | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    model: str
-    output: list[dict[str, Any]] = []
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    reasoning: dict[str, str | None]
-    service_tier: str
-    store: bool
-    temperature: float | None
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
-    top_logprobs: int
-    top_p: float | None
-    truncation: Literal["disabled"] = "disabled"
-    usage: ResponseTokens | None = None
-    user: str | None
-    metadata: dict[str, str]
-    deleted: bool | UnsetType = UNSET
-
-
-class ResponseEvent(msgspec.Struct, gc=False):
-    """An event of a stream, with the members of its type. The last one has the whole response."""
-
-    type: str
-    sequence_number: int
-
-
-def started(request_id: str, model: str, request: ResponsesRequest, status: Status = "in_progress") -> ResponseDocument:
-    """The response before there is an output."""
-    body = request.original
-    effort = None if body.reasoning is None else body.reasoning.effort
-    return ResponseDocument(
-        id=response_id(request_id),
-        created_at=created_ms(request_id) // 1000,
-        status=status,
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        model=model,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        reasoning={"effort": effort, "summary": None},
-        service_tier=response_tier(body.service_tier),
-        store=body.store is not False,
-        temperature=body.temperature,
-        text=_text_of(body),
-        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=body.tools or [],
-        top_logprobs=body.top_logprobs or 0,
-        top_p=body.top_p,
-        user=body.user,
-        metadata=body.metadata or {},
-    )
-
-
-def _text_of(body: ResponseBody) -> dict[str, Any]:
-    text = body.text or TextOptions()
-    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    return {"format": msgspec.to_builtins(text.format or PlainFormat()), **verbosity}
 
 
 class Output(NamedTuple):
@@ -163,8 +56,10 @@ class OutputItems:
     A message or reasoning ends when another item begins; calls, which may be continued in any order, at the end.
     """
 
-    def __init__(self, request_id: str) -> None:
-        self._hex = request_id.removeprefix(PREFIX)
+    def __init__(self, document: ResponseDocument) -> None:
+        self._hex = document.id.removeprefix(RESPONSE_PREFIX)
+        self._custom = custom_tools(document.tools)
+        self._inputs: dict[int, str] = {}  # Item of a call of a custom tool -> its arguments.
         self.items: list[dict[str, Any]] = []
         self._open: int | None = None  # The message or reasoning that is continued.
         self._calls: dict[int, int] = {}  # Index of a call in the chat -> its item.
@@ -212,8 +107,13 @@ class OutputItems:
             item = self.items[at]
             item["status"] = status
             fields = {"item_id": item["id"], "output_index": at}
-            names = {"name": item["name"], "arguments": item["arguments"]}
-            yield {"type": "response.function_call_arguments.done", **fields, **names}
+            if at in self._inputs:
+                text = item["input"] = custom_input(self._inputs[at])
+                yield {"type": "response.custom_tool_call_input.delta", **fields, "delta": text}
+                yield {"type": "response.custom_tool_call_input.done", **fields, "input": text}
+            else:
+                names = {"name": item["name"], "arguments": item["arguments"]}
+                yield {"type": "response.function_call_arguments.done", **fields, **names}
             yield {"type": "response.output_item.done", "output_index": at, "item": _copied(item)}
 
     @property
@@ -312,13 +212,20 @@ class OutputItems:
             yield from self._close("completed")
             at = self._calls[index] = len(self.items)
             call_id = call.get("id") or f"call_{self._hex}_{at}"
-            fields = {"call_id": call_id, "name": function.get("name") or "", "arguments": ""}
-            yield from self._begin("fc", {"type": "function_call", **fields})
+            fields = {"call_id": call_id, "name": function.get("name") or ""}
+            if fields["name"] in self._custom:
+                self._inputs[at] = ""
+                yield from self._begin("ctc", {"type": "custom_tool_call", **fields, "input": ""})
+            else:
+                yield from self._begin("fc", {"type": "function_call", **fields, "arguments": ""})
         at = self._calls[index]
         item = self.items[at]
         item["name"] = item["name"] or function.get("name") or ""
         if more := function.get("arguments"):
             more = arguments_of(more)
+            if at in self._inputs:  # The text in them is known at the end.
+                self._inputs[at] += more
+                return
             item["arguments"] += more
             fields = {"item_id": item["id"], "output_index": at}
             yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
@@ -381,7 +288,7 @@ def _count(value: Any) -> int:
 
 def output_events(document: ResponseDocument, output: Output) -> Iterator[Event]:
     """The events of an output; the last one has the whole response. Raises ValueError for junk."""
-    items = OutputItems(document.id.replace("resp_", PREFIX, 1))
+    items = OutputItems(document)
     steps = map(items.line, lines_of(output.text)) if output.finish_reason == DOCUMENT else (items.text(output.text),)
     for step in steps:
         yield from step
@@ -401,11 +308,17 @@ def whole(document: ResponseDocument, output: Output) -> ResponseDocument:
     return response
 
 
+_FAULTS = {
+    ErrorCode.INVALID_REQUEST: "invalid_prompt",
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+}
+
+
 def failed(document: ResponseDocument, error: RequestError) -> ResponseDocument:
     """The response with its error; one that was cancelled has none."""
     if error.code is ErrorCode.CANCELLED:
         return msgspec.structs.replace(document, status="cancelled")
-    code = "invalid_prompt" if error.code is ErrorCode.INVALID_REQUEST else "server_error"
+    code = _FAULTS.get(error.code, "server_error")
     fault = ResponseFault(code, error.message, error.code.value)
     return msgspec.structs.replace(document, status="failed", error=fault)
 
@@ -441,7 +354,7 @@ class ResponseChunks(Chunks):
     def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
         super().__init__(request_id, model, request)
         self._document = started(request_id, model, _own(request))
-        self._items = OutputItems(request_id)
+        self._items = OutputItems(self._document)
         self._passed_on = passed_on
         self._rest = ""
         self._number = 0

@@ -13,8 +13,11 @@ import msgspec
 from gateway.api.chat import Recording, encode_chat, read_chat
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import Integer, check_model
+from gateway.http.absent_members import NOTHING
 from gateway.http.request import check_duplicates, decode
+from gateway.http.response import encode_json
 from gateway.http.validation import invalid, validation_error
+from gateway.translations.custom_tools import CUSTOM, CUSTOM_INPUT, CustomTool
 from scheduler.errors import RequestError
 from scheduler.request_id import PREFIX
 
@@ -101,12 +104,36 @@ class FunctionOutputItem(msgspec.Struct, frozen=True, tag_field="type", tag="fun
     output: str | list[InputPart]
 
 
+class CustomCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool that the model requested."""
+
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomOutputItem(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+    """The result of a call of a custom tool."""
+
+    call_id: str
+    output: str | list[InputPart]
+
+
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
     """Reasoning of an earlier response. A chat has no place for it, so it is left out."""
 
 
-InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
-_ITEM_TYPES = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
+_ITEM_TYPES = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    }
+)
 
 
 class _Items(msgspec.Struct, frozen=True):
@@ -216,6 +243,7 @@ class ResponseBody(ResponsePrompt, forbid_unknown_fields=True, frozen=True, kw_o
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     max_tool_calls: Integer | None = None
+    client_metadata: dict[str, Any] | None = None
 
 
 class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
@@ -226,8 +254,7 @@ class ResponsesRequest(InferenceRequest, frozen=True, gc=False, kw_only=True):
 
 _decoder, _prompt = msgspec.json.Decoder(ResponseBody), msgspec.json.Decoder(ResponsePrompt)
 _LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (_LOGPROBS, "message.input_image.image_url")
-"""Values of `include` that have an effect, or change nothing because the value is always there."""
+"""The only value of `include` that has an effect: what others name is always there, or never."""
 
 TOOL_CHOICES = ("none", "auto", "required")
 
@@ -235,10 +262,6 @@ TOOL_CHOICES = ("none", "auto", "required")
 def read_body(raw: bytes) -> ResponseBody:
     """Decode and check a body but for its items. Raises RequestError that names the field."""
     body = _checked(decode(_decoder, raw), raw)
-    for name in body.include or ():
-        if name not in INCLUDED:
-            known = ", ".join(f"`{each}`" for each in INCLUDED)
-            raise invalid("include", f"`include` cannot have `{name[:64]}`, which is not returned here, only {known}.")
     if body.background and body.store is False:
         raise invalid("store", "`background: true` needs a stored response: leave `store` out.")
     return body
@@ -285,7 +308,6 @@ _RENAMED = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning",
-    "verbosity": "text.verbosity",
     "logprobs": "include",
 }
 """Fields of a chat -> the fields of this format that they are made of."""
@@ -339,7 +361,6 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         _add_message(messages, item)
     if all(isinstance(item, ReasoningItem) for item in items):
         raise invalid("input", "`input` has only reasoning: add a message.")
-    verbosity = None if body.text is None else body.text.verbosity
     logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
     chat = {
         "model": body.model,
@@ -353,7 +374,6 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
         "response_format": _response_format(body.text.format if body.text is not None else None),
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
-        "verbosity": None if verbosity == "medium" else verbosity,  # Medium is every model's.
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs or None,
         "service_tier": body.service_tier,
@@ -365,12 +385,16 @@ def _add_message(messages: list[dict[str, Any]], item: InputItem) -> None:
     """Add an item to the messages. Calls belong to the message of the assistant before them."""
     if isinstance(item, MessageItem):
         messages.append({"role": item.role, "content": _content(item.content)})
-    elif isinstance(item, FunctionOutputItem):
+    elif isinstance(item, FunctionOutputItem | CustomOutputItem):
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
-    elif isinstance(item, FunctionCallItem):
+    elif isinstance(item, FunctionCallItem | CustomCallItem):
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
-        function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(item, CustomCallItem):
+            arguments = encode_json({CUSTOM_INPUT: item.input}).decode()
+        else:
+            arguments = item.arguments
+        function = {"name": item.name, "arguments": arguments}
         calls = messages[-1].setdefault("tool_calls", [])
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
@@ -399,9 +423,12 @@ def _chat_part(part: InputPart) -> dict[str, Any]:
 
 def _chat_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
     kind = tool.get("type")
+    if kind == CUSTOM:
+        return {"type": "function", "function": _converted(tool, CustomTool, f"tools[{number}]").function()}
     if kind != "function":
         message = (
-            f"`tools[{number}]` is of the type `{str(kind)[:64]}`: only tools of the type `function` are supported."
+            f"`tools[{number}]` is of the type `{str(kind)[:64]}`: only tools of the types `function` and `{CUSTOM}` are "
+            "supported. Turn this tool off in the client."
         )
         raise invalid("tools", message)
     function = _converted(tool, FunctionTool, f"tools[{number}]")
@@ -413,10 +440,10 @@ def _chat_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _chat_tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
     if choice is None or choice in TOOL_CHOICES:
         return choice
-    if isinstance(choice, str) or choice.get("type") != "function":
+    if isinstance(choice, str) or choice.get("type") not in ("function", CUSTOM):
         kind = choice if isinstance(choice, str) else choice.get("type")
         known = ", ".join(f"`{each}`" for each in TOOL_CHOICES)
-        message = f"`tool_choice` is `{str(kind)[:64]}`: only {known} and a tool of the type `function` are supported."
+        message = f"`tool_choice` is `{str(kind)[:64]}`: only {known} and a tool of the type `function` or `{CUSTOM}` are supported."
         raise invalid("tool_choice", message)
     return {"type": "function", "function": {"name": _converted(choice, ToolChoiceFunction, "tool_choice").name}}
 
@@ -424,7 +451,7 @@ def _chat_tool_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str,
 def _converted(value: Mapping[str, Any], kind: type[T], place: str) -> T:
     """The member of the body at `place` as this type. Raises RequestError that names the place."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert({name: each for name, each in value.items() if each not in NOTHING}, kind)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         path = path.rstrip("`")

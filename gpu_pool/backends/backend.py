@@ -49,7 +49,7 @@ class Item:
     `until`: its deadline in seconds of `time.monotonic`. Later output is useless, and a batch that takes longer may be
     killed with its process. A backend that works in steps may end the item there, with TOO_LATE. `priority`: the
     tier's, 1 first, 0 if unknown; batches arrive in this order already. `trace`: the span of this run, if its request
-    is sampled; for backends that call other services.
+    is sampled; for backends that call other services. `customer`: a number that distinguishes customers, 0 if unknown.
     """
 
     input: str
@@ -59,6 +59,7 @@ class Item:
     until: float = math.inf
     priority: int = 0
     trace: Context | None = None
+    customer: int = 0
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

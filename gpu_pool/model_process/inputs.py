@@ -13,6 +13,7 @@ from gpu_pool.backends.backend import Item, ItemResult, OutputListener
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task, context_in, decode_payload
+from scheduler.token_estimates import estimate
 
 PIECES_EVERY_S = 0.05
 
@@ -164,7 +165,6 @@ Listen = Callable[[int, str, float], OutputListener]
 """Makes the listener of an item from its position, the address for its output, and its deadline."""
 
 OUT_OF_TIME = "The deadline of this stream came before its end."
-BYTES_PER_TOKEN = 4
 
 
 def run_readable(
@@ -224,8 +224,8 @@ def _late(item: Item, result: ItemResult) -> ItemResult:
     """0 tokens mean that nothing was sent and nothing is charged, so a partial stream counts as one token at least."""
     if item.listener is None or not item.listener.late or result.error_code:
         return result
-    estimate = math.ceil((len(item.input.encode()) + len(result.output.encode())) / BYTES_PER_TOKEN)
-    used = (result.tokens_used or max(1, estimate)) if result.output else 0
+    unknown = max(1, estimate(len(item.input.encode()) + len(result.output.encode())))
+    used = (result.tokens_used or unknown) if result.output else 0
     return ItemResult(OUT_OF_TIME, used, ErrorCode.DEADLINE_EXCEEDED)
 
 
@@ -236,7 +236,9 @@ def _item(body: bytes, place: int, listen: Listen, deadline: float, stream_deadl
         return None
     listener = listen(place, payload.stream, stream_deadline) if payload.stream else None
     until = deadline if listener is None else max(deadline, stream_deadline)
-    return Item(payload.input, payload.parameters, payload.task, listener, until, payload.priority, context_in(body))
+    customer = payload.customer if isinstance(payload.customer, int) else 0
+    context = context_in(body)
+    return Item(payload.input, payload.parameters, payload.task, listener, until, payload.priority, context, customer)
 
 
 STREAM_LEAD_S = 0.1  # The end must be in Redis before the gateway sends 504, 50 ms before the deadline.

@@ -11,16 +11,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from scheduler.errors import ErrorCode
+from scheduler.errors import CHARGED_FAILURES, ErrorCode
 from scheduler.payload import add_context, context_in
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id
 
 MOST_MEMBERS = 128
 """Sampled members of a batch that are traced; OpenTelemetry allows no more links either."""
-
-INPUT_ERRORS = (ErrorCode.INVALID_REQUEST, ErrorCode.POISON_REQUEST)
-"""Error codes that are caused by the input."""
 
 
 class BatchTrace:
@@ -132,7 +129,7 @@ class Sampled(BatchTrace):
         attributes: dict[str, str | int | float] = {"tierlane.request_id": member.id}
         if code := self._codes.get(member.id):
             attributes["error.type"] = code
-        failed = self._failed or bool(code and code not in INPUT_ERRORS)
+        failed = self._failed or bool(code and code not in CHARGED_FAILURES)
         return Span(
             "infer", member.run, parent, began, ended, attributes, links=links, remote=bool(links), failed=failed
         )

@@ -20,7 +20,7 @@ from ledger.catalog.quotas import window_number, window_start
 from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
 from ratelimit.quotas import unit_of
-from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.errors import CHARGED_FAILURES, ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 
@@ -31,7 +31,7 @@ STATEMENT_TIMEOUT_MS = 60_000
 CUSTOMERS_PER_STATEMENT = 2000
 """Few enough not to block the event loop for long."""
 
-CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
+CHARGED_CODES = (*sorted(CHARGED_FAILURES), ErrorCode.CANCELLED)
 """Failures caused by the client. All others are refunded: see scheduler/lua/includes/refund.lua."""
 
 
@@ -61,7 +61,7 @@ async def quota_spent(
             start_ms = int(start.timestamp() * 1000)
             for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
                 some = ids[first : first + CUSTOMERS_PER_STATEMENT]
-                rows = await connection.fetch(query, start, end, some, list(CHARGED_FAILURES))
+                rows = await connection.fetch(query, start, end, some, list(CHARGED_CODES))
                 spent += [QuotaSpent(customer_id, name, start_ms, units) for customer_id, units in rows if units]
     return spent
 

@@ -67,7 +67,6 @@ local function charged_field(c, o, meter)
 end
 
 -- settle_charge(c, o, used, meter): the request has ended with a cached result, and used that many tokens and no GPU time.
-local MAX_USED_FACTOR = 100 -- times the estimate, as in refund
 local function settle_charge(c, o, used, meter)
   local tokens = submissions[o + TOKENS]
   for _, q in ipairs(c.metered and c.quotas or {}) do
@@ -79,7 +78,7 @@ local function settle_charge(c, o, used, meter)
   for i = 1, #c.buckets do
     local b = c.buckets[i]
     local units = b.kind[6] and submissions[o + b.cost] or 0
-    if units > 0 then b.tokens = b.tokens + units - math.min(used, MAX_USED_FACTOR * units) end
+    if units > 0 then b.tokens = b.tokens + units - math.min(used, metered.MOST_TOKENS) end
   end
 end
 

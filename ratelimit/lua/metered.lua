@@ -44,14 +44,16 @@ function metered.field(c, tokens, meter)
   return table.concat(words, ' ')
 end
 
--- metered.settle(text, kept, gpu_us, tokens, most, give) -> the field with the final units: those of the measured values if the request
+metered.MOST_TOKENS = 1073741823 -- of one request, as in gpu_pool: a wrong count of a backend must not block a customer for ever
+
+-- metered.settle(text, kept, gpu_us, tokens, give) -> the field with the final units: those of the measured values if the request
 -- is `kept` charged, else 0. give(window, units) gets the difference of each quota, below 0 if more was used than reserved. A value
--- that was not measured stays as estimated; others are at most `most` times the estimate.
-function metered.settle(text, kept, gpu_us, tokens, most, give)
+-- that was not measured stays as estimated.
+function metered.settle(text, kept, gpu_us, tokens, give)
   local est_us, est_tokens, usd_per_gpu_s, usd_per_1000 = string.match(text, 'est:(%d+):(%d+):([^:%s]+):(%S+)')
   if not est_us then return text end
-  gpu_us = gpu_us and math.floor(math.min(gpu_us, most * est_us) + 0.5) or tonumber(est_us)
-  tokens = tokens and math.min(tokens, most * math.max(1, est_tokens)) or tonumber(est_tokens)
+  gpu_us = gpu_us and math.floor(gpu_us + 0.5) or tonumber(est_us)
+  tokens = tokens and math.min(tokens, metered.MOST_TOKENS) or tonumber(est_tokens)
   local settled = string.gsub(text, '(%d+%a+:(%a+)):(%d+):(%d+)', function(name, unit, number, units)
     local final = kept and metered.units(unit, gpu_us, tokens, usd_per_gpu_s, usd_per_1000) or 0
     give(name .. ' ' .. number, units - final)

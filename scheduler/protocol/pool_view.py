@@ -238,6 +238,8 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     outcomes: dict[str, TierOutcomes] = {}  # By tier.
     gpu_ms: dict[str, float] = {}  # GPU time of each tier in the last minute.
     gpu_times: list[CustomerGpuTime] = []  # Customers that used or wait the most.
+    refused: list[int] = []  # Numbers of customers all of whose requests the model refused lately.
+    served: list[int] = []  # Numbers of those whose requests it answered.
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -287,8 +287,9 @@ class SlotProtocol(Protocol):
 
 
 def ended(held: Held, request_id: str, code: str) -> MemberEnd:
-    """One end; a run that was stopped had used tokens."""
+    """One end; a run that was stopped had used tokens, others that failed had delivered nothing."""
     outcome = done(request_id)._replace(error_code=code, cost_ms=3.0)
     return MemberEnd(
-        OwnedBatch(held.batch_id, held.token), outcome if not code else outcome._replace(output="", tokens_used=2)
+        OwnedBatch(held.batch_id, held.token),
+        outcome if not code else outcome._replace(output="", tokens_used=2 * (code == "cancelled")),
     )

@@ -22,6 +22,7 @@ from scheduler.protocol.limits import LimitState
 from scheduler.states import Admission
 
 HOUR_MS = 3_600_000
+MOST_TOKENS = 2**30 - 1
 
 
 async def accept(pool: Pool, **limits: Any) -> Submission:
@@ -90,7 +91,8 @@ async def test_tokens_are_charged_by_the_estimate(pool: Pool) -> None:
         (3, 97.0),  # unused tokens are refunded
         (60, 40.0),
         (160, -60.0),  # more than estimated: a debt, which rejects the next requests
-        (2**53, 90.0 - 990.0),  # a wrong count of a backend: at most a hundred times the estimate
+        (30_008, 100.0 - 30_008),  # whatever was estimated: it was delivered
+        (2**53, 100.0 - MOST_TOKENS),  # a wrong count of a backend
         (0, 90.0),  # not counted: the estimate stays charged
     ],
 )
@@ -469,7 +471,11 @@ async def test_a_new_kind_of_bucket_needs_only_its_entry(
     assert {round(v.left.buckets[2].left) for v in verdicts} == {0}
 
     first, _, third = requests
-    await run(pool, Outcome(first.id, "", 50.0, 3, "v1", "x"), Outcome(third.id, code or "", 50.0, 3, "v1", "x"))
+    await run(
+        pool,
+        Outcome(first.id, "", 50.0, 3, "v1", "x"),
+        Outcome(third.id, code or "", 50.0, 0 if code else 3, "v1", "x"),
+    )
     assert float(await pool.client.hget(CUSTOMER, "bytes")) == pytest.approx(left, abs=0.01)
 
 

@@ -90,7 +90,7 @@ BUGS = {
     "adopt_keeps_the_lease": (["adopt"], f"    refund({ADOPTED})\n", ""),
     "our_failures_are_charged": (ALL[2:], "total.windows[window] = (total.windows[window] or 0) + 1", ""),
     "a_reservation_stays": (ALL[2:], "give(name .. ' ' .. number, units - final)", ""),
-    "who_left_is_paid_back": (ALL[2:], "invalid_request = true, cancelled = true}", "invalid_request = true}"),
+    "who_left_is_paid_back": (ALL[2:], "cancelled = true, context", "context"),
     "a_key_runs_twice": (["admit"], "then return 'in_progress', row[1] end", "then return nil end"),
     "adopt_leaves_it_in_flight": (["adopt"], "then leave_batch(id, row) end", "then end"),
     "adopt_overwrites": (["adopt"], "if is_open(row) then", "if row[STATE] then"),

@@ -162,7 +162,7 @@ async def test_an_input_beyond_the_context_is_rejected(
     async with http.post(through.url + route, json=body, headers=through.headers) as response:
         text = await response.text()
 
-    assert "exceed the model's context" in text
+    assert "maximum context length is" in text
     assert "invalid_request" in text
     assert response.status == 400 or (stream and response.status == 200)
     assert len((await output_of(http, through, "A", SHORT, chat=chat)).text) == SHORT

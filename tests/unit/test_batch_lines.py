@@ -52,12 +52,31 @@ def fault_of(**fields: Any) -> tuple[str, str | None] | None:
         ({"url": "/v1/embeddings"}, ("mismatched_url", "url")),
         ({"body": "text"}, ("invalid_body", "body")),
         ({"body": None}, ("invalid_line", "body")),
-        ({"priority": 1}, ("invalid_line", "priority")),
+        ({"method": "post", "metadata": {}}, None),
+        ({"url": f"{ENDPOINT}/"}, None),
+        ({"url": ENDPOINT.removeprefix("/v1")}, None),  # Azure's.
     ],
 )
 def test_faults(fields: dict[str, Any], fault: tuple[str, str | None] | None) -> None:
     """Each fault has its code, and names the field."""
     assert fault_of(**fields) == fault
+
+
+def faults_of(raw: bytes) -> tuple[int, list[str]]:
+    """The number of lines of a file, and the codes of its faults."""
+    check, splitter = FileCheck(ENDPOINT, 10, 1000), LineSplitter(1000)
+    for line in [*splitter.feed(raw), *splitter.end()]:
+        check.add(line)
+    return check.total, [fault.code for fault in check.end()]
+
+
+def test_files_of_other_systems() -> None:
+    """A Ctrl-Z at the end is no line. UTF-16 is named once, and so is a key that a line has twice."""
+    line = json.dumps({"custom_id": "a", "url": ENDPOINT, "body": {}})
+
+    assert faults_of(f"{line}\n\x1a".encode()) == (1, [])
+    assert faults_of("\n".join([line] * 3).encode("utf-16"))[1] == ["invalid_encoding"]
+    assert faults_of(line.replace('"url"', '"custom_id": "b", "url"').encode())[1] == ["invalid_line"]
 
 
 def test_files_with_many_faults() -> None:

@@ -5,6 +5,7 @@ import pytest
 from gateway.api.chat import read_chat
 from gateway.api.inference import PREDICT, read_inference
 from gateway.catalog import MAX_LISTED, model_not_found
+from gateway.translations.messages import read_messages
 from scheduler.errors import RequestError
 
 FIELDS = "The fields are: `input`, `model`, `parameters`, `service_tier`."
@@ -101,11 +102,6 @@ def test_messages_for_the_native_body(body: str, param: str | None, message: str
             "role",
             "The field `role` is required in `messages[0]`.",
         ),
-        (
-            '{"model": "tiny", "messages": [{"role": "user", "content": "a", "x": 1}]}',
-            "x",
-            "The field `x` is not known in `messages[0]`: leave it out.",
-        ),
     ],
 )
 def test_messages_for_nested_fields(body: str, param: str, message: str) -> None:
@@ -114,6 +110,20 @@ def test_messages_for_nested_fields(body: str, param: str, message: str) -> None
         read_chat(body.encode(), 1000)
 
     assert (error.value.param, error.value.message) == (param, message)
+
+
+def test_message_for_an_unknown_nested_field() -> None:
+    """It has the name and the place."""
+    with pytest.raises(RequestError) as error:
+        read_messages(
+            b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "tool_choice": {"type": "any", "x": 1}}',
+            1000,
+        )
+
+    assert (error.value.param, error.value.message) == (
+        "x",
+        "The field `x` is not known in `tool_choice`: leave it out.",
+    )
 
 
 def test_a_stream_is_not_possible_at_other_endpoints() -> None:

@@ -1,6 +1,7 @@
 """Reassembly of a stream from increments that may be lost, late, repeated or reordered."""
 
 import asyncio
+import math
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -138,9 +139,12 @@ def test_many_parts_are_compared() -> None:
     assert assembly.broken
 
 
-@pytest.mark.parametrize(("passed_on", "used"), [(False, 1004), (True, 1002)])
+LINES = '{"choices":[{"delta":{"content":"12345678"}}]}\n{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"1234"}}]}}]}\n'
+
+
+@pytest.mark.parametrize(("passed_on", "used"), [(False, 1000 + math.ceil(len(LINES) / 4)), (True, 1003)])
 async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int) -> None:
-    """A quarter of the bytes; of a chat with an image of 4000 bytes its 1000 tokens, and a token for each line."""
+    """A quarter of the bytes; of a chat with an image of 4000 bytes its 1000 tokens, and of lines that of their texts."""
     document = DocumentForm("", {}, tokens=0)
     call: Any = SimpleNamespace(
         api_format=SimpleNamespace(chunks=lambda *_: None), body=SimpleNamespace(document=document)
@@ -149,5 +153,5 @@ async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int)
     future: Any = asyncio.get_running_loop().create_future()
     stream = StreamedResponse(call, pending, future, lambda _: future, passed_on=passed_on)
     assert stream.used == 0
-    stream.receive(Increment("req_1", "n", 1, 0, "{....}\n{....}\n"))
+    stream.receive(Increment("req_1", "n", 1, 0, LINES))
     assert stream.used == used

@@ -80,7 +80,7 @@ def test_a_submission_has_the_effective_limits() -> None:
     assert (made.limits, made.tokens) == (effective(customer, 0.5), 18)
     assert (made.total_ms, made.queue_ms, made.input_bytes) == (4000, 2000, 5)
     assert (made.idempotency, made.fingerprint, made.again) == ("", "", False)
-    assert decode_payload(made.body) == payload
+    assert decode_payload(made.body) == payload.with_target("", customer.priority, "c")
 
 
 def test_the_tiers_priority_is_in_the_body_and_not_in_the_fingerprint() -> None:
@@ -172,12 +172,12 @@ def test_the_fingerprint_depends_on_values_only(body: bytes, equal: bool) -> Non
 
     assert (idempotency("c", "k", payload(body)).fingerprint == fingerprint) is equal
     assert idempotency("c", "k", replace(first, model="other")).fingerprint != fingerprint
-    assert idempotency("c", "k", first.with_target("g n", 3)).fingerprint == fingerprint
+    assert idempotency("c", "k", first.with_target("g n", 3, "c")).fingerprint == fingerprint
 
 
 def test_the_fingerprint_is_stable_across_versions() -> None:
     """Fingerprints outlive an update: a repeated request must not become a different one."""
-    made = idempotency("c", "k", Payload("m", "a", {"t": 1}).with_target("", 2))
+    made = idempotency("c", "k", Payload("m", "a", {"t": 1}).with_target("", 2, "c"))
 
     assert made.fingerprint == sha256(b"\x95\xa1m\xa1a\x81\xa1t\x01\x00\xa0").hexdigest()[: len(made.fingerprint)]
 

@@ -30,6 +30,10 @@ class SilentEndpoint:
         await asyncio.Event().wait()
         raise AssertionError
 
+    def left(self, item: Item | None, progress: CallProgress) -> ItemResult:
+        del item, progress
+        return ItemResult("", 0, ErrorCode.CANCELLED)
+
 
 class Serving(EndpointServing):
     """Keeps the messages to the worker."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from zlib import crc32
 
 import pytest
 
@@ -34,12 +35,12 @@ class Listener:
 
 def test_item_has_all_stored_fields() -> None:
     """A body that cannot be decoded is None at its position."""
-    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).with_target("", 3)
+    stored = Payload("m", "hello", {"seed": 1}, Task.CHAT).with_target("", 3, "c")
 
     item, unreadable = read_items([encode_payload(stored), b"junk"], lambda *_: Listener(), [5.0, 6.0])
 
     assert unreadable is None
-    assert item == Item("hello", {"seed": 1}, Task.CHAT, None, 5.0, 3)
+    assert item == Item("hello", {"seed": 1}, Task.CHAT, None, 5.0, 3, None, crc32(b"c"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import Pauses
+from gpu_pool.backends.openai_endpoint.availability import Failures, Pauses
 from gpu_pool.backends.openai_endpoint.errors import (
     Broken,
     Busy,
@@ -17,16 +17,12 @@ from gpu_pool.backends.openai_endpoint.errors import (
     retry_after_s,
 )
 from gpu_pool.backends.openai_endpoint.messages import (
-    MOST_TOKENS,
-    EventLines,
     MissingBody,
-    StreamedCompletion,
-    StreamFault,
     body_of,
     is_unusual,
-    read_answer,
     rejected_early,
 )
+from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, read_answer
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from gpu_pool.config import VARIABLE, Access, take_access
 from scheduler.errors import StartError
@@ -162,50 +158,12 @@ def test_responses_are_ordered_by_index() -> None:
         {"choices": [{"index": 0, "text": "x"}, {"index": 0, "text": "y"}]},
         {"choices": [{"index": 0, "text": "x"}, {"index": 2, "text": "y"}]},
         {"choices": [{"index": 0, "text": "x"}, {"index": 1, "text": 7}]},
-        {"choices": [{"index": 0, "text": "x"}, {"index": 1, "text": "\ud800"}]},
     ],
 )
 def test_malformed_responses_are_invalid_output(document: Any) -> None:
     """Junk, wrong counts and wrong indexes fail the call."""
     with pytest.raises(InvalidOutput):
         read(document, Item("a"), Item("b"))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_are_parsed_from_parts_of_any_size(size: int) -> None:
-    """Comments and other fields are ignored; an event that does not end is limited in size."""
-    raw = ': ping\r\n\r\nevent: x\r\ndata: {"ä": 1}\r\n\r\ndata:two\ndata: lines\n\n\n\ndata: [DONE]\n\ndata: rest'.encode()
-    lines = EventLines()
-
-    events = [event for start in range(0, len(raw), size) for event in lines.feed(raw[start : start + size])]
-
-    assert events == ['{"ä": 1}'.encode(), b"two\nlines", b"[DONE]"]
-    lines = EventLines()
-    assert [lines.feed(each) for each in (b"data: a\n\n", b"data: b\n", b"data: c\n\n", b"data: \n\n")] == [
-        [b"a"],
-        [],
-        [b"b\nc"],
-        [b""],
-    ]
-    with pytest.raises(InvalidOutput):
-        lines.feed(b"x" * (5 << 20))
-
-
-def test_streamed_completion() -> None:
-    """Text and chat chunks are joined; a finish reason is enough for the end; errors of the server are not quoted."""
-    stream = StreamedCompletion()
-    assert stream.add(b'{"choices": [{"delta": {"role": "assistant", "content": null}}]}') == ""
-    assert stream.add(b'{"choices": [{"delta": {"content": "ab"}}]}') == "ab"
-    assert (stream.add(b'{"choices": [{"text": "c", "finish_reason": "length"}]}'), stream.length) == ("c", 3)
-    assert (stream.over, stream.ended) == (True, False)
-    stream.add(b'{"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}')
-    stream.add(b"[DONE]")
-    assert (stream.ended, stream.result()) == (True, ItemResult("abc", 5, "", 3, "length"))
-
-    with pytest.raises(StreamFault, match=r"^(?!.*sk-secret)"):
-        StreamedCompletion().add(b'{"error": {"message": "sk-secret"}}')
-    with pytest.raises(InvalidOutput, match="cannot be read"):
-        StreamedCompletion().add(b"<html>")
 
 
 @pytest.mark.parametrize(
@@ -249,11 +207,6 @@ GENERIC = "The model does not accept this request."
         ({"detail": [{"loc": ["body", "seed"], "msg": "m"}]}, (), "parameters.seed is not accepted by the model."),
         ({"error": "`stop` must hold 4"}, ("stop",), "parameters.stop is not accepted by the model."),
         ({"error": {"message": "do stop saying sk-1"}}, (), GENERIC),
-        (
-            {"message": "This model's maximum context length is 4096 tokens"},
-            ("max_tokens",),
-            "The input and max_tokens together exceed the model's context.",
-        ),
         ({"error": {"message": "sk-secret in /srv/x", "param": "prompt"}}, (), GENERIC),
         ("<html>", (), GENERIC),
         ({"error": None, "detail": 7}, (), GENERIC),
@@ -265,14 +218,25 @@ def test_client_errors_do_not_quote_the_server(error: Any, sent: tuple[str, ...]
 
 
 def test_pauses_grow_until_a_batch_succeeds() -> None:
-    """The wait that the server names is used as it is; three lost batches in a row close the endpoint."""
+    """The wait that the server names is used as it is."""
     pauses = Pauses()
     waits = [pauses.busy_s(requested) for requested in (None, None, 7.0, None, None, None, None, None)]
     assert waits == [0.25, 0.5, 7.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert [pauses.probe_s() for _ in range(6)] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0]
-    assert [pauses.failed() for _ in range(3)] == [False, False, True]
     pauses.worked()
-    assert (pauses.failed(), pauses.busy_s(None), pauses.probe_s()) == (False, 0.25, 0.25)
+    assert (pauses.busy_s(None), pauses.probe_s()) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("customers", "of_several"), [([1, 1, 1], False), ([1, 1, 2], True), ([0, 0, 0], True), ([1, 0, 1], True)]
+)
+def test_failures_of_several_customers_are_the_servers(customers: list[int], *, of_several: bool) -> None:
+    """Three in a row, of customers that are different or unknown; an answer starts anew."""
+    failures = Failures()
+    assert [failures.lost(customer) for customer in customers] == [False, False, True]
+    assert (failures.of_several, failures.refused(1), failures.refused(2)) == (of_several, False, True)
+    failures.worked()
+    assert (failures.lost(customers[0]), failures.refused(1)) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ def lost(number: int, status: str) -> WorkerView:
     return worker(number, healthy=False, status=status)
 
 
+REFUSING = GatewayStats("gateway-1", 10.0, {}, refused=[1, 2, 3], served=[4])
+
+
 def seen(*workers: WorkerView, shed: float = 0.0, retries: float = 0.0, **codes: int) -> Observation:
     """Tier `free` with 100 requests/s, and these failures by code."""
     stats = TierStats(400.0, shed, 900.0, arrived_rps=100.0, retries_rps=retries)
@@ -63,6 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "some requests wait too long": {"observation": seen(queue_timeout=4), "held": {"free": "degraded"}, **FREE},
     "requests lose their workers": {"observation": seen(worker_lost=4), "held": ALL_DOWN, **FREE},
     "requests fail otherwise": {"observation": seen(invalid_output=4, internal_error=1), "held": ALL_DOWN, **FREE},
+    "the model refuses requests": {"observation": changed(seen(), gateways=[REFUSING]), **FREE},
     "more demand than capacity": {"observation": seen(shed=81.0), **FREE},
     "the same, after a loss": {"observation": seen(shed=81.0), "losses": (Loss("worker-2", 50_520_000),), **FREE},
     "queues are too long": {"observation": seen(shed=10.0), "capacity_rps": 500.0, **FREE},

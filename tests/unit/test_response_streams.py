@@ -8,7 +8,7 @@ import pytest
 
 from eventually import eventually
 from gateway.http.response import encode_json
-from gateway.translations.response_output import started
+from gateway.translations.response_document import started
 from gateway.translations.response_store import CustomerTurns
 from gateway.translations.response_streams import JobEnds, closing_events, opening_events
 from gateway.translations.responses import read_responses

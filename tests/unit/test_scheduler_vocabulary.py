@@ -87,7 +87,7 @@ def test_status_of_a_stored_code(code: str, status: int) -> None:
 
 def test_encodings_are_stable() -> None:
     """Data in Redis must stay readable during an upgrade."""
-    assert encode_payload(Payload("m", "hi", {"t": 1})) == b"\x96\xa1m\xa2hi\x81\xa1t\x01\x00\xa0\x00"
+    assert encode_payload(Payload("m", "hi", {"t": 1})) == b"\x97\xa1m\xa2hi\x81\xa1t\x01\x00\xa0\x00\x00"
     assert decode_payload(b"\x95\xa1m\xa2hi\x81\xa1t\x01\x00\xa0") == Payload("m", "hi", {"t": 1})  # before priorities
     assert decode_payload(b"\x97\xa1m\xa2hi\x80\x00\xa0\x01\x05").priority == 1  # a newer version
     assert decode_payload(b"\x93\xa1m\xa2hi\x81\xa1t\x01") == Payload("m", "hi", {"t": 1})  # before tasks

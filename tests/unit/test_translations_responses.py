@@ -9,13 +9,12 @@ import pytest
 
 from gateway.api.format import TokenUsage, missing_capability
 from gateway.http.response import HttpResponse
+from gateway.translations.response_document import ResponseDocument, started
 from gateway.translations.response_handlers import page_of, stored_items
 from gateway.translations.response_output import (
     RESPONSES,
     Output,
     ResponseChunks,
-    ResponseDocument,
-    started,
     whole,
 )
 from gateway.translations.responses import ResponsesRequest, read_responses, request_of, response_id
@@ -164,7 +163,6 @@ def test_a_request_is_a_chat(fields: dict[str, Any], expected: dict[str, Any]) -
         ({"tools": [{"type": "function"}]}, "name", r"`name` is required in `tools\[0\]`"),
         ({"tool_choice": "sometimes"}, "tool_choice", "`sometimes`"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "`file_search`"),
-        ({"include": ["reasoning.encrypted_content"]}, "include", "`reasoning.encrypted_content`"),
         ({"truncation": "auto"}, "truncation", "`truncation`"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "schema", "`schema` is required"),
         ({"text": {"verbosity": "huge"}}, "text", "`text.verbosity`"),
@@ -192,10 +190,8 @@ def test_capabilities_name_the_field() -> None:
         reasoning={"effort": "low"},
         top_logprobs=1,
     )
-    verbose = read(text={"verbosity": "low"}).document
     assert body.document is not None
-    assert verbose is not None
-    refused = missing_capability(verbose, "m", frozenset())
+    refused = missing_capability(body.document, "m", frozenset({Capability.TOOLS, Capability.STRUCTURED_OUTPUT}))
     error = RESPONSES.bad_parameters("parameters.max_tokens must be at most 10.")
 
     assert body.document.needs == {
@@ -204,14 +200,68 @@ def test_capabilities_name_the_field() -> None:
         Capability.REASONING: "reasoning",
         Capability.LOGPROBS: "include",
     }
-    assert json.loads(verbose.input)["verbosity"] == "low"
     assert refused is not None
-    assert (refused.param, refused.message) == (
-        "text.verbosity",
-        "`text.verbosity` needs the capability `extensions`, which the model `m` does not have.",
-    )
-    assert "verbosity" not in chat(text={"verbosity": "medium"})
+    assert refused.param in ("reasoning", "include")
     assert (error.param, error.message) == ("max_output_tokens", "max_output_tokens must be at most 10.")
+
+
+def test_hints_and_what_is_never_returned_have_no_effect() -> None:
+    """Clients send them to each model."""
+    fields = {"include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"}, "text": {"verbosity": "low"}}
+    assert chat(**fields) == chat()
+    assert chat(container=None, text={"format": {"type": "text"}, "other": []}) == chat()
+
+
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits.",
+    "format": {"type": "grammar", "definition": "start: A"},
+}
+
+
+def test_a_custom_tool_is_a_function_with_a_text() -> None:
+    """Its grammar is in its description; calls and results of a conversation are those of the function."""
+    history = [
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": 'x"'},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    ]
+    found = chat(tools=[PATCH], input=[USER, *history], tool_choice={"type": "custom", "name": "patch"})
+
+    function = found["tools"][0]["function"]
+    assert (function["name"], function["parameters"]["required"]) == ("patch", ["input"])
+    assert function["description"] == "Edits.\n\n`input` must match this grammar:\nstart: A"
+    assert found["tool_choice"] == {"type": "function", "function": {"name": "patch"}}
+    call, result = found["messages"][1:]
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"input": 'x"'}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [('{"input": "a\\nb"}', "a\nb"), ("a b", "a b"), ('{"x": 1}', '{"x": 1}')]
+)
+def test_a_call_of_a_custom_tool_has_its_input(arguments: str, text: str) -> None:
+    """As an item and as events. Arguments of another form are the input as they are."""
+    request = read(tools=[PATCH, TOOL])
+    output = lines(
+        called(0, name="patch", arguments=arguments[:5]), called(0, arguments=arguments[5:]), called(1, name="f")
+    )
+    chunks = ResponseChunks(ID, "m", request, passed_on=True)
+    written = chunks.opening() + chunks.delta(output) + chunks.closing(reply(output, DOCUMENT))
+    events = events_of(written.decode())
+
+    item, other = events[-1]["response"]["output"]
+    assert (item["type"], item["call_id"], item["input"], other["type"]) == (
+        "custom_tool_call",
+        "c0",
+        text,
+        "function_call",
+    )
+    inputs = [event for event in events if event["type"].startswith("response.custom_tool_call_input")]
+    assert [(each.get("delta"), each.get("input"), each["item_id"]) for each in inputs] == [
+        (text, None, item["id"]),
+        (None, text, item["id"]),
+    ]
 
 
 def test_a_conversation_comes_before_the_input() -> None:

@@ -22,6 +22,7 @@ from ledger.catalog.loader import load
 from ledger.catalog.snapshot import Customer, Model, Snapshot, Tier
 from ratelimit.limits import LIMIT_COLUMNS, Values
 from ratelimit.request_limits import FUNCTION
+from scheduler.token_estimates import estimate
 from tierlane.connect import database
 from tierlane.simulate.events import Arrival
 from tierlane.simulate.results import Document, LatencyCounts
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_MS = 600_000
 MOST_ROWS = 5_000_000
-BYTES_PER_TOKEN = 4
 LEAST_OVERHEAD = 0.1
 """The share of the requests with the least overhead, whose largest one is taken: others waited for a worker."""
 
@@ -113,7 +113,7 @@ class AuditRows:
         if number is None:
             number = self._numbers[customer.id] = len(self._numbers)
             self._found.customers.append(customer.name)
-        words = row.tokens_used or max(1, (row.input_bytes or 0) // BYTES_PER_TOKEN)
+        words = row.tokens_used or max(1, estimate(row.input_bytes or 0))
         at_s = (row.created_at - self._begin).total_seconds()
         self._found.arrivals.append(Arrival(at_s, number, float(words)))
         self._measure(row, at_s)

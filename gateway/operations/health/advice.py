@@ -55,6 +55,11 @@ ADVICE: dict[str, ProblemAdvice] = {
         "TierlaneBudgetBurnsFast",
         "Nearly all requests get an error.",
     ),
+    "model_refuses": ProblemAdvice(
+        "Read the log of the model's server for the reason, such as a missing chat template. If it began with a release, roll "
+        "it back.",
+        "TierlaneBudgetBurnsFast",
+    ),
     "latency_over_objective": ProblemAdvice(
         "Compare `queue_ms` and `gpu_ms` of recent requests of {about}: add workers, or make batches shorter.",
         "TierlaneTooSlow",

@@ -29,6 +29,7 @@ from gateway.operations.health.outcomes import (
     TierResult,
     failing_tiers,
     missed_objectives,
+    refused_customers,
     slow_batches,
     tier_results,
 )
@@ -103,7 +104,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     findings = [failing_tiers(results, inputs.held, CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms))]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
-    findings += missed_objectives(results, inputs.held)
+    findings += [refused_customers(inputs.observation), *missed_objectives(results, inputs.held)]
     findings += [restarted(inputs.restarts)]
     findings += [scheduling(inputs.observation, registering=inputs.registering, expected=inputs.schedulers_expected)]
     findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]

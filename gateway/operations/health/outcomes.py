@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.limits.capacity import is_slow
+from gateway.limits.refusals import refusals_of
 from gateway.operations.health.advice import problem
 from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
@@ -235,6 +236,17 @@ def slow_batches(worker: WorkerView) -> str:
     if worker.model_ms > worker.timeout_ms:
         return f"batches of `{worker.backend}` take {worker.model_ms:,.0f} ms, over {limit}"
     return f"batches of `{worker.backend}` do not finish within {limit}"
+
+
+def refused_customers(seen: Observation | None) -> HealthFinding:
+    """Whether the model refuses all requests of several customers: the cause is then not their clients."""
+    found = refusals_of(seen.gateways if seen else [])
+    if not found.by_model:
+        return HealthFinding("tiers:refusals", "component", "healthy", found.refused, "customers")
+    clause = f"The model refuses all requests of {found.refused} of {found.refused + found.served} customers with 400"
+    return problem(
+        "model_refuses", "tiers:refusals", "component", "degraded", found.refused, "customers", f"{clause}.", ""
+    )
 
 
 def missed_objectives(results: Mapping[str, TierResult], held: Mapping[str, Status]) -> list[HealthFinding]:

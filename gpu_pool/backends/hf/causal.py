@@ -22,6 +22,7 @@ from gpu_pool.backends.hf.decoding import HfDecoder, takes
 from gpu_pool.backends.hf.directory import Unusable
 from gpu_pool.backends.hf.row import HfSequence
 from gpu_pool.backends.stepping import RowLoop, run_all
+from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode
 from scheduler.payload import PromptMessage, Task
 
@@ -120,8 +121,8 @@ class CausalModel:
             return ItemResult(str(error), 0, ErrorCode.INVALID_REQUEST)
         room = self._context - len(tokens)
         if room < 1:
-            long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
-            return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
+            overflow = ContextOverflow(len(tokens), self._context - 1)
+            return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
         parameters = replace(parameters, max_tokens=min(parameters.max_tokens, room))
         return HfSequence(tokens, parameters, self._ends, self._decode, listener=item.listener)
 

@@ -25,12 +25,13 @@ from gpu_pool.backends.openai_endpoint.client import (
     ResponseAborted,
     Transport,
 )
+from gpu_pool.backends.openai_endpoint.errors import names_field
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
 
 STRIKES = 3
-"""After this many lost requests in a row no more are sent until a probe succeeds."""
+"""After this many lost requests in a row, of more than one customer, no more are sent until a probe succeeds."""
 FIRST_S, LONGEST_BUSY_S, LONGEST_PROBE_S = 0.25, 1.0, 5.0
 BRIEF_S = 1.5
 """An endpoint whose pauses since its last answer sum up to at most this is busy; beyond that it counts as away. Gateways
@@ -46,14 +47,8 @@ class Pauses:
 
     def worked(self) -> None:
         """A request was answered."""
-        self._failed = 0
         self._busy_s = self._probe_s = FIRST_S
         self._left_alone_s = 0.0
-
-    def failed(self) -> bool:
-        """A request was lost; whether the endpoint counts as away now."""
-        self._failed += 1
-        return self._failed >= STRIKES
 
     def busy_s(self, asked_s: float | None) -> float:
         """The pause before a busy server gets more: as it asks, else longer each time."""
@@ -73,6 +68,43 @@ class Pauses:
         return wait_s
 
 
+class Failures:
+    """The requests that were lost or refused since the last answer, and their customers.
+
+    Requests of one customer say nothing about the endpoint: their inputs may be the cause. Those of unknown customers (0) count
+    as of several.
+    """
+
+    def __init__(self) -> None:
+        self.worked()
+
+    def worked(self) -> None:
+        """A request was answered."""
+        self._lost = 0
+        self._losers: set[int] = set()
+        self._refused: set[int] = set()
+
+    def lost(self, customer: int) -> bool:
+        """A request was lost; whether so many were that the endpoint may be the cause."""
+        self._lost += 1
+        self._losers.add(customer)
+        return self._lost >= STRIKES
+
+    @property
+    def of_several(self) -> bool:
+        """Whether requests of several customers were lost."""
+        return _are_several(self._losers)
+
+    def refused(self, customer: int) -> bool:
+        """The server asked for a pause; whether it did so for several customers."""
+        self._refused.add(customer)
+        return _are_several(self._refused)
+
+
+def _are_several(customers: set[int]) -> bool:
+    return len(customers) > 1 or 0 in customers
+
+
 AvailabilityCallback = Callable[[bool, str, bool], None]
 """Called with whether requests are accepted, the reason if not, and whether for a short time only."""
 
@@ -89,6 +121,7 @@ class EndpointAvailability:
     def __init__(self, probe: Callable[[], Awaitable[str]]) -> None:
         self._probe = probe
         self._pauses = Pauses()
+        self._failures = Failures()
         self._work: asyncio.Task[None] | None = None
         self.report: AvailabilityCallback = _ignore
         self.closed = ""
@@ -97,17 +130,33 @@ class EndpointAvailability:
     def worked(self) -> None:
         """A request was answered."""
         self._pauses.worked()
+        self._failures.worked()
 
-    def busy(self, asked_s: float | None) -> None:
-        """The server asked for a pause, of `asked_s` seconds if it gave a time."""
-        if not self.closed:
-            wait_s = self._pauses.busy_s(asked_s)
-            self._close(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
+    def busy(self, asked_s: float | None, customer: int) -> float:
+        """The server refused a request while no other ran, and asked for a pause, of `asked_s` seconds if it gave a time.
 
-    def failed(self, reason: str) -> None:
-        """A request was lost."""
-        if self._pauses.failed():
+        Returns the seconds after which this request may be tried again. Others are not held up, unless the server has refused
+        requests of several customers.
+        """
+        if self.closed:
+            return 0.0
+        if not self._failures.refused(customer):
+            return self._pauses.busy_s(None)
+        wait_s = self._pauses.busy_s(asked_s)
+        self._close(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
+        return 0.0
+
+    def failed(self, reason: str, customer: int, *, reached: bool) -> None:
+        """A request was lost. `reached`: the server received it, so its input may be the cause.
+
+        After several of one customer, a probe decides.
+        """
+        if not self._failures.lost(customer if reached else 0) or self.closed:
+            return
+        if self._failures.of_several:
             self.broken(reason)
+        elif self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._verify(reason), name="availability")
 
     def broken(self, reason: str) -> None:
         """The endpoint cannot be used until something changes there."""
@@ -124,6 +173,10 @@ class EndpointAvailability:
         self.closed = reason
         self._work = asyncio.create_task(work, name="availability")
         self.report(False, reason, brief)  # noqa: FBT003 - positional in the callback
+
+    async def _verify(self, reason: str) -> None:
+        if not await self._probe_succeeds():
+            self.broken(reason)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -282,4 +335,9 @@ async def takes_priority(transport: Transport, model: str, tasks: frozenset[Task
 
 def refuses_priority(reply: EndpointResponse) -> bool:
     """Whether an error is about the field itself, as from a server that was restarted without that policy."""
-    return reply.status in (400, 422, 500) and b"priority" in reply.body.lower()
+    return reply.status in (400, 422, 500) and names_field(reply.body, "priority")
+
+
+def refuses_usage(reply: EndpointResponse) -> bool:
+    """Whether an error is about the field with which a stream is asked for its tokens."""
+    return reply.status in (400, 422) and names_field(reply.body, "stream_options")

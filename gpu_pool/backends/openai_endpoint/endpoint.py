@@ -6,6 +6,7 @@ several requests in a row were lost.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from gpu_pool.backends.openai_endpoint.requests import (
     CallProgress,
     EndpointCall,
     EndpointContext,
+    counted_so_far,
     rejection,
 )
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
@@ -49,9 +51,15 @@ LOAD_S = 60.0
 WORKED_S = 10.0
 """An endpoint that has answered within this time works: it fails on an input, not on all."""
 
+MOST_REFUSALS = 8
+"""Refusals of one request after which it ends, if the server has answered others meanwhile."""
+MOST_REFUSED = 1024
+"""Refused requests that are remembered."""
+
+OVERLOADED = ItemResult("The model's server refuses this request, although it serves others.", 0, ErrorCode.NO_CAPACITY)
 FORBIDDEN = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
 POISON = ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
-_FAILED_CALLS = (TOO_SLOW, ABORTED)
+_FAILED_CALLS = (TOO_SLOW.error_code, ABORTED.error_code)
 
 
 class EndpointAway(TierlaneError):
@@ -85,6 +93,7 @@ class Endpoint:
         self._transport = Transport(address, access)
         self._probed = ProbeResult()
         self._answered_at = -LONGEST_S
+        self._refusals: dict[int, tuple[int, float]] = {}  # By request: how often it was refused, and since when.
         self._context = EndpointContext(
             self._transport,
             StreamSweep(swept, access.silence_ms / 1000, clock),
@@ -97,6 +106,8 @@ class Endpoint:
         self.load_reader = LoadReader(self._transport, address.root, clock)
         self.policy = SlotPolicy()
         self.availability = EndpointAvailability(self.probe)
+        self.skipped = 0
+        """Events of streams that were no JSON object."""
         self.replaced: Callable[[], Any] = lambda: None
         """Called when a probe finds another model than was loaded."""
 
@@ -140,7 +151,18 @@ class Endpoint:
             self.policy.leave(call)
             raise
         self._note_call(call, result)
-        return self._meaning(await self._verified(result, item.until), progress)
+        self._note_skipped(progress)
+        found = self._meaning(await self._verified(result, item.until), item, progress)
+        if isinstance(result, Busy) and not self.policy.in_flight:
+            await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
+        return found
+
+    def left(self, item: Item | None, progress: CallProgress) -> ItemResult:
+        """The result of a request whose client has left: the tokens used until then, 0 if nothing was streamed."""
+        if item is None or progress.completion is None:
+            return ItemResult("", 0, ErrorCode.CANCELLED)
+        used = counted_so_far(progress.completion, item, self._context.body_dir)
+        return ItemResult("", used.tokens_used, ErrorCode.CANCELLED, used.output_tokens)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -169,6 +191,13 @@ class Endpoint:
         else:
             self.policy.leave(call)
 
+    def _note_skipped(self, progress: CallProgress) -> None:
+        """Log once that streams have events without meaning: a proxy may add them."""
+        skipped = progress.completion.skipped if progress.completion is not None else 0
+        if skipped and not self.skipped:
+            sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
+        self.skipped += skipped
+
     async def _verified(self, result: CallResult, until: float) -> CallResult:
         """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text."""
         if not isinstance(result, Broken) or result.key or await self._probe_fails(until):
@@ -182,28 +211,43 @@ class Endpoint:
         except TimeoutError:
             return True
 
-    def _meaning(self, result: CallResult, progress: CallProgress) -> ItemResult | HandBack:
+    async def _pause(self, wait_s: float, until: float) -> None:
+        """Keep the slot of a refused request, so that it is not sent again at once."""
+        if wait_s:
+            await asyncio.sleep(max(0.0, min(wait_s, until - self._clock())))
+
+    def _meaning(self, result: CallResult, item: Item, progress: CallProgress) -> ItemResult | HandBack:
         """The result of a request, or its return; also updates the availability."""
         now = self._clock()
         works = now - self._answered_at < WORKED_S
         if isinstance(result, ItemResult):
-            if result in _FAILED_CALLS:
-                self.availability.failed(result.output)
+            if result.error_code in _FAILED_CALLS:
+                self.availability.failed(result.output, item.customer, reached=True)
             elif result is not MISSING_BODY:
                 self._answered_at = now
                 self.availability.worked()
             return result
         if isinstance(result, Busy):
-            if not self.policy.in_flight:
-                self.availability.busy(result.wait_s)
-            return HandBack(BUSY, counted=False)
+            return self._refused(item, now)
         if isinstance(result, Broken):
             self.availability.broken(result.reason)
             return HandBack(result.reason, counted=False)
         if isinstance(result, Lost) and result.by_input and works and not progress.has_sent:
             return POISON
-        self.availability.failed(result.reason)
+        self.availability.failed(result.reason, item.customer, reached=isinstance(result, Lost))
         return ABORTED if progress.has_sent else HandBack(result.reason, counted=not isinstance(result, Unreached))
+
+    def _refused(self, item: Item, now: float) -> ItemResult | HandBack:
+        """A request that the server refuses again and again, while it answers others, ends; it may cost more than the server takes."""
+        key = hash((item.customer, item.task, item.input))
+        count, first_at = self._refusals.pop(key, (0, now))
+        self._refusals[key] = count + 1, first_at
+        if len(self._refusals) > MOST_REFUSED:
+            del self._refusals[next(iter(self._refusals))]
+        if count + 1 < MOST_REFUSALS or self._answered_at <= first_at:
+            return HandBack(BUSY, counted=False)
+        del self._refusals[key]
+        return OVERLOADED
 
 
 def _in_time(until: float, now: float) -> float:

@@ -13,6 +13,7 @@ import msgspec
 
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
+from scheduler.context_length import read_overflow
 from scheduler.errors import ErrorCode
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
@@ -21,9 +22,23 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
-_TOO_LONG = re.compile(
-    r"context.?length|context.?size|max_model_len|too long|maximum.{1,40}tokens|exceeds?.{1,40}(context|tokens)"
+_KINDS = (
+    (("ratelimit", "overloaded", "toomany", "unavailable", "exhausted"), 429),
+    (("authentication", "permission", "unauthorized"), 401),
+    (
+        (
+            "invalidrequest",
+            "badrequest",
+            "invalidargument",
+            "validation",
+            "contextlength",
+            "exceedcontextsize",
+            "unprocessable",
+        ),
+        400,
+    ),
 )
+"""Words of an error's type -> the status that it would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +87,45 @@ def read_refusal(
         return Busy(retry_after_s(headers, now_s))
     if status in _MISCONFIGURED or status < 400:
         return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
-    if status in _RETRYABLE:
-        return Lost(f"The endpoint answers {status}.")
-    if status >= 500:
+    named, text = _error_fields(body)
+    if overflow := read_overflow(
+        text
+    ):  # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
+        return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
+    if status >= 500 or status in _RETRYABLE:
         return Lost(f"The endpoint answers {status}.", by_input=status == 500)
     if status == 413:
         return ItemResult("The input is larger than the model takes.", 0, ErrorCode.REQUEST_TOO_LARGE)
-    return ItemResult(_sentence(body, sent), 0, ErrorCode.INVALID_REQUEST)
+    return ItemResult(_sentence(named, text, sent), 0, ErrorCode.INVALID_REQUEST)
+
+
+def read_reported(
+    document: Mapping[str, Any], sent: Collection[str], now_s: float
+) -> ItemResult | Busy | Broken | Lost:
+    """The meaning of an error that the server reports in a response of status 200: that of the status which it names.
+
+    Without one it is the failure of the server, unless the error's type names the client's.
+    """
+    error = document.get("error") or document
+    fields = error if isinstance(error, dict) else {"message": error}
+    named = (fields.get(name) for name in ("code", "status", "status_code", "http_status_code"))
+    status = next((code for code in map(_status, named) if code), 0) or _status_of_type(fields)
+    return read_refusal(status, {}, msgspec.json.encode(document), sent, now_s)
+
+
+def _status(code: Any) -> int:
+    """The HTTP status of an error's code; 0 if it is none."""
+    try:
+        status = int(code)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return status if 400 <= status < 600 else 0
+
+
+def _status_of_type(fields: Mapping[str, Any]) -> int:
+    named = (fields.get(name) for name in ("type", "code", "error_type", "status"))
+    kind = " ".join(each.lower() for each in named if isinstance(each, str)).replace("_", "").replace(" ", "")
+    return next((status for words, status in _KINDS if any(word in kind for word in words)), 500)
 
 
 def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
@@ -100,10 +147,7 @@ def _number(text: str | None, divisor: float) -> float | None:
     return value if value >= 0 else None  # Excludes NaN too.
 
 
-def _sentence(body: bytes, sent: Collection[str]) -> str:
-    named, text = _error_fields(body)
-    if _TOO_LONG.search(text):  # First: vLLM 0.32 names max_tokens in such an error.
-        return "The input and max_tokens together exceed the model's context."
+def _sentence(named: Sequence[str], text: str, sent: Collection[str]) -> str:
     if name := next((each for each in named if each in PARAMETERS or each in sent), None):
         return f"parameters.{name} is not accepted by the model."
     mentioned = next((name for name in sorted(sent) if re.search(rf"\b{re.escape(name)}\b", text)), None)
@@ -112,6 +156,12 @@ def _sentence(body: bytes, sent: Collection[str]) -> str:
         if mentioned
         else "The model does not accept this request."
     )
+
+
+def names_field(body: bytes, name: str) -> bool:
+    """Whether an error is about this field of the body."""
+    named, text = _error_fields(body)
+    return name in named or name in text
 
 
 def _error_fields(body: bytes) -> tuple[Sequence[str], str]:

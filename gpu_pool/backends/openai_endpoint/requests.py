@@ -1,15 +1,17 @@
 """The call of one request to an endpoint: streamed or not, with what is tried again and what its result means.
 
-A call is sent again only if that is safe: nothing of a response was received.
+A call is made again only if the server has not received it.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, refuses_priority
+from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, refuses_priority, refuses_usage
 from gpu_pool.backends.openai_endpoint.client import (
     MAX_ANSWER_BYTES,
     CallTimeout,
@@ -19,27 +21,29 @@ from gpu_pool.backends.openai_endpoint.client import (
     ResponseAborted,
     Transport,
 )
-from gpu_pool.backends.openai_endpoint.errors import CallResult, Lost, Unreached, read_refusal
+from gpu_pool.backends.openai_endpoint.errors import CallResult, Lost, Unreached, read_refusal, read_reported
 from gpu_pool.backends.openai_endpoint.messages import (
     MISSING_BODY,
     ROUTES,
-    EventLines,
     MissingBody,
-    StreamedCompletion,
-    StreamedDocument,
     body_of,
     is_unusual,
-    read_answer,
     rejected_early,
     traceparent_of,
 )
+from gpu_pool.backends.openai_endpoint.reading.answers import ReportedError, read_answer
+from gpu_pool.backends.openai_endpoint.reading.event_stream import EventParser
+from gpu_pool.backends.openai_endpoint.reading.streamed import StreamedCompletion, StreamedDocument
 from gpu_pool.backends.openai_endpoint.stream_sweep import StreamSweep
+from scheduler.body_store import StoredChat, is_reference
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task
+from scheduler.token_estimates import document_tokens, estimate, line_tokens
 
 TOO_SLOW = ItemResult("The endpoint did not respond in time.", 0, ErrorCode.GPU_TIMEOUT)
 ABORTED = ItemResult("The model's response broke off.", 0, ErrorCode.WORKER_LOST)
 TRIES = 2
+_READ_BYTES = 1 << 20
 SECOND_TRY_S = 0.05
 """The pause before the second try."""
 
@@ -73,8 +77,8 @@ class CallProgress:
     on_output: Callable[[], None] = lambda: None
     has_sent: bool = False
     """A client has received a part of the output."""
-    events: int = field(default=0)
-    """Parts of a streamed output; usually one for each token."""
+    completion: StreamedCompletion | None = None
+    """The output of a stream so far."""
 
 
 class EndpointCall:
@@ -96,14 +100,19 @@ class EndpointCall:
         return self._item.listener is not None and self._item.listener.gone
 
     async def run(self) -> CallResult:
-        """The result; a call without any response is sent again, TRIES times in all."""
+        """The result. A call that did not reach the server is made again, TRIES times in all; never one that it may have read
+        (RFC 9112, section 9.3.1).
+        """
         result = await self._once()
         for _ in range(1, TRIES):
-            if not isinstance(result, _NoAnswer) or self.left_s <= SECOND_TRY_S:
+            if not isinstance(result, _NoAnswer) or result.sent or self.left_s <= SECOND_TRY_S:
                 break
             await asyncio.sleep(SECOND_TRY_S)
             result = await self._once()
-        return result.meaning() if isinstance(result, _NoAnswer) else result
+        result = result.meaning() if isinstance(result, _NoAnswer) else result
+        if isinstance(result, ItemResult) and not result.error_code and not result.tokens_used:
+            return counted_result(result, self._item, self._context.body_dir)
+        return result
 
     async def _once(self) -> "CallResult | _NoAnswer":
         try:
@@ -136,19 +145,21 @@ class EndpointCall:
 
     def _read(self, reply: EndpointResponse) -> CallResult:
         if reply.status == 200:
-            return read_answer(reply.body, [self._item])[0]
+            try:
+                return read_answer(reply.body, [self._item])[0]
+            except ReportedError as error:
+                return read_reported(error.document, self._item.parameters, time.time())
         return read_refusal(reply.status, reply.headers, reply.body, self._item.parameters, time.time())
 
     async def _stream(self) -> CallResult:
         capabilities = self._context.capabilities
-        result = await self._stream_with_priority(usage=capabilities.stream_usage)
-        refused = isinstance(result, ItemResult) and result.error_code == ErrorCode.INVALID_REQUEST
-        if refused and capabilities.stream_usage:
-            # Older servers do not know `stream_options`; success without it shows that.
+        try:
+            return await self._stream_with_priority(usage=capabilities.stream_usage)
+        except _UsageRefused:  # Older servers do not know `stream_options`; success without it shows that.
             result = await self._stream_with_priority(usage=False)
             if isinstance(result, ItemResult) and not result.error_code:
                 capabilities.stream_usage = False
-        return result
+            return result
 
     async def _stream_with_priority(self, *, usage: bool) -> CallResult:
         try:
@@ -161,36 +172,45 @@ class EndpointCall:
         context, item = self._context, self._item
         body = body_of(context.model(), [item], context.body_dir, stream=True, usage=usage, priority=priority)
         completion = StreamedDocument() if item.task in DOCUMENTS else StreamedCompletion()
+        self._progress.completion = completion
         now = context.clock()
         first_at, until = now + context.first_token_s, now + context.transport.call_limit_s(self.left_s)
         first_s = min(self.left_s, context.first_token_s)
         try:
             async with context.transport.open_post(ROUTES[item.task], body, first_s, traceparent_of([item])) as opened:
-                return await self._read_stream(opened, completion, first_at, until, priority=priority)
+                if opened.is_stream:
+                    return await self._read_stream(opened, completion, first_at, until)
+                # An error, or a server without streams.
+                reply = await opened.whole(self.left_s)
+                if priority and refuses_priority(reply):
+                    raise _PriorityRefused
+                if usage and refuses_usage(reply):
+                    raise _UsageRefused
+                return self._read_as_stream(reply)
         except (ResponseAborted, InvalidOutput) as error:
             if completion.length:
-                return ABORTED
+                return self._partial(completion, ABORTED)
+            if isinstance(error, ReportedError):
+                return read_reported(error.document, item.parameters, time.time())
             if isinstance(error, ResponseAborted):
                 return Lost(str(error))
             raise
         except CallTimeout:
-            return completion.result() if self._is_left else TOO_SLOW
+            return self._partial(completion, TOO_SLOW)
+
+    def _read_as_stream(self, reply: EndpointResponse) -> CallResult:
+        result = self._read(reply)
+        if isinstance(result, ItemResult) and not result.error_code:
+            self._emit(0, result.output)
+        return result
 
     async def _read_stream(
-        self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float, *, priority: bool
+        self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float
     ) -> CallResult:
-        if not opened.is_stream:  # An error, or a server without streams.
-            reply = await opened.whole(self.left_s)
-            if priority and refuses_priority(reply):
-                raise _PriorityRefused
-            result = self._read(reply)
-            if isinstance(result, ItemResult) and not result.error_code:
-                self._emit(0, result.output)
-            return result
-        lines = EventLines()
+        stream = EventParser(MAX_ANSWER_BYTES)
 
         def take(part: bytes) -> bool:
-            for event in lines.feed(part):
+            for event in stream.feed(part):
                 offset = completion.length
                 self._emit(offset, completion.add(event))
                 if completion.length > MAX_ANSWER_BYTES:  # As for a whole response.
@@ -200,14 +220,20 @@ class EndpointCall:
             return False
 
         await self._context.sweep.read(opened.content, take, first_at, until)
+        if completion.length or completion.over or self._is_left:
+            return self._partial(completion, ABORTED)
+        return Lost("The endpoint's stream ended without output.")
+
+    def _partial(self, completion: StreamedCompletion, failure: ItemResult) -> ItemResult:
+        """The result of a stream that has ended, or that its client has left; else the failure, with the tokens used until then."""
+        result = counted_so_far(completion, self._item, self._context.body_dir)
         if completion.over or self._is_left:
-            return completion.result()
-        return ABORTED if completion.length else Lost("The endpoint's stream ended without output.")
+            return result
+        return msgspec.structs.replace(failure, tokens_used=result.tokens_used, output_tokens=result.output_tokens)
 
     def _emit(self, offset: int, text: str) -> None:
         if text and self._item.listener is not None:
             self._progress.has_sent = True
-            self._progress.events += 1
             self._progress.on_output()
             self._item.listener.emit(offset, text)
 
@@ -219,8 +245,40 @@ def rejection(item: Item, tasks: frozenset[Task]) -> ItemResult | None:
     return rejected_early(item)
 
 
+def _input_tokens(item: Item, body_dir: str) -> int:
+    """An estimate of the tokens that the server reads."""
+    if item.task not in DOCUMENTS:
+        return estimate(len(item.input.encode()))
+    if not is_reference(item.input):
+        return document_tokens(item.input.encode())
+    try:
+        return document_tokens(b"".join(StoredChat(body_dir, item.input).pieces(0, _READ_BYTES)))
+    except OSError:
+        return 0
+
+
+def counted_so_far(completion: StreamedCompletion, item: Item, body_dir: str) -> ItemResult:
+    """The output of a stream so far and its tokens, which are 0 if nothing has come."""
+    result = completion.result()
+    return result if completion.is_counted or not result.output else counted_result(result, item, body_dir)
+
+
+def counted_result(result: ItemResult, item: Item, body_dir: str) -> ItemResult:
+    """The result with an estimate of those of its tokens that the server has not counted."""
+    if item.task is Task.EMBED:
+        return msgspec.structs.replace(result, tokens_used=_input_tokens(item, body_dir))
+    read = result.tokens_used - result.output_tokens or _input_tokens(item, body_dir)
+    of_output = line_tokens(result.output) if item.task in DOCUMENTS else estimate(len(result.output.encode()))
+    written = max(result.output_tokens, of_output)
+    return msgspec.structs.replace(result, tokens_used=read + written, output_tokens=written)
+
+
 class _PriorityRefused(Exception):
     """The server no longer accepts a priority."""
+
+
+class _UsageRefused(Exception):
+    """The server does not know the field that asks for the tokens of a stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Serves the requests of a worker on an endpoint: each in a task of its own, so that each starts and ends by itself."""
 
 import asyncio
-import math
 import os
 import sys
 import time
@@ -15,7 +14,6 @@ from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.inputs import (
-    BYTES_PER_TOKEN,
     UNREADABLE,
     SlotListeners,
     deadlines,
@@ -40,7 +38,6 @@ from gpu_pool.model_process.messages import (
     pack,
     too_large,
 )
-from scheduler.errors import ErrorCode
 
 BUSY_TICK_S, IDLE_TICK_S = 0.25, 2.0
 """How often the engine's load is read and the number of slots adapted, while requests run and while none does."""
@@ -165,7 +162,11 @@ class EndpointServing:
         except asyncio.CancelledError:
             if not (request.withdrawn or request.dropped):
                 raise
-            answer = HandBack(WITHDRAWN, counted=False) if request.withdrawn else _left(request)
+            answer = (
+                HandBack(WITHDRAWN, counted=False)
+                if request.withdrawn
+                else self._endpoint.left(request.item, request.progress)
+            )
         except Exception:  # noqa: BLE001 - reported to the worker
             traceback.print_exc()
             answer = HandBack(BUG, counted=True)
@@ -191,14 +192,6 @@ class EndpointServing:
         """Send a message to the worker; the process ends if the worker is gone. Raises FrameTooLarge."""
         if not self.connection.send(pack(message)):
             end_process()
-
-
-def _left(request: _Request) -> ItemResult:
-    """The result of a request whose client has left: the tokens that were used until then, as far as they are known."""
-    events = request.progress.events
-    read = math.ceil(len(request.item.input.encode()) / BYTES_PER_TOKEN) if request.item is not None else 0
-    tokens = read + events if events else 0
-    return ItemResult("", tokens, ErrorCode.CANCELLED, events)
 
 
 def end_process(why: str = "") -> None:

@@ -17,7 +17,7 @@ local function finish_from_cache(g, o, key, charged, answer)
     settle_charge(c, o, used, g.meter)
     if c.metered then
       local text = metered.field(c, submissions[o + TOKENS], g.meter)
-      call('HSET', key, 'charged', metered.settle(text, true, 0, used > 0 and used or nil, MAX_USED_FACTOR, function() end))
+      call('HSET', key, 'charged', metered.settle(text, true, 0, used > 0 and used or nil, function() end))
     end
   end
   for i, v in ipairs({id, 0, -1, -1, used, bytes}) do cached_outcomes[n + i] = v end

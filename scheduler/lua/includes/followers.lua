@@ -70,7 +70,8 @@ local function promote_follower(primary, hash, losses)
 end
 
 local followers_left, SHARING_KEEP_MS = false, 60000
-local REPEATABLE_FAILURES = {poison_request = true, invalid_request = true, invalid_output = true}
+local REPEATABLE_FAILURES = {poison_request = true, invalid_output = true, invalid_request = true,
+  context_length_exceeded = true, request_too_large = true}
 
 -- shared_result(...) -> the packed result of all followers, or nil if one of them runs.
 local function shared_result(row, state, code, batch, run, losses)

@@ -1,13 +1,13 @@
 -- refund: at the end of a request, releases its concurrency lease and refunds what it was charged but did not use (needs
 -- prelude, row and metered). A failure of the service refunds everything: the request, its tokens, its use of each quota. A failure
--- caused by the client (cancelled, or a bad input) refunds nothing. For a stream that was partly delivered before its deadline
--- or a cancellation, the request and the delivered tokens are charged.
-local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true}
-local PARTIAL_DELIVERY = {deadline_exceeded = true, cancelled = true} -- with used tokens: a part of a stream was delivered
-local MAX_USED_FACTOR = 100 -- times the estimate: a wrong token count of a backend must not block a customer for days
+-- caused by the client (cancelled, or a bad input) refunds nothing, but a request that the model refused has used no tokens. For a
+-- stream that was partly delivered before it failed, whatever the cause, the request and the delivered tokens are charged.
+local REFUSED = {invalid_request = true, context_length_exceeded = true, request_too_large = true}
+local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true, context_length_exceeded = true,
+  request_too_large = true}
 local released_leases, refunds = {}, {}
 
-local function was_partly_delivered(state, code, used) return state == 'failed' and used > 0 and PARTIAL_DELIVERY[code] end
+local function was_partly_delivered(state, used) return state == 'failed' and used > 0 end
 
 -- bucket_costs(id, row, account) -> {level field, rate field, units, settled} of each bucket that was charged, except requests.
 local NO_COSTS = {}
@@ -27,7 +27,7 @@ local function add_units(total, level, rate, units)
 end
 
 -- unused(units, used): of the units charged, those that were not used; all of them without `used`.
-local function unused(units, used) return used and units - math.min(used, MAX_USED_FACTOR * units) or units end
+local function unused(units, used) return used and units - math.min(used, metered.MOST_TOKENS) or units end
 
 local function total_of(customer)
   local total = refunds[customer] or {requests = 0, units = {}, windows = {}, keys = {}, cost_us = 0, costs = 0}
@@ -39,7 +39,7 @@ end
 local function settle_quotas(id, total, is_kept, used, cost_ms)
   local text = redis.pcall('HGET', P .. 'request:' .. id, 'charged')
   if type(text) ~= 'string' then return end
-  local settled = metered.settle(text, is_kept, cost_ms and cost_ms * 1000, used, MAX_USED_FACTOR, function(window, units)
+  local settled = metered.settle(text, is_kept, cost_ms and cost_ms * 1000, used, function(window, units)
     total.windows[window] = (total.windows[window] or 0) + units
   end)
   if settled ~= text then redis.pcall('HSET', P .. 'request:' .. id, 'charged', settled) end
@@ -49,26 +49,27 @@ end
 -- adds nothing to the limits that are not metered. `used` tokens: 0 or less if they were not counted; then the estimate stays
 -- charged. `cost_ms` of GPU time: nil if not measured. A request that was cancelled before it ran costs no metered quota.
 local function refund(id, row, account, state, code, used, cost_ms, has_run)
-  local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, code, used)
+  local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, used)
   if ids then ids[#ids + 1] = id else released_leases[account.customer] = {id} end
   if account.charged == 'listed' then
     local total = total_of(account.customer)
     local is_kept = is_charged or CLIENT_FAULTS[code] and (has_run or code ~= 'cancelled')
-    settle_quotas(id, total, is_kept, is_charged and used > 0 and used or nil, cost_ms)
+    local is_refused = not is_charged and REFUSED[code]
+    settle_quotas(id, total, is_kept, is_refused and 0 or is_charged and used > 0 and used or nil, cost_ms or is_refused and 0 or nil)
     if state == 'completed' and cost_ms and cost_ms > 0 then
       total.cost_us, total.costs = total.cost_us + cost_ms * 1000, total.costs + 1
     end
   end
-  if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code]) then return end
+  if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code] and not REFUSED[code]) then return end
   local total = total_of(account.customer)
   local settled = is_charged and used
   if account.charged == 'all' then add_units(total, 'budget', 'pace', unused(charged_tokens(row), settled)) -- without tables
   else
     for _, cost in ipairs(bucket_costs(id, row, account)) do
-      if cost[4] or not is_charged then add_units(total, cost[1], cost[2], unused(cost[3], settled)) end
+      if cost[4] or not (is_charged or REFUSED[code]) then add_units(total, cost[1], cost[2], unused(cost[3], settled)) end
     end
   end
-  if is_charged then return total end
+  if is_charged or REFUSED[code] then return total end
   total.requests = total.requests + 1
   if account.key ~= '-' then total.keys[account.key] = (total.keys[account.key] or 0) + 1 end
   for period, number in string.gmatch(account.windows, '(%S+) (%d+)') do

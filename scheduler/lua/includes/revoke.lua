@@ -3,10 +3,10 @@
 
 -- final_charge(units, state, code, used): of `units` charged at admission, those that stay charged, settled.
 local function final_charge(units, state, code, used)
-  if state == 'completed' or was_partly_delivered(state, code, used) then
-    return used > 0 and math.min(used, MAX_USED_FACTOR * units) or units
+  if state == 'completed' or was_partly_delivered(state, used) then
+    return used > 0 and math.min(used, metered.MOST_TOKENS) or units
   end
-  return CLIENT_FAULTS[code] and units or 0
+  return CLIENT_FAULTS[code] and not REFUSED[code] and units or 0
 end
 
 -- revoke(id, row, code, used) -> the audit record, or nil if nothing changed. The client received the error `code`, but the

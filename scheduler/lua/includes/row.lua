@@ -93,7 +93,8 @@ local function charged_tokens(row) return number[sub(row[ENV], 43, 52)] or 0 end
 -- oldest first: "<sum of costs including this one> <cost> <expiry> <expiry without a key> <id> <value>". A cost is the memory of
 -- row, key and entry in bytes, slightly overestimated. These functions run in pcall at the end of a request, so that an error
 -- here cannot block its reply.
-local PERMANENT_FAILURES = {poison_request = true, invalid_request = true} -- another run would fail in the same way
+-- Another run would fail in the same way.
+local PERMANENT_FAILURES = {poison_request = true, invalid_request = true, context_length_exceeded = true, request_too_large = true}
 local COST, COST_PER_BYTE = 1200, 1.25
 
 local function is_replayable(state, code) return state == 'completed' or PERMANENT_FAILURES[code] end

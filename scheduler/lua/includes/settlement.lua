@@ -2,7 +2,9 @@
 -- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
 -- customer in its field `costs`. Work that failed for another reason than its input costs nothing, nor does cancelled work that
 -- was not measured.
-local settlements, CHARGED_FAILURES, COST = {}, {cancelled = true, poison_request = true, invalid_request = true}, 5
+local settlements, COST = {}, 5
+local CHARGED_FAILURES = {cancelled = true, poison_request = true, invalid_request = true, context_length_exceeded = true,
+  request_too_large = true}
 local SAMPLES = 16 -- so many new values replace a mean; fewer a part of it, and never more than half
 local APART_SHARE, APART_MOST = 0.02, 16 -- of the GPU time, for the empty places of batches of quiet customers; in mean requests
 local SAME = 0.01 -- a smaller relative change of a mean is not stored

@@ -14,6 +14,7 @@ STUCK_S = 15.0  # Longer than a restart, the pauses of a circuit breaker, and th
 NEVER_RETURNED = frozenset(
     {
         ErrorCode.INVALID_REQUEST,
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
         ErrorCode.INVALID_API_KEY,
         ErrorCode.ACCOUNT_SUSPENDED,
         ErrorCode.NOT_FOUND,

@@ -1,0 +1,1 @@
+"""What an endpoint's responses say, whole and streamed. No I/O."""
