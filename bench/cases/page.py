@@ -47,7 +47,7 @@ Written by `make bench` (`bench/suite.py`) from docs/benchmarks.json: each case 
 generator. `make bench ARGS='--only idle saturation'` measures single cases. CPU is the time of the processes of all
 roles. Stacks keep no data (`--ephemeral`), except in [On disk](#on-disk). Targets are in parentheses; **bold**: missed.
 Counts of 0 (errors, lost responses, wrong or missing audit rows, refused requests: the target) are not listed. Secondary figures are
-only in docs/benchmarks.json.
+only in docs/benchmarks.json. [Engines with slots](performance.md#engines-with-slots) has the figures of `make bench-continuous`.
 
 """
 NOTHING = ("0", "0.00 %")

@@ -8,7 +8,8 @@ import json
 import re
 from typing import Any
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$?(.*)`)?", re.DOTALL)  # A name may have any character.
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$?(.*)`)?", re.DOTALL)
+"""A name may have any character."""
 _STEPS = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 NOTHING: tuple[Any, ...] = (None, [], {})
 
