@@ -64,11 +64,25 @@ _messages = msgspec.json.Decoder(list[Members])
 _encode = msgspec.json.Encoder().encode
 
 
+class PromptDetails(msgspec.Struct, gc=False):
+    """Tokens of the input that need not be read again."""
+
+    cached_tokens: int | None = None
+
+
+class CompletionDetails(msgspec.Struct, gc=False):
+    """Tokens of the output that are reasoning."""
+
+    reasoning_tokens: int | None = None
+
+
 class ServerUsage(msgspec.Struct, gc=False):
     """Tokens of a response. Servers that do not count omit them or send null."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -82,8 +96,12 @@ class _Called(msgspec.Struct, gc=False):
 
 
 class _Message(msgspec.Struct, gc=False):
-    """A message or delta: its tool calls are read by all translations, so junk in them is found where it arrives."""
+    """A message or delta, with the members that translations read: others than these types are found where they arrive."""
 
+    content: str | list[dict[str, Any]] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[_Called] | None = None
 
 

@@ -13,7 +13,14 @@ from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
 from gateway.translations.messages import TextBlock, ThinkingBlock, ToolUseBlock
-from scheduler.chat_document import DOCUMENT, ServerUsage, arguments_of, text_of
+from scheduler.chat_document import (
+    DOCUMENT,
+    CompletionDetails,
+    PromptDetails,
+    ServerUsage,
+    arguments_of,
+    text_of,
+)
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -129,19 +136,6 @@ BlockEvent = BlockStart | BlockDelta | BlockStop
 MessageEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop
 
 
-class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class _ServerTokens(ServerUsage, gc=False):
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
 class _CalledFunction(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: Any = None
@@ -181,7 +175,7 @@ class _LineChoice(msgspec.Struct, gc=False):
 
 class _ServerLine(msgspec.Struct, gc=False):
     choices: list[_LineChoice] = []
-    usage: _ServerTokens | None = None
+    usage: ServerUsage | None = None
 
 
 _line = msgspec.json.Decoder(_ServerLine)
@@ -210,7 +204,7 @@ class MessageContent:
         self._held: dict[int, _HeldCall] = {}  # By the server's index.
         self._held_size = 0
         self._rest = ""
-        self._tokens: _ServerTokens | None = None
+        self._tokens: ServerUsage | None = None
         self._finish_reason: str | None = None
         self._stop: str | None = None
         self._unreadable = False  # Raised at the end: an error amid a stream would lose what follows it.
@@ -259,8 +253,8 @@ class MessageContent:
         if tokens is None or tokens.prompt_tokens is None or tokens.completion_tokens is None:
             counted = usage([reply])
             return MessageUsage(counted.prompt_tokens, counted.completion_tokens)
-        cached = (tokens.prompt_tokens_details or _PromptDetails()).cached_tokens
-        reasoned = (tokens.completion_tokens_details or _CompletionDetails()).reasoning_tokens
+        cached = (tokens.prompt_tokens_details or PromptDetails()).cached_tokens
+        reasoned = (tokens.completion_tokens_details or CompletionDetails()).reasoning_tokens
         return MessageUsage(
             max(0, tokens.prompt_tokens - (cached or 0)),
             tokens.completion_tokens,

@@ -11,6 +11,8 @@ from typing import Any
 
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
+_COUNT, _GROUP = "_tokens", "_details"
+"""The ends of the names of counts, and of groups of them."""
 _TEXTS = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text"})
 
 Path = tuple[str | int, ...]
@@ -69,8 +71,13 @@ class TolerantReader:
         if not isinstance(message, dict):
             return None if message is None else {}
         for name in _TEXTS & message.keys():
-            if isinstance(message[name], str):
-                message[name] = self._joined(message[name], (*path, name))
+            value = message[name]
+            if isinstance(value, str):
+                message[name] = self._joined(value, (*path, name))
+            elif name == "content" and isinstance(value, list):
+                message[name] = [part for part in value if isinstance(part, dict)]
+            else:
+                message[name] = None
         if "tool_calls" in message:
             calls = message["tool_calls"]
             found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
@@ -137,14 +144,14 @@ def _count(value: Any, otherwise: int) -> int:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
-    """The counts of tokens, also of groups; null for one that cannot be used."""
+    """The counts of tokens, also of groups; null for what cannot be used as one."""
     found: dict[str, Any] = {}
     for name, value in usage.items():
         if isinstance(value, dict):
-            found[name] = _counts(value)
-        elif isinstance(value, int | float):
+            found[name] = _counts(value) if name.endswith(_GROUP) else value
+        elif name.endswith(_COUNT):
             count = _count(value, -1)
             found[name] = None if count < 0 else count
         else:
-            found[name] = value if name not in ("prompt_tokens", "completion_tokens", "total_tokens") else None
+            found[name] = None if name.endswith(_GROUP) else value
     return found
