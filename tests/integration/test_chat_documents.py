@@ -63,7 +63,10 @@ def generated(number: int) -> dict[str, Any]:
         "max_tokens": 100 + number,
         "parallel_tool_calls": False,
     }
-    return body | {name: value for name, value in options.items() if pick.random() < 0.4}
+    chosen = {name: value for name, value in options.items() if pick.random() < 0.4}
+    if "tools" not in chosen:  # Without tools these have no effect, and are not passed on.
+        chosen = {name: value for name, value in chosen.items() if name not in ("tool_choice", "parallel_tool_calls")}
+    return body | chosen
 
 
 @pytest.mark.timeout(300)

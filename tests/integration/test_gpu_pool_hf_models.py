@@ -149,8 +149,8 @@ def test_prompt_that_fills_the_context_is_rejected(backend: HfBackend) -> None:
     """Alone; a text that reaches the context ends there."""
     rejected, cut = backend.run([Item("日本" * CONTEXT, {}), Item("x", {"max_tokens": 4000})], lambda: None)
 
-    assert rejected.error_code == "invalid_request"
-    assert f"the model reads less than {CONTEXT}" in rejected.output
+    assert rejected.error_code == "context_length_exceeded"
+    assert f"context length is {CONTEXT - 1} tokens" in rejected.output
     assert cut.finish_reason == "stop" or cut.tokens_used == CONTEXT
 
 

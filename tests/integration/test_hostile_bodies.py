@@ -1,5 +1,6 @@
 """Hostile bodies at each endpoint that takes a body: a 4xx as described that names the field, and no effect."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
@@ -126,7 +127,18 @@ async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterat
     """A ready gateway with a worker and PostgreSQL."""
     async with running_stack(client, redis_url, database_url=database_url) as running:
         running.worker.answerer = reverse_or_vector
+        await limits_hold(running)
         yield running
+
+
+async def limits_hold(stack: Stack) -> None:
+    """Wait until the limits of a function hold: the gateway must have seen a worker with one."""
+    large = json.dumps({"input": "x" * 300_000}).encode()
+    for _ in range(200):
+        if (await post(stack, "/v1/inference", large))[0] == 413:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("the limits of a function do not hold after ten seconds")
 
 
 @pytest.fixture

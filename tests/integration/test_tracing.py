@@ -140,7 +140,7 @@ async def test_only_sampled_requests_carry_a_context(client: Redis, redis_url: s
         stack.worker.answerer = record
         await stack.infer()
 
-    plain = encode_payload(Payload("tiny", "hello", {}))
+    plain = encode_payload(Payload("tiny", "hello", {}).with_target("", 0, "customer-free"))
     assert [(body == plain, len(body) - len(plain)) for body in bodies] == [(not added, added)]
 
 
