@@ -198,7 +198,14 @@ def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: b
     return ResponseItems(page, first, last, len(ordered) > limit)
 
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 
 
 def stored_items(body: ResponseBody, request_id: str) -> bytes:

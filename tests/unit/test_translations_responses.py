@@ -227,6 +227,8 @@ def test_a_custom_tool_is_a_function_with_a_text() -> None:
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
     ]
     found = chat(tools=[PATCH], input=[USER, *history], tool_choice={"type": "custom", "name": "patch"})
+    stored = stored_items(read(input=[USER, *history]).original, ID)
+    assert [item["id"].split("_")[0] for item in json.loads(stored)] == ["msg", "ctc", "ctco"]
 
     function = found["tools"][0]["function"]
     assert (function["name"], function["parameters"]["required"]) == ("patch", ["input"])
