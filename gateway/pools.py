@@ -165,6 +165,12 @@ class Pools:
         """The limits of a request in the pool with the largest ones: a body is read before its pool is known."""
         return max(parts.limits.request for parts in self.all)
 
+    def context_tokens(self, model: str) -> int:
+        """The context length of a model; 0 if it is not known."""
+        snapshot = self._catalog.snapshot
+        pools = (parts for parts in self.all if model in parts.inference.models.names(snapshot))
+        return max((parts.limits.request.context_tokens for parts in pools), default=0)
+
     def has_gpu(self, model: str) -> bool:
         """Whether the pool of a model has a healthy GPU in any cell, or lost its last one a moment ago."""
         snapshot, now = self._catalog.snapshot, time.monotonic()

@@ -125,7 +125,7 @@ class GatewayParts(PoolParts):
         )
         self.me = self._account(find_usage)
         self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        models = Models(self.authenticator, self.inference.limits_of, self.pools.names, faults)
+        models = Models(self.authenticator, self.inference.limits_of, self.pools, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)

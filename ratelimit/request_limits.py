@@ -15,6 +15,10 @@ WITH_SLOTS = (ENDPOINT, "hf:", "tiny")
 """Prefixes of the backends whose requests start and end one by one, before a worker of them reports its slots."""
 
 
+BYTES_PER_TOKEN = 32
+"""UTF-8 bytes. Text of any language and code have at most 8 per token on average."""
+
+
 class RequestLimits(NamedTuple):
     """Times in milliseconds, sizes in bytes. The fields of a kind with longer requests are all larger or equal."""
 
@@ -30,11 +34,26 @@ class RequestLimits(NamedTuple):
     input_bytes: int
     """One text, or the text of one chat."""
 
+    context_tokens: int = 0
+    """The most tokens of prompt and output together; 0: not known."""
+
     def override(self, total_ms: int | None, body_bytes: int | None, input_bytes: int | None = None) -> "RequestLimits":
         """These limits with the values that are set. The part of the body that may be text stays the same."""
         total_ms, body = total_ms or self.total_ms, body_bytes or self.body_bytes
         text = input_bytes or body * self.input_bytes // self.body_bytes
-        return RequestLimits(total_ms, min(self.queue_ms, total_ms), body, text)
+        return RequestLimits(total_ms, min(self.queue_ms, total_ms), body, text, self.context_tokens)
+
+    def with_context(self, tokens: int) -> "RequestLimits":
+        """These limits for a model with this context length: a body may be as large as one that can fit."""
+        most = tokens * BYTES_PER_TOKEN
+        return self._replace(
+            body_bytes=max(self.body_bytes, most), input_bytes=max(self.input_bytes, most), context_tokens=tokens
+        )
+
+    @property
+    def text_bytes(self) -> int:
+        """The most text that can fit: of `input_bytes` and the context length the smaller one."""
+        return min(self.input_bytes, self.context_tokens * BYTES_PER_TOKEN or self.input_bytes)
 
     @property
     def wait_scale(self) -> float:
@@ -61,6 +80,8 @@ class ReportedWorker(Protocol):
     def slots(self) -> int: ...
     @property
     def healthy(self) -> bool: ...
+    @property
+    def context_tokens(self) -> int: ...
 
 
 def limits_of_workers(workers: Sequence[ReportedWorker], before: RequestLimits = LANGUAGE_MODEL) -> RequestLimits:
@@ -69,5 +90,6 @@ def limits_of_workers(workers: Sequence[ReportedWorker], before: RequestLimits =
     A worker that is still starting has no slots yet: only a healthy one shows that its backend is a function.
     """
     if any(worker.slots > 0 or worker.backend.startswith(ENDPOINT) for worker in workers):
-        return LANGUAGE_MODEL
+        known = [worker.context_tokens for worker in workers if worker.context_tokens]
+        return LANGUAGE_MODEL.with_context(min(known, default=before.context_tokens))
     return FUNCTION if any(worker.healthy for worker in workers) else before

@@ -161,9 +161,10 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.UNSUPPORTED_ENCODING: HttpError(
         415,
         _INVALID,
-        "Compressed bodies are not accepted: send the body without Content-Encoding.",
-        "The body is compressed, or has a transfer encoding other than chunked.",
-        "Send the body uncompressed.",
+        "The content coding is not supported: send the body in gzip, deflate or zstd, or without Content-Encoding.",
+        "The body has another coding than gzip, deflate or zstd, or several, or a transfer encoding other than chunked; a file "
+        "is only accepted uncompressed.",
+        "Send the body uncompressed, or in one of the codings that `Accept-Encoding` of the response names.",
     ),
     ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(
         429,

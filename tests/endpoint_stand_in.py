@@ -33,6 +33,12 @@ class StandIn:
     api_key: str = ""
     absent: frozenset[str] = frozenset()
     retry_after: str = "0.2"
+    context: int = 0
+    """The context length in the list of models; 0: none."""
+    idle_s: int = 0
+    """The time that the header Keep-Alive tells; 0: no header."""
+    connections: list[asyncio.BaseTransport | None] = field(default_factory=list)
+    """Those of the POSTs, probes included."""
     slow_s: float = 0.0
     chunk_s: float = 0.0
     """Delay between two chunks of a stream."""
@@ -74,13 +80,15 @@ class StandIn:
             await asyncio.sleep(60)
         if not self._authorized(request):
             return _error(401, "Incorrect API key provided: sk-very-secret")
-        models = [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models]
+        context = {"max_model_len": self.context} if self.context else {}
+        models = [{"id": name, "object": "model", "owned_by": self.owner, **context} for name in self.models]
         return web.json_response({"object": "list", "data": models})
 
     def _authorized(self, request: web.Request) -> bool:
         return not self.api_key or request.headers.get("Authorization") == f"Bearer {self.api_key}"
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
+        self.connections.append(request.transport)
         route, body = request.path.removeprefix("/v1/"), await request.json()
         if route in self.absent:
             raise web.HTTPNotFound
@@ -133,7 +141,8 @@ class StandIn:
     async def _whole(self, request: web.Request, document: dict[str, Any], fault: str) -> web.StreamResponse:
         text = "<html>It works!</html>" if fault == "junk" else json.dumps(document)
         if fault != "half":
-            return web.Response(text=text, content_type="application/json")
+            told = {"Keep-Alive": f"timeout={self.idle_s}, max=100"} if self.idle_s else {}
+            return web.Response(text=text, content_type="application/json", headers=told)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(text)
         await response.prepare(request)

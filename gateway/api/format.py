@@ -11,6 +11,7 @@ from gateway.http.request import too_large
 from gateway.http.validation import unknown_field
 from ratelimit.request_limits import RequestLimits
 from scheduler.chat_document import DOCUMENT, ENDPOINT, Capability
+from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import DOCUMENTS, Payload, Task
 from scheduler.protocol.replies import Reply
@@ -115,18 +116,20 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
 def check_size(body: InferenceRequest, size: int, limits: RequestLimits) -> None:
     """Check a body of `size` bytes by the limits of its model's pool, which may be below those it was read with.
 
-    Raises RequestError 413.
+    Raises RequestError: 413, or `context_length_exceeded` for a text that cannot fit into the model's context.
     """
     document = body.document
     is_chat = document is not None and document.task is Task.CHAT_DOCUMENT
     chat = document.size - document.media_bytes if document is not None and is_chat else 0
-    if max(size, chat) <= limits.input_bytes:
+    if max(size, chat) <= limits.text_bytes:
         return
     if size > limits.body_bytes:
         raise too_large("The body of a request to this model", limits.body_bytes)
-    texts = (body.input, *body.more)
-    if chat > limits.input_bytes or any(len(text.encode()) > limits.input_bytes for text in texts):
+    longest = max(chat, *(len(text.encode()) for text in (body.input, *body.more)))
+    if longest > limits.input_bytes:
         raise too_large("The text of a request to this model", limits.input_bytes)
+    if longest > limits.text_bytes:
+        raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, ContextOverflow(most=limits.context_tokens).sentence())
 
 
 class InferenceResult(msgspec.Struct, frozen=True, gc=False):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, Protocol, TypedDict
 from urllib.parse import unquote
 
 from gateway.auth.authenticator import KEY_HEADER, Authenticator
@@ -19,12 +19,13 @@ VERSION_HEADER = "anthropic-version"
 
 
 class ModelEntry(TypedDict):
-    """One model. `created` is Unix time in seconds."""
+    """One model. `created` is Unix time in seconds; `max_model_len` its context length in tokens, under vLLM's name, if it is known."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: NotRequired[int]
 
 
 class ModelList(TypedDict):
@@ -35,12 +36,13 @@ class ModelList(TypedDict):
 
 
 class MessagesModel(TypedDict):
-    """One model in Anthropic's format."""
+    """One model in Anthropic's format. `max_input_tokens`: its context length, if it is known."""
 
     type: Literal["model"]
     id: str
     display_name: str
     created_at: str
+    max_input_tokens: NotRequired[int]
 
 
 class MessagesModelList(TypedDict):
@@ -52,6 +54,16 @@ class MessagesModelList(TypedDict):
     last_id: str | None
 
 
+class AllModels(Protocol):
+    """The models of all pools."""
+
+    def names(self) -> Collection[str]:
+        """All that requests can name."""
+
+    def context_tokens(self, model: str, /) -> int:
+        """The context length of a model; 0 if it is not known."""
+
+
 class Models:
     """The handlers. `created` of a model is the start of this gateway, since the catalog has no time."""
 
@@ -59,21 +71,21 @@ class Models:
         self,
         authenticator: Authenticator,
         limits_of: Callable[[IdentityView], CustomerLimits],
-        names: Callable[[], Collection[str]],
+        served: AllModels,
         error_responses: ErrorResponses,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
         self._limits_of = limits_of
-        self._names = names
+        self._served = served
         self._error_responses = error_responses
         self._created = int(clock())
 
     async def list(self, request: RoutedRequest) -> HttpResponse:
         """List all served models. Raises RequestError for an unknown caller."""
         identity = self._authenticator.identify(request, KEY_HEADER)
-        names = sorted(self._names())
+        names = sorted(self._served.names())
         if VERSION_HEADER in request.headers:
             models = [self._messages_model(name) for name in names]
             ends = (names[0], names[-1]) if names else (None, None)
@@ -86,20 +98,26 @@ class Models:
         """Return one model, or `model_not_found`. Raises RequestError for an unknown caller."""
         identity = self._authenticator.identify(request, KEY_HEADER)
         name = unquote(request.tail)
-        if name in self._names():
+        if name in self._served.names():
             is_messages = VERSION_HEADER in request.headers
             document = self._messages_model(name) if is_messages else self._document(name)
             return self._respond(request, identity, document)
-        error = model_not_found("model", self._names())
+        error = model_not_found("model", self._served.names())
         headers = self._limits_of(identity).headers(identity)
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 
     def _document(self, name: str) -> ModelEntry:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+        entry: ModelEntry = {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+        if tokens := self._served.context_tokens(name):
+            entry["max_model_len"] = tokens
+        return entry
 
     def _messages_model(self, name: str) -> MessagesModel:
-        created_at = datetime.fromtimestamp(self._created, UTC)
-        return {"type": "model", "id": name, "display_name": name, "created_at": f"{created_at:%Y-%m-%dT%H:%M:%SZ}"}
+        created_at = f"{datetime.fromtimestamp(self._created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        model: MessagesModel = {"type": "model", "id": name, "display_name": name, "created_at": created_at}
+        if tokens := self._served.context_tokens(name):
+            model["max_input_tokens"] = tokens
+        return model
 
     def _respond(
         self,

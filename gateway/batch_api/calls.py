@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.api.chat import CHAT
@@ -25,6 +26,8 @@ from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
+from gateway.translations.response_output import RESPONSES
+from gateway.translations.responses import ResponsesRequest
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
@@ -34,7 +37,7 @@ from scheduler.redis_client.keys import JOBS_GATEWAY
 from scheduler.request_id import PREFIX
 from scheduler.states import State
 
-FORMATS = dict(zip(ENDPOINTS, (CHAT, COMPLETIONS, EMBEDDINGS), strict=True))
+FORMATS = dict(zip(ENDPOINTS, (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES), strict=True))
 """The formats of the endpoints of lines."""
 
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
@@ -91,7 +94,7 @@ class LineCall(JobCall):
         body = self.api_format.read(raw, self.pipeline.largest().input_bytes)
         if body.stream:
             raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
-        return body
+        return _unstored(body) if isinstance(body, ResponsesRequest) else body
 
     def sink(self) -> ResponseSink:
         """Nothing waits for the outcome: it is read from Redis."""
@@ -137,6 +140,15 @@ class LineCall(JobCall):
         model = self.submissions[0].model
         result = InferenceResult(replies, self.body, model, self.identity.tier, 0.0, "")
         return self.api_format.write(result).body
+
+
+def _unstored(request: ResponsesRequest) -> ResponsesRequest:
+    """A response that is only in the output file, whatever its `store`. Raises RequestError if it is part of a conversation."""
+    body = request.original
+    for name in ("previous_response_id", "background"):
+        if getattr(body, name):
+            raise invalid(name, f"A line of a batch cannot have `{name}`: leave it out.")
+    return msgspec.structs.replace(request, original=msgspec.structs.replace(body, store=False))
 
 
 def error_line(request_id: str, custom_id: str, error: RequestError) -> bytes:

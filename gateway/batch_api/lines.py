@@ -21,7 +21,7 @@ SLICE_BYTES = 16_384  # Of a file that are split at a time: they may be as many 
 ENVELOPE_BYTES = 4096
 """Bytes that a line may have more than its body may have."""
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _BLANK = b" \t\r\n\xef\xbb\xbf\x1a"  # A byte order mark may precede the first line, and Ctrl-Z follow the last one.
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.batch_api.documents import read_expiry
 from gateway.batch_api.store import PIECE_BYTES, FileStore
 from gateway.catalog import IdentityView
+from gateway.http.content_coding import EncodingError, coding_of
 from gateway.http.request import BodyBudget, awaited_body, check_media
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
@@ -21,6 +22,7 @@ from scheduler.errors import ErrorCode, RequestError
 
 FORM = "multipart/form-data"
 NOT_FORM = "Send the file as multipart/form-data, with the fields `purpose` and `file`."
+NOT_ENCODED = "Files are stored as they arrive: send the file without Content-Encoding."
 ONLY_PURPOSE = "`purpose` must be `batch`: other purposes are not supported here."
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD = 256
@@ -45,6 +47,8 @@ class Upload:
     async def receive(self, request: RoutedRequest) -> FileRow:
         """Store the file of a request. Raises RequestError."""
         check_media(request.headers, request.request.content_length or 0, self._most, (FORM,))
+        if coding_of(request.headers):
+            raise EncodingError(NOT_ENCODED, "identity")
         share = self._budget.share(self._identity)
         try:
             share.take(2 * PIECE_BYTES)

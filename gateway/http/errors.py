@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
+from gateway.http.content_coding import EncodingError
 from gateway.http.response import JSON, REASONS, Headers, HttpResponse
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
@@ -158,8 +159,8 @@ class ErrorResponses:
         if row.retry is not None:
             response.headers.append(("x-should-retry", "true" if row.retry else "false"))
         response.close = error.code is ErrorCode.TOO_MANY_CONNECTIONS
-        if row.status == 415 and error.param == "Content-Encoding":
-            response.headers.append(("Accept-Encoding", "identity"))  # RFC 9110, section 12.5.3.
+        if isinstance(error, EncodingError):
+            response.headers.append(("Accept-Encoding", error.accepted))
         if row.status == 401:
             response.headers.append(("WWW-Authenticate", "Bearer"))
         return response

@@ -1,6 +1,6 @@
 """Reading a request: request line, body, strict JSON, memory budget, and the Prefer header.
 
-A body is bounded in size and time, never decompressed, and not read if the request is rejected anyway. It counts against
+A body is bounded in size, decoded too, and time, and not read if the request is rejected anyway. It counts against
 the budget of its key, its customer and the process from the moment that its handler waits for it until it was read;
 bodies that arrived whole with their headers are not counted.
 
@@ -25,6 +25,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
 from gateway.http.absent_members import without_absent_member
+from gateway.http.content_coding import coding_of, decoded
 from gateway.http.errors import RejectionError
 from gateway.http.response import JSON
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid, validation_error
@@ -158,10 +159,7 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
     media_type = headers.get("Content-Type", "")
     if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() not in (JSON, *also):
         raise RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, param="Content-Type")
-    if "Content-Encoding" in headers:
-        encodings = headers.getall("Content-Encoding")
-        if not all(encoding.strip().lower() in ("identity", "") for encoding in encodings):
-            raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
+    coding_of(headers)
     if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
         message = "The only supported transfer encoding is chunked."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
@@ -170,7 +168,17 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
-    """The whole body. Raises RequestError if it is too large, too slow, truncated, or over the budget of its `share`."""
+    """The whole body, decoded. Raises RequestError if it is too large, too slow, truncated, or over the budget of its `share`."""
+    raw = await _read_raw(request, max_bytes, share)
+    if coding := coding_of(request.headers):
+        body = await decoded(raw, coding, max_bytes)
+        if body is None:
+            raise too_large("The decoded body", max_bytes)
+        return body
+    return raw
+
+
+async def _read_raw(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:
     payload = request.content
     if payload.is_eof():
         body = payload.read_nowait()

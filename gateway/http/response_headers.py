@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from gateway.http.content_coding import ACCEPTED
+
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -59,7 +61,9 @@ RESPONSE_HEADERS = {
     "anthropic-ratelimit-tokens-reset": ResponseHeader(
         "The time when all tokens are available.", "2026-01-01T00:00:01Z", TIME
     ),
-    "Accept-Encoding": ResponseHeader("What the body of a request may be encoded with.", "identity", only("identity")),
+    "Accept-Encoding": ResponseHeader(
+        "What the body of a request may be encoded with.", ACCEPTED, only(ACCEPTED, "identity")
+    ),
     "Retry-After": ResponseHeader(
         "Seconds to wait before a retry, from the measured drain rate, with jitter; before a pending job is read again.",
         2,

@@ -1,5 +1,6 @@
 """The route table, the drain state of a gateway, and its open connections by customer."""
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Protocol, cast
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from gateway.http.cors import serves_customers
 from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse
 from scheduler.errors import ErrorCode, RequestError
@@ -41,6 +43,11 @@ class RoutedRequest:
         """Count the connection to this customer. Raises RequestError if it has too many."""
         cast("CountedConnection", self.request.protocol).occupy(customer_id)
 
+
+_SLASHES = re.compile("/{2,}")
+_TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
+TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
+NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]
 Methods = dict[str, Handler]
@@ -89,6 +96,16 @@ class Router:
         found |= {f"{prefix}{{id...}}{suffix}": methods for (prefix, suffix), methods in self._trees.items()}
         return {path: set(methods) for path, methods in found.items()}
 
+    def not_found(self, raw_path: str) -> RequestError:
+        """The error of a path without a route, which names the mistake if the base URL of a client is the reason."""
+        path = path_of(raw_path)
+        two = _TWO_VERSIONS.match(path)
+        if two is not None and self.find(path[two.end() :]):
+            return RequestError(ErrorCode.NOT_FOUND, TWO_VERSIONS)
+        if self.find(f"/v1{path}"):
+            return RequestError(ErrorCode.NOT_FOUND, NO_VERSION)
+        return RequestError(ErrorCode.NOT_FOUND)
+
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None. Query, scheme and host are ignored."""
         if methods := self._exact.get(raw_path):
@@ -111,11 +128,19 @@ class Router:
 
 
 def path_of(target: str) -> str:
-    """The path of a request target, without its query, and without the scheme and host that clients send to a proxy."""
+    """The path of a request target, without its query, and without the scheme and host that clients send to a proxy.
+
+    Slashes that clients add where they join a base URL with a path are left out, but only in the API of
+    customers: a proxy may deny other paths by their beginning.
+    """
     if not target.startswith("/"):
         _, slash, path = target.partition("://")[2].partition("/")
         target = slash + path
-    return target.partition("?")[0]
+    path = target.partition("?")[0]
+    if "//" in path or path.endswith("/"):
+        joined = _SLASHES.sub("/", path).rstrip("/")
+        return joined if serves_customers(f"{joined}/") else path
+    return path
 
 
 class DrainState:

@@ -108,7 +108,7 @@ class EdgeServer(web.Server):
             raise RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
         found = self.routes.find(request.raw_path)
         if found is None:
-            raise RequestError(ErrorCode.NOT_FOUND)
+            raise self.routes.not_found(request.raw_path)
         methods, tail = found
         handler = methods.get(request.method)
         if handler is None:

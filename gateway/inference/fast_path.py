@@ -53,6 +53,7 @@ class FastPath:
             and not (message.should_close or message.upgrade or message.chunked or message.compression)
             and message.version == HttpVersion11
             and "Upgrade" not in headers
+            and "Content-Encoding" not in headers
             and IDEMPOTENCY_KEY not in headers
             and PREFER not in headers
             and self.open

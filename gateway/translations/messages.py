@@ -85,11 +85,28 @@ class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
     input: dict[str, Any]
 
 
+class SearchResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="search_result"):
+    """A passage that the application has found, with its origin."""
+
+    source: str
+    title: str
+    content: list[SystemText]
+
+
+class ToolReferenceBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_reference"):
+    """A tool that a search for tools has found. The model has the definitions of all tools, so that the name is enough."""
+
+    tool_name: str
+
+
+UserBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
 class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
     """The result of a call."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    content: str | list[UserBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
 
 
@@ -109,7 +126,7 @@ class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="
 class UserInput(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
     """A message of the user, or results of tools."""
 
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]
+    content: str | list[UserBlock | ToolResultBlock]
 
 
 class AssistantOutput(msgspec.Struct, frozen=True, tag_field="role", tag="assistant"):
@@ -306,7 +323,7 @@ def _conversation(messages: Iterable[UserInput | AssistantOutput | SystemInput])
             yield {"role": "system", "content": _content(_parts(message.content))}
 
 
-def _user(content: str | Sequence[TextBlock | ImageBlock | DocumentBlock | ToolResultBlock]) -> Iterator[Chat]:
+def _user(content: str | Sequence[UserBlock | ToolResultBlock]) -> Iterator[Chat]:
     """The results of tools first, since servers expect them behind the calls; then all else as one message."""
     blocks = () if isinstance(content, str) else content
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
@@ -349,6 +366,11 @@ def _parts(content: str | Sequence[Any]) -> list[Chat]:
 def _part(block: Any) -> Iterator[Chat]:
     if isinstance(block, TextBlock | SystemText):
         yield {"type": "text", "text": block.text}
+    elif isinstance(block, SearchResultBlock):
+        lines = [f"{block.title} ({block.source})", *(part.text for part in block.content)]
+        yield {"type": "text", "text": "\n".join(lines)}
+    elif isinstance(block, ToolReferenceBlock):
+        yield {"type": "text", "text": block.tool_name}
     elif isinstance(block, ImageBlock):
         source = block.source
         url = source.url if isinstance(source, ImageAddress) else f"data:{source.media_type};base64,{source.data}"

@@ -149,6 +149,7 @@ class ModelProcess:
         self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
         self.slots = 0
+        self.context_tokens = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
         self._tpot_ms = 0.0
@@ -200,7 +201,7 @@ class ModelProcess:
         message = await self._loaded
         if not isinstance(message, Ready):
             raise self._protocol_error("an unexpected message instead of Ready")
-        self.slots = message.slots
+        self.slots, self.context_tokens = message.slots, message.context_tokens
         return message.version
 
     async def run(

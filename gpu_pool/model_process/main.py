@@ -97,6 +97,7 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
         backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
         backend.load()
         backend.warmup()
+        context_tokens = int(getattr(backend, "context_tokens", 0))
     except StartError as error:
         link.send(Fatal(str(error), start_error=True))
         return EXIT_CONFIG
@@ -107,14 +108,14 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     if isinstance(backend, ServingBackend):
         if options.slots:
             backend.resume(options.slots)
-        link.send(Ready(backend.version, slots=backend.slots))
+        link.send(Ready(backend.version, backend.slots, context_tokens))
         backend.serve(link.connection)
     try:
         if isinstance(backend, SteppingBackend) and backend.slots:
             slots = min(backend.slots, options.max_slots or backend.slots)
-            link.send(Ready(backend.version, slots=slots))
+            link.send(Ready(backend.version, slots, context_tokens))
             serve_slots(link, backend, slots)
-        link.send(Ready(backend.version))
+        link.send(Ready(backend.version, 0, context_tokens))
         _run_batches(link, backend)
     except DeviceLost as error:
         link.send(Fatal(str(error)))

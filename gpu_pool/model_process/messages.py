@@ -71,11 +71,13 @@ class TokenObjective(msgspec.Struct, array_like=True, frozen=True, tag="objectiv
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
     """The model is loaded and warm.
 
-    `slots`: it runs single requests, that many at a time at first; 0: it runs batches.
+    `slots`: it runs single requests, that many at a time at first; 0: it runs batches. `context_tokens`: the most of prompt
+    and output together; 0: not known.
     """
 
     version: str
     slots: int = 0
+    context_tokens: int = 0
 
 
 class Slots(msgspec.Struct, array_like=True, frozen=True, tag="slots"):

@@ -123,6 +123,7 @@ class ModelSupervisor:
         self._slots = 0
         self.status: ModelStatus = "starting"
         self.version = ""
+        self.context_tokens = 0
         self.ready = asyncio.Event()
         self.start_error: StartError | None = None
 
@@ -187,6 +188,7 @@ class ModelSupervisor:
             process = self._process = await ModelProcess.spawn(launch, self._availability_changed)
             async with asyncio.timeout(self._load_timeout_s):
                 self.version = await process.ready()
+            self.context_tokens = process.context_tokens
             ready_at = time.monotonic()
             self._respawn.loaded()
             process.resized = self._changed

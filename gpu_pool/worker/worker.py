@@ -44,7 +44,7 @@ from scheduler.tracing import Spans
 class WorkerReading(NamedTuple):
     """The state of a worker now. `share` (0..1) is the busy share of its model, `address` that of its direct endpoint.
 
-    `model_ms`: see `SlowModel`.
+    `model_ms`: see `SlowModel`; `context_tokens`: see `WorkerReport`.
     """
 
     status: str
@@ -55,6 +55,7 @@ class WorkerReading(NamedTuple):
     gpu: GpuReading | None
     model_pid: int
     model_ms: float
+    context_tokens: int
 
 
 def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
@@ -82,6 +83,7 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
         served_rps=round(execution.served.rps, 2),
         model_ms=round(reading.model_ms, 1),
         timeout_ms=config.gpu_timeout_ms,
+        context_tokens=reading.context_tokens,
     )
 
 
@@ -111,6 +113,7 @@ def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadin
         slots=slots.count,
         slots_source=slots.source,
         free_slots=-1 if slots.is_claiming else max(0, slots.free),
+        context_tokens=reading.context_tokens,
     )
 
 
@@ -462,6 +465,7 @@ class Worker:
             self._gpu.reading,
             self._supervisor.pid,
             self._execution.slow_model.model_ms,
+            self._supervisor.context_tokens,
         )
 
     def _rejects_batches(self) -> bool:

@@ -34,7 +34,7 @@ GATEWAY_MAY_IMPORT = {
     "direct": {*LEAVES, "heartbeat", "inference", "limits"},
     "grpc": {*LEAVES, "api", "http", "inference"},
     "jobs": {*LEAVES, "api", "http", "inference"},
-    "batch_api": {*LEAVES, "api", "http", "inference", "jobs", "metrics"},
+    "batch_api": {*LEAVES, "api", "http", "inference", "jobs", "metrics", "translations"},
     "translations": {*LEAVES, "api", "auth", "http", "inference", "jobs"},
     "operations": {
         *LEAVES,

@@ -156,6 +156,7 @@ class TestWorker:
         self.most = 32  # Requests of a tier in a batch.
         self.direct = ""  # The address of its direct endpoint.
         self.backend = "simulated"
+        self.context_tokens = 0
         self.seen: list[str] = []
         self._client = client
         self._keys = keys
@@ -163,7 +164,18 @@ class TestWorker:
 
     async def heartbeat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
         """Report a worker."""
-        heartbeat = WorkerReport(worker_id, status, 0.5, 0, 1000.0, 5.0, self.backend, "v1", self.direct)
+        heartbeat = WorkerReport(
+            worker_id,
+            status,
+            0.5,
+            0,
+            1000.0,
+            5.0,
+            self.backend,
+            "v1",
+            self.direct,
+            context_tokens=self.context_tokens,
+        )
         await self.presence.worker_beat(heartbeat)
         if not self.reaps:
             return

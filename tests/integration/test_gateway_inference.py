@@ -101,7 +101,7 @@ async def test_concurrent_requests_get_their_own_outputs(stack: Stack) -> None:
         (b'{"input":1}', {}, 400, "invalid_request", "input"),
         (b'{"input":"a","model":"none"}', {}, 404, "model_not_found", "model"),
         (b'{"input":"a"}', {"Content-Type": "text/plain"}, 415, "unsupported_media_type", "Content-Type"),
-        (b'{"input":"a"}', {"Content-Encoding": "gzip"}, 415, "unsupported_encoding", "Content-Encoding"),
+        (b'{"input":"a"}', {"Content-Encoding": "br"}, 415, "unsupported_encoding", "Content-Encoding"),
         (b'{"input":"a"}', {"Authorization": "Bearer nonsense"}, 401, "invalid_api_key", None),
         (b'{"input":"a"}', {"Authorization": "Basic abc"}, 401, "invalid_api_key", None),
     ],

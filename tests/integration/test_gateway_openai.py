@@ -235,12 +235,29 @@ async def test_models(stack: Stack, caller: openai.AsyncOpenAI) -> None:
     assert [(each.id, each.object) for each in listed] == [("org/large:v2", "model"), ("tiny", "model")]
     assert (one.id, one.owned_by, one.created > 1_700_000_000) == ("org/large:v2", "tierlane", True)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    for path, key, status in (("", {}, 401), ("/tiny", {}, 401), ("/", stack.key(), 404), ("", stack.key(), 200)):
+    for path, key, status in (("", {}, 401), ("/tiny", {}, 401), ("/", stack.key(), 200), ("", stack.key(), 200)):
         async with stack.http.get(f"{stack.url}/v1/models{path}", headers=key) as response:
             assert response.status == status
     assert response.headers["x-ratelimit-limit-requests"] == "1000"
     assert response.headers["x-request-id"].startswith("req_")
     assert stack.gateway.admission.calls == calls
+
+
+async def test_the_context_length_of_a_model(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """As its workers report it, under the names of vLLM and Anthropic; a text that cannot fit is rejected with it."""
+    stack.worker.backend, stack.worker.context_tokens = "openai:http://127.0.0.1:1/v1", 100
+
+    async def known() -> bool:
+        return (await caller.models.retrieve("tiny")).model_extra == {"max_model_len": 100}
+
+    await eventually(known, "the context length is in the list of models")
+    async with stack.http.get(
+        f"{stack.url}/v1/models", headers=stack.key() | {"anthropic-version": "2023-06-01"}
+    ) as response:
+        assert [each["max_input_tokens"] for each in (await response.json())["data"]] == [100]
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 100 tokens") as caught:
+        await complete(caller, "x" * 4000)
+    assert caught.value.code == "context_length_exceeded"
 
 
 async def complete(caller: openai.AsyncOpenAI, prompt: Any, **options: Any) -> Any:

@@ -255,6 +255,23 @@ async def test_request_that_is_refused_while_others_are_answered_ends(stand_in: 
     assert codes(found) == ["-"] * 7 + ["no_capacity"]
 
 
+@pytest.mark.parametrize("fault", ["reset", "half"])
+async def test_input_that_breaks_connections_ends(stand_in: StandIn, fault: str) -> None:
+    """Once the server has answered others before and after; the first time it is only run again."""
+    stand_in.fault = lambda route, body: fault if "ab" in str(body) else ""
+    (bad,), (good,) = (
+        [replace(item, customer=customer) for item in items(text)] for customer, text in ((1, "ab"), (2, "cd"))
+    )
+
+    async with loaded(stand_in) as (endpoint, reports):
+        found = []
+        for _ in range(3):
+            assert outputs(await answered(endpoint, [good])) == ["dc"]
+            found += await answered(endpoint, [bad])
+
+    assert (codes(found), reports) == (["-", "poison_request", "-"], [])
+
+
 async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None:
     """After three lost requests, also with others between them that are rejected without a call; then only probes."""
     server = StandIn()
@@ -289,6 +306,32 @@ async def test_rejected_key_or_missing_route_closes_the_endpoint(stand_in: Stand
         vars(stand_in).update(healthy)
         await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
         assert outputs(await answered(endpoint, items("ab"))) == ["ba"]
+
+
+async def test_the_context_length_is_learnt(stand_in: StandIn) -> None:
+    """At the start; a server that returns with another one is loaded by a new process, as another model is."""
+    stand_in.context = 4096
+    async with loaded(stand_in) as (endpoint, _):
+        replaced: list[int] = []
+        endpoint.replaced = lambda: replaced.append(endpoint.context_tokens)
+        assert endpoint.context_tokens == 4096
+        stand_in.context = 8192
+        assert (await endpoint.probe(), replaced) == ("", [8192])
+
+
+@pytest.mark.parametrize(("told_s", "is_used"), [(0, True), (1, False)])
+async def test_a_connection_is_not_used_once_the_server_may_close_it(
+    stand_in: StandIn, told_s: int, is_used: bool
+) -> None:
+    """That is after half the time that the server tells: no request is sent on a connection that is just being closed."""
+    stand_in.idle_s = told_s
+    async with loaded(stand_in) as (endpoint, _):
+        for pause_s in (0.0, 0.6):
+            await asyncio.sleep(pause_s)
+            assert outputs(await answered(endpoint, items("ab"))) == ["ba"]
+
+    *earlier, last = stand_in.connections
+    assert (last in earlier) is is_used
 
 
 async def test_replaced_model_is_reported(stand_in: StandIn) -> None:

@@ -118,7 +118,8 @@ BODIES = [
     Hostile("text/plain", plain, 415, "Content-Type", {"Content-Type": "text/plain"}),
     Hostile("form", plain, 415, "Content-Type", {"Content-Type": "application/x-www-form-urlencoded"}),
     Hostile("invalid type", plain, 415, "Content-Type", {"Content-Type": ";;;"}),
-    Hostile("gzip", plain, 415, "Content-Encoding", {"Content-Encoding": "gzip"}),
+    Hostile("brotli", plain, 415, "Content-Encoding", {"Content-Encoding": "br"}),
+    Hostile("no gzip", plain, 400, "Content-Encoding", {"Content-Encoding": "gzip"}),
 ]
 
 

@@ -14,7 +14,14 @@ from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
 from gateway.http.request import BodyBudget
 from gateway.http.response import HttpResponse
-from gateway.http.router import ConnectionShare, CustomerConnections, RoutedRequest, Router
+from gateway.http.router import (
+    NO_VERSION,
+    TWO_VERSIONS,
+    ConnectionShare,
+    CustomerConnections,
+    RoutedRequest,
+    Router,
+)
 from gateway.http.server import check_parser
 from gateway.http.sse import ProgressTimers
 from identities import identity
@@ -89,6 +96,46 @@ def test_a_tree_may_have_a_suffix(path: str, found: tuple[set[str], str] | None)
 
     assert (each and (set(each[0]), each[1])) == found
     assert routes.table() == {"/models/{id...}": {"GET"}, "/models/{id...}/infer": {"POST"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "served"),
+    [
+        ("//v1/chat/completions", True),
+        ("/v1//chat/completions/", True),
+        ("/v1/chat/completions/?x=1", True),
+        ("http://host//v1/chat/completions", True),
+        ("//internal/health", False),
+        ("/internal/health/", False),
+        ("/internal//health", False),
+    ],
+)
+def test_joined_slashes_are_left_out_in_the_api_of_customers(path: str, served: bool) -> None:
+    """Other paths must be exact, so that a proxy which denies them by their beginning denies all ways to write them."""
+    routes = Router()
+    routes.add("POST", "/v1/chat/completions", handler)
+    routes.add("GET", "/internal/health", handler)
+
+    assert (routes.find(path) is not None) is served
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/v1/messages", TWO_VERSIONS),
+        ("/v1//v1/messages/", TWO_VERSIONS),
+        ("/proxy/v1/v1/messages", TWO_VERSIONS),
+        ("/messages", NO_VERSION),
+        ("/v1/v1/other", "There is no resource at this path: /docs lists all paths."),
+        ("/other", "There is no resource at this path: /docs lists all paths."),
+    ],
+)
+def test_a_base_url_with_a_version_too_many_or_few_is_named(path: str, message: str) -> None:
+    """The error says what to change in the client."""
+    routes = Router()
+    routes.add("POST", "/v1/messages", handler)
+
+    assert routes.not_found(path).message == message
 
 
 def test_an_unsafe_parser_is_rejected_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,13 @@ PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", 
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"q": "é"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"q":"é"}'}}
+FOUND = {
+    "type": "search_result",
+    "source": "docs/queues.md",
+    "title": "Queues",
+    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    "citations": {"enabled": True},
+}
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "s"}
 PDF = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
 
@@ -104,6 +111,29 @@ def document(**changes: Any) -> dict[str, Any]:
                 {"role": "tool", "tool_call_id": "c2", "content": "Error: no"},
                 {"role": "tool", "tool_call_id": "c3", "content": ""},
                 {"role": "user", "content": [PART, text("go on")]},
+            ],
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "c1", "content": [FOUND]},
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "c2",
+                                "content": [{"type": "tool_reference", "tool_name": "weather"}],
+                            },
+                            FOUND,
+                        ],
+                    }
+                ]
+            },
+            [
+                {"role": "tool", "tool_call_id": "c1", "content": "Queues (docs/queues.md)\na\nb"},
+                {"role": "tool", "tool_call_id": "c2", "content": "weather"},
+                {"role": "user", "content": "Queues (docs/queues.md)\na\nb"},
             ],
         ),
     ],

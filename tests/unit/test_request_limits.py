@@ -1,6 +1,7 @@
 """The limits of a request follow the kind of its pool's backend, and settings override them."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -55,6 +56,44 @@ def test_limits_follow_the_workers_of_a_pool(
 def test_limits_before_a_worker_is_known_follow_the_name_of_the_backend(backend: str, total_s: int) -> None:
     """For `tierlane check`, and for the rule between two settings."""
     assert limits_of_backend(backend).total_ms == 1000 * total_s
+
+
+@pytest.mark.parametrize(
+    ("contexts", "before", "context", "body_bytes", "text_bytes"),
+    [
+        ([0], 0, 0, 8 << 20, 8 << 20),
+        ([0], 4096, 4096, 8 << 20, 4096 * 32),
+        ([4096], 0, 4096, 8 << 20, 4096 * 32),
+        ([8192, 0, 4096], 0, 4096, 8 << 20, 4096 * 32),
+        ([1 << 20], 4096, 1 << 20, 32 << 20, 32 << 20),
+    ],
+)
+def test_the_context_length_bounds_the_text_of_a_request(
+    contexts: list[int], before: int, context: int, body_bytes: int, text_bytes: int
+) -> None:
+    """The shortest of those that workers report; without a report, the last one. A long context raises the default."""
+    views = [msgspec.structs.replace(worker_view(ENDPOINT), context_tokens=each) for each in contexts]
+
+    limits = limits_of_workers(views, LANGUAGE_MODEL.with_context(before))
+
+    assert (limits.context_tokens, limits.body_bytes, limits.text_bytes) == (context, body_bytes, text_bytes)
+    assert limits.override(None, 1 << 20).text_bytes == min(1 << 20, text_bytes)
+
+
+def test_a_text_that_cannot_fit_into_the_context_is_rejected_by_name() -> None:
+    """With the context's length; images do not count, and a text within the bound is the server's to judge."""
+    limits = LANGUAGE_MODEL.with_context(100)
+
+    def check(content: Any) -> None:
+        raw = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": content}]})
+        check_size(read_chat(raw, 1 << 20), len(raw), limits)
+
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 40_000}"}}
+    check("x" * 3000)
+    check([{"type": "text", "text": "x"}, image])
+    with pytest.raises(RequestError, match="maximum context length is 100 tokens") as caught:
+        check("x" * 3201)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_settings_override_the_limits_of_the_backend() -> None:

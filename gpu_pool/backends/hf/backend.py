@@ -46,6 +46,11 @@ class HfBackend:
         return SLOTS if self._loop is not None else 0
 
     @property
+    def context_tokens(self) -> int:
+        """The most tokens of prompt and output together, once loaded; 0: not limited."""
+        return self._model.context_tokens if self._model is not None else 0
+
+    @property
     def version(self) -> str:
         """The directory's name and a short hash of its content, once loaded."""
         return self._version

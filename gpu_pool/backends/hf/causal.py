@@ -26,6 +26,9 @@ from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode
 from scheduler.payload import PromptMessage, Task
 
+ENDLESS: Final = 1_000_000
+"""Contexts from here on mean that transformers knows none."""
+
 NEEDED: Final = ("past_key_values", "attention_mask")
 """Arguments that a network must accept."""
 
@@ -89,6 +92,7 @@ class CausalModel:
         self._device = device
         self._ends = ends
         self._context = context
+        self.context_tokens = context if context < ENDLESS else 0
         self._exact = network.dtype == torch.float32
         self._clock = clock
         self._reader = PromptReader(tokenizer, _first_token(tokenizer, ends))

@@ -29,6 +29,8 @@ NO_TEXTS = ItemResult("This model makes embeddings alone, no texts.", 0, ErrorCo
 class EmbeddingModel:
     """The loaded model. `longest`: the most tokens of a text; the rest is ignored."""
 
+    context_tokens = 0  # A longer text is cut.
+
     def __init__(
         self,
         network: Any,

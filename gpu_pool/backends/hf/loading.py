@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.device import select_device
-from gpu_pool.backends.hf.causal import CausalModel
+from gpu_pool.backends.hf.causal import ENDLESS, CausalModel
 from gpu_pool.backends.hf.directory import ModelDirectory, Unusable
 from gpu_pool.backends.hf.embedding import EmbeddingModel
 from gpu_pool.backends.stepping import RowLoop
@@ -22,12 +22,13 @@ UNUSED: Final = ("pooler.",)
 """Weights that an embedding model may lack, since its pooling is another."""
 _FAULTS: Final = (OSError, ValueError, ImportError, KeyError, SafetensorError)
 """Errors of transformers for a directory that it cannot read. A failing device raises RuntimeError."""
-_ENDLESS: Final = 1_000_000
-"""Contexts from here on mean that transformers knows none."""
 
 
 class HfModel(Protocol):
-    """The loaded model of a directory, of either kind."""
+    """The loaded model of a directory, of either kind. `context_tokens`: of prompt and output together; 0: no such limit."""
+
+    @property
+    def context_tokens(self) -> int: ...
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
 
@@ -53,7 +54,7 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
         network = _network(AutoModelForCausalLM, found, place, dtype)
         return CausalModel(network, tokenizer, place, _ends(network, tokenizer), _context(network))
     network = _network(AutoModel, found, place, dtype, UNUSED)
-    longest = min(found.sentences.max_tokens or _ENDLESS, _context(network), tokenizer.model_max_length)
+    longest = min(found.sentences.max_tokens or ENDLESS, _context(network), tokenizer.model_max_length)
     return EmbeddingModel(network, tokenizer, place, found.sentences, longest)
 
 
@@ -90,4 +91,4 @@ def _ends(network: Any, tokenizer: Any) -> frozenset[int]:
 
 def _context(network: Any) -> int:
     config = network.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or _ENDLESS)
+    return int(getattr(config, "max_position_embeddings", None) or ENDLESS)

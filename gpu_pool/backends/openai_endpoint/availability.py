@@ -25,6 +25,7 @@ from gpu_pool.backends.openai_endpoint.client import (
     ResponseAborted,
     Transport,
 )
+from gpu_pool.backends.openai_endpoint.context import listed_context, read_context
 from gpu_pool.backends.openai_endpoint.errors import names_field
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
@@ -217,15 +218,11 @@ class ProbeResult(NamedTuple):
     model: str = ""
     tasks: frozenset[Task] = frozenset()
     owner: str = ""
-
-
-class _Listed(msgspec.Struct):
-    id: str
-    owned_by: Any = None  # "vllm" for vLLM; other servers have any value here.
+    context_tokens: int = 0
 
 
 class _Models(msgspec.Struct):
-    data: list[_Listed]
+    data: list[dict[str, Any]]
 
 
 _models = msgspec.json.Decoder(_Models)
@@ -238,7 +235,8 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
         found = await _model(transport, address, before)
         if found.fault:
             return found
-        return (await _routes(transport, found.model))._replace(owner=found.owner)
+        tokens = found.context_tokens or await read_context(transport, address.root)
+        return (await _routes(transport, found.model))._replace(owner=found.owner, context_tokens=tokens)
     except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput) as error:
         return ProbeResult(str(error))
 
@@ -268,10 +266,10 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
 
 def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     try:
-        owners = {model.id: model.owned_by for model in _models.decode(reply.body).data}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        listed = {str(model["id"]): model for model in _models.decode(reply.body).data}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
         return ProbeResult("The endpoint's list of models cannot be read.")
-    names = list(owners)
+    names = list(listed)
     if not names:
         return ProbeResult(model=wanted) if wanted else ProbeResult("The endpoint has no model yet.")
     if wanted and wanted not in names:
@@ -280,7 +278,8 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
         )
     # Servers of several models list them in no stable order.
     model = wanted or (before if before in names else names[0])
-    return ProbeResult(model=model, owner=str(owners[model]))
+    entry = listed[model]
+    return ProbeResult(model=model, owner=str(entry.get("owned_by")), context_tokens=listed_context(entry))
 
 
 async def _routes(transport: Transport, model: str) -> ProbeResult:

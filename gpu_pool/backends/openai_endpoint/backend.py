@@ -42,6 +42,11 @@ class EndpointBackend:
         count = self._endpoint.policy.count
         return min(count, self._access.max_calls) if self._access.max_calls else count
 
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens of prompt and output together, once loaded; 0: not known."""
+        return self._endpoint.context_tokens
+
     def resume(self, slots: int) -> None:
         """Begin with as many slots as an earlier process of the worker had."""
         self._endpoint.policy.resume(slots)

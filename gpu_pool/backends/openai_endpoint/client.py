@@ -1,6 +1,7 @@
 """The HTTP client of an endpoint: calls with a timeout for each phase, and distinct errors."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ _WRITE_BYTES = 1 << 18
 _IDLE_S = (
     1.5  # Servers close idle connections too, uvicorn after 5 s, gunicorn after 2; closing earlier avoids lost calls.
 )
+_TOLD_IDLE = re.compile(r"\btimeout=(\d+)")
+"""In the header Keep-Alive, by which some servers tell their own time."""
 
 
 class NoResponse(TierlaneError):
@@ -97,14 +100,16 @@ class Transport:
         self._access = access
         self._tls: ssl.SSLContext | bool = access.ssl_context() if address.base.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
+        self._connector: aiohttp.TCPConnector | None = None
 
     async def open(self) -> None:
         """Create the client; it connects on use."""
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._access.api_key:
             headers["Authorization"] = f"Bearer {self._access.api_key}"
+        self._connector = aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=_IDLE_S)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=_IDLE_S),
+            connector=self._connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._access.connect_ms / 1000),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -182,13 +187,22 @@ class Transport:
         try:
             async with asyncio.timeout(first_s):
                 # A redirect would send the key to its target.
-                return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+                response = await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoResponse(f"The endpoint cannot be reached: {type(error).__name__}.", sent=False) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
         except TimeoutError:
             raise CallTimeout("The endpoint did not begin its response in time.") from None
+        if (told := response.headers.get("Keep-Alive")) is not None:
+            self._shorten_idle(told)
+        return response
+
+    def _shorten_idle(self, told: str) -> None:
+        """Close idle connections in half the time after which the server does, if that is shorter than the present one."""
+        found = _TOLD_IDLE.search(told)
+        if found is not None and self._connector is not None:
+            self._connector._keepalive_timeout = min(_IDLE_S, int(found[1]) / 2)  # noqa: SLF001 - aiohttp has no public way
 
 
 async def _pieces(body: Body) -> AsyncIterator[bytes]:

@@ -51,10 +51,10 @@ LOAD_S = 60.0
 WORKED_S = 10.0
 """An endpoint that has answered within this time works: it fails on an input, not on all."""
 
-MOST_REFUSALS = 8
-"""Refusals of one request after which it ends, if the server has answered others meanwhile."""
-MOST_REFUSED = 1024
-"""Refused requests that are remembered."""
+MOST_REFUSALS, MOST_LOSSES = 8, 2
+"""Refusals and lost connections of one request after which it ends, if the server has answered others meanwhile."""
+MOST_REMEMBERED = 1024
+"""Requests whose refusals or losses are remembered."""
 
 OVERLOADED = ItemResult("The model's server refuses this request, although it serves others.", 0, ErrorCode.NO_CAPACITY)
 FORBIDDEN = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
@@ -93,7 +93,7 @@ class Endpoint:
         self._transport = Transport(address, access)
         self._probed = ProbeResult()
         self._answered_at = -LONGEST_S
-        self._refusals: dict[int, tuple[int, float]] = {}  # By request: how often it was refused, and since when.
+        self._refusals, self._losses = Repeats(), Repeats()
         self._context = EndpointContext(
             self._transport,
             StreamSweep(swept, access.silence_ms / 1000, clock),
@@ -115,6 +115,11 @@ class Endpoint:
     def model(self) -> str:
         """The endpoint's name for its model; "" before `load`."""
         return self._probed.model
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens of prompt and output together; 0: not known."""
+        return self._probed.context_tokens
 
     async def load(self, within_s: float = LOAD_S) -> None:
         """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
@@ -177,8 +182,10 @@ class Endpoint:
         if not self._probed.tasks <= seen.tasks:
             # A proxy in front of restarting servers; this is not the client's error.
             return "The endpoint lacks a route that it had before."
-        before, self._probed = self._probed, seen
-        if seen.model != before.model:
+        before = self._probed
+        # A server that is busy may not tell its context length; it still has it.
+        self._probed = seen = seen._replace(context_tokens=seen.context_tokens or before.context_tokens)
+        if (seen.model, seen.context_tokens) != (before.model, before.context_tokens):
             self.replaced()
         return ""
 
@@ -232,22 +239,44 @@ class Endpoint:
         if isinstance(result, Broken):
             self.availability.broken(result.reason)
             return HandBack(result.reason, counted=False)
-        if isinstance(result, Lost) and result.by_input and works and not progress.has_sent:
+        if isinstance(result, Lost) and works and not progress.has_sent and self._is_by_input(result, item, now):
             return POISON
         self.availability.failed(result.reason, item.customer, reached=isinstance(result, Lost))
         return ABORTED if progress.has_sent else HandBack(result.reason, counted=not isinstance(result, Unreached))
 
+    def _is_by_input(self, result: Lost, item: Item, now: float) -> bool:
+        """A lost connection may have another cause than this input, which has run alone: so it is run once more."""
+        return result.by_input or self._losses.add(_key(item), now, MOST_LOSSES, self._answered_at)
+
     def _refused(self, item: Item, now: float) -> ItemResult | HandBack:
         """A request that the server refuses again and again, while it answers others, ends; it may cost more than the server takes."""
-        key = hash((item.customer, item.task, item.input))
-        count, first_at = self._refusals.pop(key, (0, now))
-        self._refusals[key] = count + 1, first_at
-        if len(self._refusals) > MOST_REFUSED:
-            del self._refusals[next(iter(self._refusals))]
-        if count + 1 < MOST_REFUSALS or self._answered_at <= first_at:
-            return HandBack(BUSY, counted=False)
-        del self._refusals[key]
-        return OVERLOADED
+        if self._refusals.add(_key(item), now, MOST_REFUSALS, self._answered_at):
+            return OVERLOADED
+        return HandBack(BUSY, counted=False)
+
+
+class Repeats:
+    """How often each of the last requests failed in the same way, and since when."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def add(self, key: int, now: float, most: int, answered_at: float) -> bool:
+        """Count a failure; whether it is the last one of `most` and other requests were answered since the first one.
+
+        `answered_at`: when the last request was answered.
+        """
+        count, first_at = self._seen.pop(key, (0, now))
+        if count + 1 >= most and answered_at > first_at:
+            return True
+        self._seen[key] = count + 1, first_at
+        if len(self._seen) > MOST_REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return False
+
+
+def _key(item: Item) -> int:
+    return hash((item.customer, item.task, item.input))
 
 
 def _in_time(until: float, now: float) -> float:
