@@ -168,6 +168,13 @@ async def test_an_input_beyond_the_context_is_rejected(
     assert len((await output_of(http, through, "A", SHORT, chat=chat)).text) == SHORT
 
 
+async def test_the_context_length_is_the_engines(http: aiohttp.ClientSession, through: Target) -> None:
+    """Of one sequence, as the list of models shows it."""
+    async with http.get(f"{through.url}/models", headers=through.headers) as response:
+        models = (await response.json())["data"]
+    assert [each["max_model_len"] for each in models] == [CONTEXT]
+
+
 async def test_concurrent_requests_of_mixed_lengths_get_their_own_outputs(
     http: aiohttp.ClientSession, alone: Target, through: Target
 ) -> None:
