@@ -29,10 +29,15 @@ _ZLIB_METHOD = 8
 
 
 class EncodingError(RequestError):
-    """The content coding of a body is not supported. `accepted`: the value of Accept-Encoding (RFC 9110, section 12.5.3)."""
+    """A body cannot be decoded. `accepted`: the value of Accept-Encoding in the response (RFC 9110, section 12.5.3)."""
 
-    def __init__(self, message: str | None = None, accepted: str = ACCEPTED) -> None:
-        super().__init__(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Encoding")
+    def __init__(
+        self,
+        message: str | None = None,
+        accepted: str = ACCEPTED,
+        code: ErrorCode = ErrorCode.UNSUPPORTED_ENCODING,
+    ) -> None:
+        super().__init__(code, message, "Content-Encoding")
         self.accepted = accepted
 
 
@@ -48,7 +53,7 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
 
 
 async def decoded(raw: bytes, coding: str, max_bytes: int) -> bytes | None:
-    """The decoded body; None if it is larger than `max_bytes`. Raises RequestError if `raw` is not valid in this coding."""
+    """The decoded body; None if it is larger than `max_bytes`. Raises EncodingError if `raw` is not valid in this coding."""
     decoder = _decoder(raw, coding)
     pieces: list[bytes] = []
     size = 0
@@ -78,8 +83,8 @@ def _decoder(raw: bytes, coding: str) -> Any:
     return zlib.decompressobj(ZLIB if raw[:1] and raw[0] & 0x0F == _ZLIB_METHOD else RAW_DEFLATE)
 
 
-def _invalid(coding: str, fault: str) -> RequestError:
+def _invalid(coding: str, fault: str) -> EncodingError:
     message = (
         f"The body is not valid {coding}, it {fault}: send it in the coding that Content-Encoding names, or without it."
     )
-    return RequestError(ErrorCode.INVALID_REQUEST, message, "Content-Encoding")
+    return EncodingError(message, code=ErrorCode.INVALID_REQUEST)

@@ -18,6 +18,8 @@ MOST_COUNTED = 1024
 MOST_PUBLISHED = 64
 LEAST_REFUSED = 3
 """Refusals of a customer without an answer; fewer are no evidence."""
+LEAST_IN_A_ROW = 8
+"""Refusals of a customer since its last answer, from which on that answer does not count."""
 LEAST_CUSTOMERS = 2
 LEAST_PART = 0.5
 """The part of the customers that must be refused: a few with broken clients are always there."""
@@ -36,18 +38,21 @@ class RefusalMeter:
 
     def __init__(self) -> None:
         self._slot, self._before, self._number = _Customers(), _Customers(), 0
+        self._in_a_row: Counter[str] = Counter()  # Refusals since the last answer.
 
     def served(self, customer_id: str) -> None:
         """Count an answer of the model."""
         served = self._slot.served
         if len(served) < MOST_COUNTED:
             served.add(customer_id)
+        self._in_a_row.pop(customer_id, None)
 
     def refused(self, customer_id: str) -> None:
         """Count a refusal by the model."""
         refused = self._slot.refused
         if len(refused) < MOST_COUNTED or customer_id in refused:
             refused[customer_id] += 1
+            self._in_a_row[customer_id] += 1
 
     def heartbeat(self, now: float) -> tuple[list[int], list[int]]:
         """The numbers of customers that were only refused, and of those that were served. `now`: monotonic seconds."""
@@ -55,8 +60,10 @@ class RefusalMeter:
         if number != self._number:
             self._before = self._slot if number == self._number + 1 else _Customers()
             self._slot, self._number = _Customers(), number
-        served = self._slot.served | self._before.served
+            self._in_a_row = Counter({each: self._in_a_row[each] for each in self._before.refused})
         refused = self._slot.refused + self._before.refused
+        now_refused = {customer for customer, count in self._in_a_row.items() if count >= LEAST_IN_A_ROW}
+        served = (self._slot.served | self._before.served) - now_refused
         only = (customer for customer, count in refused.items() if count >= LEAST_REFUSED and customer not in served)
         return _numbers(only), _numbers(served)
 

@@ -207,7 +207,7 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
     advised = [HTTP[code].retry is not None for code in codes]
     (headers if all(advised) else optional).extend(["x-should-retry"] if any(advised) else [])
     headers += {401: ["WWW-Authenticate"], 405: ["Allow"]}.get(status, [])
-    optional += ["Accept-Encoding"] if status == 415 else []
+    optional += ["Accept-Encoding"] if status in (400, 415) else []
     if endpoint.token == "key" and status not in (401, 403, 405):  # noqa: S105  # the kind of token
         (optional if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMITS)
         optional += TOKEN_LIMITS
