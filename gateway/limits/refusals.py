@@ -18,7 +18,7 @@ MOST_COUNTED = 1024
 MOST_PUBLISHED = 64
 LEAST_REFUSED = 3
 """Refusals of a customer without an answer; fewer are no evidence."""
-LEAST_IN_A_ROW = 8
+LEAST_IN_A_ROW = 5
 """Refusals of a customer since its last answer, from which on that answer does not count."""
 LEAST_CUSTOMERS = 2
 LEAST_PART = 0.5
