@@ -9,29 +9,39 @@ from typing import NamedTuple
 
 _COUNT = r"(\d{1,9})"
 _OVERFLOW = re.compile(
-    r"context.?length|context.?size|max_model_len|maximum model length|too long|maximum.{1,40}tokens"
-    r"|exceeds?.{1,40}(context|tokens)|tokens` must be <=|must have less than"
+    r"context.?length|context.?size|context.?window|max_model_len|max_seq_len|maximum model length|must have less than"
+    r"|tokens` must be <=|maximum input length"
+    r"|\b(?:prompt|inputs?|messages?|conversation|request|tokens?)\b[^.]{0,60}\btoo long"
+    r"|\b(?:prompt|inputs?|messages?|conversation|request|tokens?)\b[^.]{0,60}exceed[^.]{1,40}(?:context|tokens|length)"
 )
 _LIMITS = (
-    rf"context (?:length|size) \D{{0,12}}{_COUNT}",
+    rf"context (?:length|size|window) \D{{0,12}}{_COUNT}",
+    rf"{_COUNT} maximum context",
     rf"maximum model length of {_COUNT}",
     rf"must be <= {_COUNT}",
     rf"must have less than {_COUNT}",
     rf"> {_COUNT} maximum",
     rf"maximum (?:allowed )?(?:number of )?tokens[^\d]{{0,24}}{_COUNT}",
+    rf"maximum (?:allowed |input )length \({_COUNT}",
+    rf"max_seq_len \({_COUNT}",
 )
 _USED = (
     rf"{_COUNT} input tokens",
     rf"requested (?:a total of )?{_COUNT} (?:output )?tokens",
     rf"requested a total of {_COUNT}",
     rf"\({_COUNT} tokens\)",
-    rf"\(length {_COUNT}\)",
+    rf"\((?:total )?length {_COUNT}\)",
+    rf"(?:prompt length|token count|number of tokens) \({_COUNT}",
     rf"resulted in {_COUNT} tokens",
     rf"contains (?:at least )?{_COUNT}",
     rf"given: {_COUNT}",
     rf"the request has {_COUNT} tokens",
     rf"too long: {_COUNT}",
 )
+
+
+_SUM = re.compile(rf"max_(?:completion_)?tokens\W{{0,3}} is too large: {_COUNT}.*has {_COUNT} input tokens", re.DOTALL)
+"""vLLM's message where the input fits, but not together with `max_tokens`."""
 
 
 class ContextOverflow(NamedTuple):
@@ -62,7 +72,9 @@ def read_overflow(text: str) -> ContextOverflow | None:
     text = text.lower()
     if _OVERFLOW.search(text) is None:
         return None
-    return ContextOverflow(_first(_USED, text), _first(_LIMITS, text))
+    both = _SUM.search(text)
+    used = int(both[1]) + int(both[2]) if both is not None else _first(_USED, text)
+    return ContextOverflow(used, _first(_LIMITS, text))
 
 
 def _first(patterns: tuple[str, ...], text: str) -> int:

@@ -26,6 +26,14 @@ ENGINES = {
     "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5100 `inputs` tokens and 100 "
     "`max_new_tokens`",
     "TGI, input": "Input validation error: `inputs` must have less than 4096 tokens. Given: 5100",
+    "vLLM, max_tokens": "'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum context length is 4096 "
+    "tokens and your request has 100 input tokens (5000 > 4096 - 100).",
+    "SGLang, input": "Input length (5100 tokens) exceeds the maximum allowed length (4096 tokens). Use a shorter input.",
+    "TensorRT-LLM": "Prompt length (5100) exceeds maximum input length (4096).",
+    "TensorRT-LLM, sum": "The sum of prompt length (5100.0), query length (0) and max_tokens (100) should not exceed max_seq_len "
+    "(4096)",
+    "Mistral": "Prompt contains 5100 tokens and 0 draft tokens, too large for model with 4096 maximum context length",
+    "Gemini": "The input token count (5100) exceeds the maximum number of tokens allowed (4096).",
 }
 
 
@@ -40,6 +48,15 @@ def test_each_engines_way_is_recognised(message: str, status: int) -> None:
     assert isinstance(found, ItemResult)
     assert (found.error_code, read_overflow(found.output)) == ("context_length_exceeded", ContextOverflow(5100, 4096))
     assert "maximum context length is 4096 tokens" in found.output
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["the file name is too long", "temperature must be at most 2", "logprobs exceeds the maximum of 20 tokens"],
+)
+def test_other_messages_are_not_about_the_context(message: str) -> None:
+    """A client that shortens its conversation after each of them would never end."""
+    assert read_overflow(message) is None
 
 
 def test_a_message_without_numbers_is_recognised() -> None:
