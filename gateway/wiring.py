@@ -26,6 +26,7 @@ from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath
 from gateway.inference.handler import InferenceHandler
 from gateway.inference.traces import RequestTraces
+from gateway.limits.auxiliary import AuxiliaryLimits
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures, installed_version
@@ -45,6 +46,7 @@ from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
+from ratelimit.limits import AUXILIARY
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
@@ -78,9 +80,10 @@ class GatewayParts(PoolParts):
     ) -> None:
         self.drain_state = DrainState()
         throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
-        self.authenticator = Authenticator(catalog, tokens, throttle)
-        faults = ErrorResponses(random.random)
         counters = Counters()
+        auxiliary = self._auxiliary_limits(catalog, counters)
+        self.authenticator = Authenticator(catalog, tokens, throttle, charge=auxiliary.charge)
+        faults = ErrorResponses(random.random)
         shared = Shared(
             catalog=catalog,
             drain_state=self.drain_state,
@@ -154,6 +157,15 @@ class GatewayParts(PoolParts):
                 home=self._account_home,
                 find_usage=find_usage,
             )
+        )
+
+    def _auxiliary_limits(self, catalog: CatalogView, counters: Counters) -> AuxiliaryLimits:
+        """They are used once requests arrive, when the other parts exist."""
+        return AuxiliaryLimits(
+            catalog,
+            gateways=lambda: len(seen.gateways) if (seen := self.heartbeat.observation) else 1,
+            headers=lambda identity: self.inference.limits_of(identity).headers(identity),
+            rejected=partial(counters.rate_limited, AUXILIARY.outcome),
         )
 
     def _account_home(self, identity: IdentityView) -> AccountHome:
@@ -239,15 +251,15 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     pages, runbooks, internal, jobs = Pages(), Runbooks(), parts.internal, parts.jobs
     cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
-        routes.add("POST", path, InferenceHandler(parts.inference, api_format))
+        routes.add("POST", path, InferenceHandler(parts.inference, api_format), queued=True)
     routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.inference))
     routes.set_form("/v1/messages", MESSAGE_FORM)
     routes.set_form("/v2", TENSOR_FORM)
-    routes.add("POST", "/v1/inference", jobs.submit)
+    routes.add("POST", "/v1/inference", jobs.submit, queued=True)
     tensors = OpenInference(parts.open_inference, partial(InferenceHandler, parts.inference))
-    routes.add("POST", INFER, tensors.infer)
+    routes.add("POST", INFER, tensors.infer, queued=True)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
-    routes.add("POST", "/v1/responses", parts.responses.create)
+    routes.add("POST", "/v1/responses", parts.responses.create, queued=True)
     routes.add("POST", "/v1/responses/input_tokens", parts.responses.count)
     routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
     routes.add("POST", "/v1/responses/{id}/cancel", parts.responses.cancel)

@@ -40,7 +40,7 @@ def pages() -> Pages:
         columns = [f"`{column.name}`" for column in (kind.rate, kind.size) if column]
         rows.append((kind.meaning, ", ".join(columns), own))
     rows.append(("concurrent requests", f"`{MAX_CONCURRENCY.name}`", own))
-    what = "requests, GPU time, tokens or money per day, month or other period"
+    what = "requests, GPU time, tokens or money per day, week, month or other period"
     rows.append((what, "rows of `quotas`", "429 `quota_exceeded`"))
     items = (f"{number}. {limit} ({by}): {error}\n" for number, (limit, by, error) in enumerate(rows, 1))
     return {"limits.md": {"limits of a customer": "".join(items)}}

@@ -10,13 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit.limits import CONCURRENCY, Bucket, EffectiveLimits, RemainingLimits
-from ratelimit.quotas import period_of, period_parts, quota_name, unit_of
+from ratelimit.quotas import PERIOD_S, period_of, period_parts, quota_name, unit_of
 
 MOST = (
     10**15 - 1
 )  # An integer of a structured field has at most 15 digits: with more, clients may ignore the whole field.
-# Months and years differ in length: the longest is announced, so that no client that paces by it is rejected early.
-_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
 
 
 class _Fixed(NamedTuple):
@@ -51,6 +49,16 @@ def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
     return f"{lines}{fields}\r\n"
 
 
+def with_empty_bucket(headers: list[tuple[str, str]], bucket: Bucket, reset_ms: int) -> list[tuple[str, str]]:
+    """The headers with the policy of one more bucket, in which nothing is left and which is full again in `reset_ms`."""
+    name, size = bucket.kind.name, max(1, int(min(MOST, bucket.size)))
+    added = {
+        "RateLimit-Policy": f', "{name}";q={size};w={_window_s(bucket)}',
+        "RateLimit": f', "{name}";r=0;t={_seconds(reset_ms)}',
+    }
+    return [(header, value + added.get(header, "")) for header, value in headers]
+
+
 @lru_cache(maxsize=4096)
 def _fixed(limits: EffectiveLimits) -> _Fixed:
     buckets: list[tuple[int, str, str, str]] = []
@@ -83,9 +91,9 @@ def _window_s(bucket: Bucket) -> int:
 
 
 def quota_window_s(name: str) -> int:
-    """The maximum length of the window of a quota, in seconds."""
+    """The maximum length of the window of a quota, in seconds, so that no client that paces by it is rejected early."""
     every, unit = period_parts(period_of(name))
-    return every * _UNIT_S.get(unit, 1)
+    return every * PERIOD_S.get(unit, 1)
 
 
 def _within(value: float, limit: int) -> int:

@@ -134,6 +134,38 @@ MAX_CONCURRENCY = LimitColumn(
     most=MOST_COUNT,
 )
 
+AUXILIARY_COLUMNS = (
+    LimitColumn(
+        "auxiliary_requests_per_second",
+        "double",
+        "Rate limit of each customer's requests that run no model, at most that of its other requests; null: the same.",
+        "",
+        most=MOST_RATE,
+        required=False,
+    ),
+    LimitColumn(
+        "auxiliary_burst",
+        "double",
+        "Bucket size for them, at most that of its other requests; null: the same.",
+        "",
+        least=1,
+        most=MOST_COUNT,
+        required=False,
+    ),
+)
+"""Columns of `tiers` only."""
+
+AUXILIARY = BucketKind(
+    "auxiliary-requests",
+    "requests/s that run no model, with a burst",
+    outcome="auxiliary_limit",
+    rate=AUXILIARY_COLUMNS[0],
+    size=AUXILIARY_COLUMNS[1],
+    fields=("", ""),
+    period_s=1,
+)
+"""Counted by each gateway for itself, not by admission."""
+
 REQUEST_BUCKET = BUCKETS[0]
 LIMIT_COLUMNS = (
     *(column for column in (REQUEST_BUCKET.rate, REQUEST_BUCKET.size) if column),
@@ -296,6 +328,16 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
     return EffectiveLimits(
         buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight, identity.spread
     )
+
+
+def auxiliary_limits(identity: LimitedIdentity, rate: float | None, size: float | None) -> tuple[Bucket, ...]:
+    """The buckets of requests that run no model: the customer's and, of a key with a limit of its own, the key's.
+
+    `rate` and `size` are those of the tier; the limits of other requests are never exceeded. None of them is reduced.
+    """
+    base = effective(identity)
+    of_requests = (base.buckets[0],) if base.key is None else (base.buckets[0], base.key)
+    return tuple([Bucket(AUXILIARY, min(rate or b.rate, b.rate), min(size or b.size, b.size)) for b in of_requests])
 
 
 def base_buckets(limits: Values, factor: float = 1.0, spread: int = 1) -> tuple[Bucket, ...]:

@@ -33,6 +33,17 @@ NOTATIONS = {
 }
 """The words for units in rows of `quotas`: the mark, and its smallest parts in one."""
 
+PERIOD_S = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86_400,
+    "week": 7 * 86_400,
+    "month": 31 * 86_400,
+    "year": 366 * 86_400,
+}
+"""The units of periods, and the most seconds of one: months and years differ in length."""
+
 _BY_MARK = {unit.mark: unit for unit in UNITS}
 
 

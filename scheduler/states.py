@@ -38,7 +38,7 @@ class Admission(StrEnum):
     CUSTOMER_LIMIT = "customer_limit"  # The customer's token bucket, which all of its keys share, is empty.
     TOKEN_LIMIT = "token_limit"  # noqa: S105  # The customer's model tokens of this minute are used up.
     CONCURRENCY = "concurrency"  # The customer has as many unfinished requests as allowed.
-    QUOTA = "quota"  # A quota of the customer's day or month is used up.
+    QUOTA = "quota"  # A quota of the customer, such as that of its week, is used up.
     TIER_LIMIT = "tier_limit"  # The tier's share of the present capacity is used up.
     SHED = "shed"  # Too many requests are queued in this tier and those above it.
     QUEUE_FULL = "queue_full"  # The tier's queue is at its cap.

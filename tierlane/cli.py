@@ -96,7 +96,7 @@ TOOLS = (
     ("tier", "tierlane.admin.commands:tier_app", "List, show or change tiers, the service classes."),
     ("customer", "tierlane.admin.commands:customer_app", "List, show or change customers."),
     ("key", "tierlane.admin.commands:key_app", "List, issue, rotate or revoke API keys."),
-    ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, month or other period."),
+    ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, week, month or other period."),
     ("model", "tierlane.admin.commands:model_app", "List, show or change models."),
     ("price", "tierlane.admin.commands:price_app", "List or change prices of models, for usage and budgets."),
     ("config-changes", "tierlane.admin.commands:config_changes_app", "Show who changed which row from what to what."),

@@ -61,7 +61,10 @@ class TokenLookup(Protocol):
 
 
 class Authenticator:
-    """Authenticates all requests. `wall` is seconds since the epoch. Without `throttle` failures are not limited."""
+    """Authenticates all requests. `wall` is seconds since the epoch. Without `throttle` failures are not limited.
+
+    `charge`: called once for each auxiliary request of a known caller; raises RequestError if the caller sends too many.
+    """
 
     def __init__(
         self,
@@ -69,11 +72,13 @@ class Authenticator:
         tokens: TokenLookup | None = None,
         throttle: AuthThrottle | None = None,
         wall: Callable[[], float] = time.time,
+        charge: Callable[[IdentityView], None] = lambda _: None,
     ) -> None:
         self._catalog = catalog
         self._tokens = tokens
         self._throttle = throttle
         self._wall = wall
+        self._charge = charge
         self._max_jwt_bytes = tokens.max_bytes if tokens else 0
 
     @property
@@ -102,7 +107,8 @@ class Authenticator:
         """The identity for these values of the Authorization header.
 
         Raises RequestError: 401 `invalid_api_key`, or 429 `rate_limit_exceeded` after too many of them from one address; 403
-        `account_suspended` and 503 `catalog_unavailable` from the catalog or the verifier; 429 `too_many_connections`.
+        `account_suspended` and 503 `catalog_unavailable` from the catalog or the verifier; 429 `too_many_connections`;
+        what `charge` raises.
         """
         try:
             token = bearer_token(authorization, self._max_jwt_bytes)
@@ -113,6 +119,9 @@ class Authenticator:
         except RequestError as error:
             raise self._failure(error, request) from error
         request.occupy(identity.customer_id)
+        if request.auxiliary:
+            request.auxiliary = False  # After a slow body the caller is identified again.
+            self._charge(identity)
         return identity
 
     def check_service(self, request: HttpRequest, expected: str) -> None:

@@ -43,12 +43,15 @@ FORMATS = dict(zip(ENDPOINTS, (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES), strict
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
 
-class LineRequest(NamedTuple):
+class LineRequest:
     """A line in the place of an HTTP request."""
 
-    request_id: str
-    headers: CIMultiDictProxy[str] = _NO_HEADERS
-    remote: str | None = None
+    headers = _NO_HEADERS
+    remote = None
+    auxiliary = False
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
 
     def occupy(self, customer_id: str) -> None:
         """A line has no connection."""

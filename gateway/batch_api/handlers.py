@@ -1,4 +1,4 @@
-"""The handlers of `/v1/files` and `/v1/batches`. None counts against a limit of requests.
+"""The handlers of `/v1/files` and `/v1/batches`. All count against the limit of auxiliary requests.
 
 Their responses have the limit headers of the customer, and their errors OpenAI's form.
 """

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from limits import parse
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.queue import DirectQueue
+from ratelimit.headers import quota_window_s
 from ratelimit.limits import REQUEST_BUCKET, Bucket, Level, RemainingLimits
-from ratelimit.quotas import Meter, period_of, unit_of
+from ratelimit.quotas import Meter, unit_of
 from ratelimit.sliding_window import LocalLimit, SlidingWindows, WindowLevel
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
@@ -111,7 +111,7 @@ def bucket(rate: float, burst: float, unit: int) -> tuple[LocalLimit, int]:
 @lru_cache(maxsize=1024)
 def quota(period: str, amount: float) -> LocalLimit:
     """The window for a quota of a name such as "1day"; a part of a unit is one."""
-    return LocalLimit(max(1, int(amount)), parse(f"1/{period_of(period)}").get_expiry() * 1_000_000)
+    return LocalLimit(max(1, int(amount)), quota_window_s(period) * 1_000_000)
 
 
 def cells_sharing(submission: Submission) -> int:

@@ -69,7 +69,8 @@ Trailers = tuple[tuple[str, str], ...]
 class GrpcRequest:
     """The metadata of a call, for authentication and its records. `arrived` is monotonic seconds."""
 
-    def __init__(self, context: "Context[Any, Any]", share: ConnectionShare) -> None:
+    def __init__(self, context: "Context[Any, Any]", share: ConnectionShare, *, auxiliary: bool = False) -> None:
+        self.auxiliary = auxiliary
         self.occupy = share.occupy  # A gRPC call counts as a connection.
         self.request_id = new_request_id()
         self.arrived = time.monotonic()

@@ -185,21 +185,18 @@ class InferenceService:
     async def _described(self, kind: type[Message], describe: Describe, _: Any, context: "Context[Any, Any]") -> bytes:
         """The response to a call about a model."""
         share = self._connections.share()
-        request = GrpcRequest(context, share)
+        request = GrpcRequest(context, share, auxiliary=True)
         try:
             self._parts.authenticator.identify(request)
             raw = await self._message(context)
             message: Any = kind.FromString(raw if isinstance(raw, bytes) else b"")
             return describe(message.name, message.version).SerializeToString()
         except DecodeError:
-            fault = invalid(None, f"The message is not a {kind.DESCRIPTOR.name}.")
+            self._fail(context, invalid(None, f"The message is not a {kind.DESCRIPTOR.name}."), request.request_id)
         except RequestError as error:
-            fault = RequestError(
-                error.code, error.message, error.param
-            )  # Without traceback, which references this frame.
+            self._fail(context, error, request.request_id)
         finally:
             share.close()
-        self._fail(context, fault, request.request_id)
         return b""
 
     def _fail(self, context: "Context[Any, Any]", error: RequestError, request_id: str) -> None:

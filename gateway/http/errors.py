@@ -107,7 +107,10 @@ class ResponseForm:
 
 
 class RejectionError(RequestError):
-    """A request error with the time until a retry can succeed, in milliseconds, and the violated rate limit policies."""
+    """A request error with the time until a retry can succeed, in milliseconds, and the violated rate limit policies.
+
+    `headers`: the rate limit state, if it is known where the error is raised.
+    """
 
     def __init__(
         self,
@@ -115,10 +118,12 @@ class RejectionError(RequestError):
         message: str | None = None,
         retry_after_ms: int | None = None,
         violated: tuple[str, ...] = (),
+        headers: Headers | None = None,
     ) -> None:
         super().__init__(code, message)
         self.retry_after_ms = retry_after_ms
         self.violated = violated
+        self.headers = headers
 
 
 class ErrorResponses:
@@ -141,6 +146,8 @@ class ErrorResponses:
         `problem`: as problem details (RFC 9457). `form`: else in this form; None for OpenAI's.
         """
         row = HTTP[error.code]
+        if headers is None and isinstance(error, RejectionError):
+            headers = error.headers
         retry_after_ms: int | UnsetType = self._retry_after_ms(error) if error.code in TRY_LATER else UNSET
         document: object
         if problem:

@@ -424,7 +424,12 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 
 class HttpRequest(Protocol):
-    """A request, for authentication and its records. `remote` is the client's address."""
+    """A request, for authentication and its records. `remote` is the client's address.
+
+    `auxiliary`: it runs no model, so admission will not count it, and no other limit has counted it yet.
+    """
+
+    auxiliary: bool
 
     @property
     def request_id(self) -> str: ...

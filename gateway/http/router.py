@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -23,11 +23,15 @@ class CountedConnection(Protocol):
 
 @dataclass(slots=True)
 class RoutedRequest:
-    """One HTTP request. `tail`: the path behind the prefix of its route. `arrived`: when its headers were read (monotonic s)."""
+    """One HTTP request. `tail`: the path behind the prefix of its route. `arrived`: when its headers were read (monotonic s).
+
+    `auxiliary`: as in HttpRequest.
+    """
 
     request: web.BaseRequest
     request_id: str
     tail: str = ""
+    auxiliary: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -50,7 +54,16 @@ TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the e
 NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]
-Methods = dict[str, Handler]
+
+
+class Route(NamedTuple):
+    """A handler. `queued`: its requests join a queue, where admission limits them; other authenticated ones are auxiliary."""
+
+    handler: Handler
+    queued: bool
+
+
+Methods = dict[str, Route]
 
 
 class Router:
@@ -67,17 +80,18 @@ class Router:
         self._trees: dict[tuple[str, str], Methods] = {}  # By prefix and suffix; longer suffixes first.
         self._forms: dict[str, ResponseForm] = {}
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add(self, method: str, path: str, handler: Handler, *, queued: bool = False) -> None:
         """Add a route."""
+        route = Route(handler, queued)
         prefix, brace, name = path.partition("{")
         if "...}" in name:
-            self._trees.setdefault((prefix, name.partition("...}")[2]), {})[method] = handler
+            self._trees.setdefault((prefix, name.partition("...}")[2]), {})[method] = route
             self._trees = dict(sorted(self._trees.items(), key=lambda item: -len(item[0][1])))
         elif last := name.partition("}/")[2]:
-            self._between.setdefault((prefix, last), {})[method] = handler
+            self._between.setdefault((prefix, last), {})[method] = route
         else:
             table = self._prefixes if brace else self._exact
-            table.setdefault(prefix, {})[method] = handler
+            table.setdefault(prefix, {})[method] = route
 
     def set_form(self, path: str, form: ResponseForm) -> None:
         """Write the errors of this path, and of those below it, in this form."""

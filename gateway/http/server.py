@@ -110,8 +110,8 @@ class EdgeServer(web.Server):
         if found is None:
             raise self.routes.not_found(request.raw_path)
         methods, tail = found
-        handler = methods.get(request.method)
-        if handler is None:
+        route = methods.get(request.method)
+        if route is None:
             cors = self.cors if serves_customers(path_of(request.raw_path)) else None
             if cors is not None and request.method == "OPTIONS":
                 preflight = cors.preflight(request.headers, methods, request_id)
@@ -119,7 +119,7 @@ class EdgeServer(web.Server):
                     return preflight
             allowed = [("Allow", ", ".join(sorted(methods)))]
             return self._error(request, RequestError(ErrorCode.METHOD_NOT_ALLOWED), request_id, allowed)
-        return await handler(RoutedRequest(request, request_id, tail))
+        return await route.handler(RoutedRequest(request, request_id, tail, auxiliary=not route.queued))
 
     def _error(
         self, request: web.BaseRequest, error: RequestError, request_id: str, headers: Headers | None = None

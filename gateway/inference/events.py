@@ -16,6 +16,7 @@ from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.request import HttpRequest
 from gateway.inference.pending import PendingRequest
+from gateway.limits.auxiliary import AuxiliaryLimitReached
 from gateway.limits.demand import DemandMeter
 from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
 from scheduler.errors import HTTP, REFUSED, ErrorCode, RequestError
@@ -161,9 +162,12 @@ class RequestEvents:
     def known(
         self, identify: Callable[[HttpRequest], IdentityView], request: HttpRequest, endpoint: str
     ) -> IdentityView:
-        """The identity of the caller. Records an authentication failure and raises it as RequestError."""
+        """The identity of the caller. Records a failed authentication, or too many requests, and raises it as RequestError."""
         try:
             return identify(request)
+        except AuxiliaryLimitReached as error:
+            self.failed(endpoint, request.request_id, error.identity, None, error)
+            raise
         except RequestError as error:
             self.unknown(endpoint, request.request_id, error)
             raise

@@ -71,6 +71,8 @@ class FastPathRequest(InferenceCall):
 
     __slots__ = ("_authorization", "_connection", "authenticated")
 
+    auxiliary = False  # Admission counts it.
+
     def __init__(
         self,
         fast_path: FastPath,

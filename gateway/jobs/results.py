@@ -1,4 +1,4 @@
-"""`GET /v1/result/{id}` returns a job, `DELETE` cancels it. Neither counts against a limit.
+"""`GET /v1/result/{id}` returns a job, `DELETE` cancels it. Both count against the limit of auxiliary requests.
 
 Callbacks send the same document.
 """

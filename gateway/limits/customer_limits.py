@@ -35,8 +35,8 @@ MAX_STATES = 10_000
 DAY_MS = 86_400_000  # The time until full of a bucket that is not refilled, as Redis reports it.
 
 
-class Shadow:
-    """A bucket at a base limit. Times are monotonic seconds."""
+class LocalBucket:
+    """A token bucket that is counted here. Times are monotonic seconds."""
 
     __slots__ = ("at", "level")
 
@@ -66,13 +66,13 @@ class _State:
     __slots__ = ("_shadows", "known", "left", "seen_at", "unused")
 
     def __init__(self, buckets: Iterable[Bucket], now: float) -> None:
-        self._shadows = {bucket.kind: Shadow(bucket.size, now) for bucket in buckets}
+        self._shadows = {bucket.kind: LocalBucket(bucket.size, now) for bucket in buckets}
         self.left = RemainingLimits([Level(bucket.size * FRESH, 0) for bucket in buckets])
         self.seen_at = now
         self.known: tuple[Iterable[Bucket], Iterable[Level], float] | None = None
         self.unused = 0
 
-    def shadow(self, bucket: Bucket, now: float) -> Shadow:
+    def shadow(self, bucket: Bucket, now: float) -> LocalBucket:
         """The shadow of one bucket, which is full if the customer has just received the limit."""
         if self.known is not None:
             (buckets, levels, at), self.known = self.known, None
@@ -85,10 +85,10 @@ class _State:
             self.unused = 0
         return self._shadow(bucket, now)
 
-    def _shadow(self, bucket: Bucket, now: float) -> Shadow:
+    def _shadow(self, bucket: Bucket, now: float) -> LocalBucket:
         found = self._shadows.get(bucket.kind)
         if found is None:
-            found = self._shadows[bucket.kind] = Shadow(bucket.size, now)
+            found = self._shadows[bucket.kind] = LocalBucket(bucket.size, now)
         return found
 
     def set(self, buckets: Iterable[Bucket], levels: Iterable[Level], now: float) -> None:

@@ -139,6 +139,11 @@ class Counters:
             return
         rejected[key] = rejected.get(key, 0) + 1
 
+    def rate_limited(self, scope: str, tier: str) -> None:
+        """Count a request that a limit of this gateway rejected."""
+        rejected, key = self._tier(tier).rejected, ("tierlane_rate_limited_total", scope)
+        rejected[key] = rejected.get(key, 0) + 1
+
     def retried(self, tier: str) -> None:
         """Count a request that the client marked as a retry."""
         self._tier(tier).retries += 1

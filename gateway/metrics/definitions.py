@@ -74,7 +74,8 @@ COUNTED = (
         "tierlane_rate_limited_total",
         "counter",
         ("tier", "scope"),
-        "Requests rejected by a limit of the customer: key_limit, customer_limit, token_limit, concurrency or quota.",
+        "Requests rejected by a limit of the customer: key_limit, customer_limit, token_limit, concurrency, quota, or "
+        "auxiliary_limit (requests that run no model).",
     ),
     Metric(
         "tierlane_deadline_exceeded_total",

@@ -11,14 +11,14 @@ from typing import Any
 from sqlalchemy import select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove, transaction_time
-from ledger.admin.errors import BadValue, ChangeRejected
+from ledger.admin.errors import QUOTA_FORMS, BadValue, ChangeRejected
 from ledger.admin.rows import find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota
 from ledger.catalog.snapshot import Quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, customers, quotas, tiers
-from ratelimit.quotas import NOTATIONS
+from ratelimit.quotas import NOTATIONS, PERIOD_S
 
 
 async def create_key(
@@ -78,9 +78,7 @@ def _check_valid(key: Row, now: datetime) -> None:
             )
 
 
-_PERIOD_ALONE = re.compile(
-    rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?(second|minute|hour|day|month|year)s?"
-)
+_PERIOD_ALONE = re.compile(rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?({'|'.join(PERIOD_S)})s?")
 
 
 async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
@@ -136,10 +134,7 @@ def _parsed(text: str) -> Quota:
     try:
         return parse_quota(None, "any", text)
     except BadCatalogRow:
-        raise BadValue(
-            f"quota must be an amount and a period, not {text!r} (for example 10000/day, 3600 gpu-s/day, 1000000 tokens/day"
-            " or 100 usd/month)."
-        ) from None
+        raise BadValue(f"quota must be an amount and a period, not {text!r} (such as {QUOTA_FORMS}).") from None
 
 
 def _named(text: str, owner: str) -> str:

@@ -21,6 +21,7 @@ from asyncpg import (
 from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
 
 from ledger.schema import metadata
+from ratelimit.quotas import PERIOD_S
 from scheduler.chat_document import Capability
 from scheduler.errors import TierlaneError
 
@@ -35,6 +36,11 @@ THINGS = {
     "cells": "cell",
 }
 """The name of a row of each table."""
+
+QUOTA_FORMS = (
+    "10000/day, 3600 gpu-s/day, 1000000 tokens/week or 100 usd/3 months; "
+    f"the units of periods are {', '.join(PERIOD_S)}"
+)
 
 _LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"
 _PLAIN = "must have 1 to 200 characters, no control characters"
@@ -57,7 +63,7 @@ _WORDS = {
     "ck_api_keys_secret_hash": "must be a SHA-256",
     "ck_api_keys_expires_at": "must be later than the key's beginning",
     "ck_api_keys_limit": "must be given with burst, or both must be left out",
-    "ck_quotas_quota": "must be an amount and a period, such as 10000/day, 3600 gpu-s/day, 1000000 tokens/day or 100 usd/month",
+    "ck_quotas_quota": f"must be an amount and a period, such as {QUOTA_FORMS}",
     "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
     "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",

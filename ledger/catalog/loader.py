@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
 from ledger.catalog.snapshot import CellRow, Customer, Identity, Key, Model, Price, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
-from ratelimit.limits import LIMIT_COLUMNS, usable_spread
+from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, usable_spread
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # The error of adding decimal fractions in binary.
@@ -43,6 +43,9 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
         for column, value in zip(LIMIT_COLUMNS, tier.limits, strict=True):
             if column.required or value is not None:
                 _positive("tiers", tier.name, **{column.name: value or 0.0})
+        for column, value in zip(AUXILIARY_COLUMNS, (tier.auxiliary_rate, tier.auxiliary_burst), strict=True):
+            if value is not None:
+                _positive("tiers", tier.name, **{column.name: value})
     _require(bool(tiers), "tiers", "*", "has no rows")
     _require(len({tier.priority for tier in tiers}) == len(tiers), "tiers", "*", "has two rows of one priority")
     total = sum(tier.guaranteed_share for tier in tiers)

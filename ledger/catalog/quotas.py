@@ -1,8 +1,7 @@
 """Quotas: what the text of one says, and which of them hold for a customer. Pure.
 
-The notation is that of the library `limits`, and `limits` reads it; GPU time, tokens and money have their unit after the
-amount. A quota is held in fixed windows, named by its period and unit alone, so that who changes the amount does not hand
-out what was spent already.
+The notation is that of the table's CHECK: an amount, its unit unless it counts requests, and a period. A quota is held in
+fixed windows, named by its period and unit alone, so that who changes the amount does not hand out what was spent already.
 """
 
 import re
@@ -11,10 +10,8 @@ from datetime import MAXYEAR, UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 
-from limits import parse_many
-
 from ledger.catalog.snapshot import Quota
-from ratelimit.quotas import NOTATIONS, period_of
+from ratelimit.quotas import NOTATIONS, PERIOD_S, period_of, period_parts
 from scheduler.errors import TierlaneError
 
 MOST_AMOUNT = 10**15 - 1  # As the table's CHECK; still exact in the doubles that Lua counts with.
@@ -26,11 +23,13 @@ Held = tuple[tuple[str, int], ...]
 Names and amounts are those of ratelimit/quotas.py.
 """
 
-_Term = tuple[float, str, int]
-"""About how long a period is in seconds, the name of the quota, and the amount."""
-_METERED = re.compile(rf"([0-9]+(?:\.[0-9]+)?) ({'|'.join(NOTATIONS)}) ?(?:/|per) ?(.+)")
+_Term = tuple[int, str, int]
+"""How long a period is at most, in seconds, the name of the quota, and the amount."""
+_QUOTA = re.compile(
+    rf"([0-9]+(?:\.[0-9]+)?)(?: ({'|'.join(NOTATIONS)}))? ?(?:/|per) ?([0-9]+)? ?({'|'.join(PERIOD_S)})s?"
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_MONDAY = datetime(1969, 12, 29, tzinfo=UTC)  # The week of the epoch, a Thursday, begins here.
 _MONTHS = {"month": 1, "year": 12}
 
 
@@ -50,18 +49,14 @@ def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
 @lru_cache(maxsize=4096)  # A hundred thousand rows have few different values.
 def _terms(text: str) -> tuple[int, int, str, str] | None:
     """Amount, number of units of time, that unit, and the mark of what is counted; None for what is not one quota."""
-    mark, metered = "", _METERED.fullmatch(text) if isinstance(text, str) else None
-    try:
-        (item,) = parse_many(text if metered is None else f"1/{metered[3]}")
-    except (ValueError, TypeError):
+    found = _QUOTA.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
         return None
-    amount, every, unit = item.amount, item.multiples, item.GRANULARITY.name
-    if metered is not None:
-        mark, parts = NOTATIONS[metered[2]]
-        exact = Decimal(metered[1]) * parts
-        amount = int(exact) if exact == int(exact) else 0
-    usable = 0 < amount <= MOST_AMOUNT and 0 < every <= MOST_PERIODS and (unit in _SECONDS or unit in _MONTHS)
-    return (amount, every, unit, mark) if usable else None
+    number, word, every, unit = found.groups()
+    mark, parts = NOTATIONS[word] if word else ("", 1)
+    amount, count = Decimal(number) * parts, int(every or 1)
+    usable = 0 < amount <= MOST_AMOUNT and amount == int(amount) and 0 < count <= MOST_PERIODS
+    return (int(amount), count, unit, mark) if usable else None
 
 
 def name_of(quota: Quota) -> str:
@@ -76,8 +71,7 @@ def held_of(quotas: Iterable[Quota]) -> Held:
 
 
 def _term_of(quota: Quota) -> _Term:
-    seconds = _SECONDS.get(quota.unit) or _MONTHS[quota.unit] * 30.5 * 86400
-    return quota.every * seconds, name_of(quota), quota.amount
+    return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount
 
 
 def _smallest(terms: Iterable[_Term]) -> Held:
@@ -118,25 +112,23 @@ class QuotaBook:
 def window_number(name: str, now: datetime) -> int:
     """Which window of a quota holds `now`, counted from 1970 in UTC as ratelimit/lua/quota.lua counts.
 
-    Months and years are those of the calendar. Raises KeyError for an unknown unit.
+    A week begins on Monday; months and years are those of the calendar. Raises KeyError for an unknown unit.
     """
-    every, unit = _taken_apart(name)
+    every, unit = period_parts(period_of(name))
     now = now.astimezone(UTC)
-    if unit in _SECONDS:
-        return (now - _EPOCH) // timedelta(seconds=every * _SECONDS[unit])
-    return ((now.year - 1970) * 12 + now.month - 1) // (every * _MONTHS[unit])
+    if unit in _MONTHS:
+        return ((now.year - 1970) * 12 + now.month - 1) // (every * _MONTHS[unit])
+    return (now - _origin(unit)) // timedelta(seconds=every * PERIOD_S[unit])
 
 
 def window_start(name: str, number: int) -> datetime:
     """When a window of a quota begins. Raises KeyError for an unknown unit."""
-    every, unit = _taken_apart(name)
-    if unit in _SECONDS:
-        return _EPOCH + number * timedelta(seconds=every * _SECONDS[unit])
-    years, month = divmod(number * every * _MONTHS[unit], 12)
-    return _EPOCH.replace(year=min(1970 + years, MAXYEAR), month=month + 1)
+    every, unit = period_parts(period_of(name))
+    if unit in _MONTHS:
+        years, month = divmod(number * every * _MONTHS[unit], 12)
+        return _EPOCH.replace(year=min(1970 + years, MAXYEAR), month=month + 1)
+    return _origin(unit) + number * timedelta(seconds=every * PERIOD_S[unit])
 
 
-def _taken_apart(name: str) -> tuple[int, str]:
-    period = period_of(name)
-    unit = period.lstrip("0123456789")
-    return int(period[: len(period) - len(unit)]), unit
+def _origin(unit: str) -> datetime:
+    return _MONDAY if unit == "week" else _EPOCH

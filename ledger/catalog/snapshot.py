@@ -27,6 +27,8 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     slo_ms: int | None = None  # Objective of the p95 of its response time.
     slo_success: float | None = None  # Objective of the share of requests without a failure of the service, 0..1.
     interactive_jobs: bool = False  # A job may ask for the priority of interactive requests.
+    auxiliary_rate: float | None = None  # Of requests that run no model, per second; None: as of other requests.
+    auxiliary_burst: float | None = None
 
 
 class CellRow(msgspec.Struct, frozen=True, gc=False):
@@ -110,7 +112,7 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
     tier: str | None
     amount: int
     every: int
-    unit: str  # second, minute, hour, day, month, year
+    unit: str  # One of PERIOD_S.
     text: str
     mark: str = ""
 

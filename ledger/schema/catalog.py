@@ -21,7 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadata, one_of, within
-from ratelimit.limits import LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
+from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
+from ratelimit.quotas import PERIOD_S
 from scheduler.chat_document import Capability
 
 MOST_WAIT_MS = 3_600_000
@@ -34,7 +35,7 @@ QUOTA_PATTERN = (
     "^([1-9][0-9]{0,14}|[1-9][0-9]{0,14} tokens|[1-9][0-9]{0,11} gpu-ms"
     f"|([1-9][0-9]{{0,8}}{_PART}|{_BELOW_1}) gpu-s|([1-9][0-9]{{0,4}}{_PART}|{_BELOW_1}) gpu-h"
     f"|([1-9][0-9]{{0,5}}{_PART}|{_BELOW_1}) usd)"
-    " ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
+    f" ?(/|per) ?([1-9][0-9]{{0,3}})? ?({'|'.join(PERIOD_S)})s?$"
 )
 
 _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
@@ -61,7 +62,10 @@ tiers = Table(
     column("name", Text, "Name of the tier, and of its queue.", primary_key=True),
     column("priority", SmallInteger, "Order of service, 1 first; unique."),
     column("guaranteed_share", Double, "Part of the capacity under contention, 0..1."),
-    *(column(limit.name, _TYPES[limit.type], limit.tier_text, null=not limit.required) for limit in LIMIT_COLUMNS),
+    *(
+        column(limit.name, _TYPES[limit.type], limit.tier_text, null=not limit.required)
+        for limit in (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)
+    ),
     column("max_queue_depth", Integer, "Most requests in its queue."),
     column("max_queue_ms", Integer, "Longest wait in its queue; null: by the backend of the pool.", null=True),
     column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null: never.", null=True),
@@ -89,7 +93,7 @@ tiers = Table(
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
-    *map(_check, LIMIT_COLUMNS),
+    *map(_check, (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)),
     within("max_queue_depth", 1, MOST_COUNT),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("shed_depth", 1, MOST_COUNT),
@@ -218,7 +222,7 @@ quotas = Table(
         ForeignKey("tiers.name", onupdate="CASCADE", ondelete="CASCADE"),
         null=True,
     ),
-    column("quota", Text, "Such as 10000/day (requests), 3600 gpu-s/day, 1000000 tokens/day or 100 usd/month."),
+    column("quota", Text, "Such as 10000/day (requests), 3600 gpu-s/day, 1000000 tokens/week or 100 usd/month."),
     check("owner", "num_nonnulls(customer_id, tier) = 1"),
     matches("quota", QUOTA_PATTERN),
     UniqueConstraint("customer_id", "tier", "quota", postgresql_nulls_not_distinct=True),

@@ -20,7 +20,7 @@ LIMIT $2
 -- name: catalog_tiers
 SELECT name, priority, guaranteed_share, :limits,
        max_queue_depth, max_queue_ms, shed_depth, shed_wait_ms, shadow, paused,
-       slo_ms, slo_success, interactive_jobs
+       slo_ms, slo_success, interactive_jobs, auxiliary_requests_per_second, auxiliary_burst
 FROM tiers ORDER BY priority
 
 -- name: catalog_models

@@ -1,5 +1,7 @@
--- quota: fixed windows in UTC by Redis TIME (needs prelude). A day is a UTC day; months and years are calendar months and years.
-local SECONDS = {second = 1, minute = 60, hour = 3600, day = 86400}
+-- quota: fixed windows in UTC by Redis TIME (needs prelude). A day is a UTC day; a week begins on Monday; months and years are
+-- those of the calendar. MONDAY_MS: from the Monday before 1970-01-01, a Thursday, until then.
+local SECONDS = {second = 1, minute = 60, hour = 3600, day = 86400, week = 604800}
+local MONDAY_MS = 3 * 86400000
 local windows = {}
 
 -- month_of(days): the month, counted from January 1970, of a day counted from 1970-01-01. days_of(months): the first day of a
@@ -28,8 +30,9 @@ local function window_at(period, ms)
   local count, unit = string.match(period, '^(%d+)(%a+)')
   local length = SECONDS[unit]
   if length then
-    local number = math.floor(ms / (length * count * 1000))
-    return number, (number + 1) * length * count * 1000
+    local length_ms, before_ms = length * count * 1000, unit == 'week' and MONDAY_MS or 0
+    local number = math.floor((ms + before_ms) / length_ms)
+    return number, (number + 1) * length_ms - before_ms
   end
   local months = unit == 'year' and 12 * count or tonumber(count)
   local number = math.floor(month_of(math.floor(ms / 86400000)) / months)

@@ -37,7 +37,7 @@ def first_of(year: int, month: int) -> datetime:
 
 
 def times() -> list[datetime]:
-    """Edges of months and years, and random times of four centuries."""
+    """Edges of weeks, months and years, and random times of four centuries."""
     random.seed(4)
     edges = [
         datetime(2028, 2, 28, 23, 59, 59, 999000, UTC),
@@ -45,16 +45,25 @@ def times() -> list[datetime]:
         datetime(2100, 3, 1, tzinfo=UTC),
         datetime(2026, 12, 31, 23, 59, 59, 999000, UTC),
         datetime(2027, 1, 1, tzinfo=UTC),
+        datetime(2027, 1, 3, 23, 59, 59, 999000, UTC),
+        datetime(2027, 1, 4, tzinfo=UTC),
         EPOCH,
     ]
     return edges + [EPOCH + timedelta(seconds=random.uniform(0, 400 * 365.25 * 86400)) for _ in range(300)]
 
 
-async def test_months_and_years_are_those_of_the_calendar(client: Redis) -> None:
-    """Leap years and centuries included; windows of two years begin with an even number of years after 1970."""
+async def test_weeks_months_and_years_are_those_of_the_calendar(client: Redis) -> None:
+    """Leap years and centuries included; windows of two years begin with an even number of years after 1970.
+
+    Weeks begin on Monday; they are counted from the week of 1970-01-01.
+    """
     for time in times():
         years = time.year - 1970
+        monday = datetime(time.year, time.month, time.day, tzinfo=UTC) - timedelta(days=time.weekday())
+        weeks = (monday - datetime(1969, 12, 29, tzinfo=UTC)) // timedelta(weeks=1)
         expected = {
+            "1week": (weeks, monday + timedelta(weeks=1)),
+            "2week": (weeks // 2, monday + timedelta(weeks=2 - weeks % 2)),
             "1month": (years * 12 + time.month - 1, first_of(time.year, time.month + 1)),
             "1year": (years, first_of(time.year + 1, 1)),
             "2year": (years // 2, first_of(1970 + 2 * (years // 2 + 1), 1)),
@@ -73,7 +82,7 @@ async def test_months_and_years_are_those_of_the_calendar(client: Redis) -> None
     ],
 )
 async def test_shorter_windows_are_counted_from_the_epoch(client: Redis, period: str, length: timedelta) -> None:
-    """A day is a UTC day."""
+    """A day is a UTC day; windows of 7 days begin on Thursdays."""
     for time in times()[:100]:
         number = (time - EPOCH) // length
         assert await window(client, time, period) == (number, EPOCH + (number + 1) * length)

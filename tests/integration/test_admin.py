@@ -338,6 +338,33 @@ async def test_a_quota_replaces_the_quota_of_the_same_period(admin: Admin, db: C
     assert await db.fetchval("SELECT count(*) FROM quotas") == 2
 
 
+async def test_the_limit_of_auxiliary_requests_is_set(admin: Admin, db: Connection) -> None:
+    """Of a tier; `none` is the limit of other requests."""
+
+    async def limits() -> tuple[float | None, float | None]:
+        tier = (await load(db)).tier("free")
+        return tier.auxiliary_rate, tier.auxiliary_burst
+
+    assert await limits() == (None, None)
+    await admin.done("tier", "set", "free", "--auxiliary-requests-per-second", "2.5", "--auxiliary-burst", "40")
+    assert await limits() == (2.5, 40.0)
+    await admin.done("tier", "set", "free", "--auxiliary-requests-per-second", "none")
+    assert await limits() == (None, 40.0)
+    assert "auxiliary_burst" in await admin.fault(2, "tier", "set", "free", "--auxiliary-burst", "0.5")
+
+
+async def test_a_week_is_not_seven_days(admin: Admin, db: Connection, acme: str) -> None:
+    """Both are quotas of their own; the one in days says on which day it begins, and an unknown unit which there are."""
+    assert "Thursday" not in await admin.done("quota", "set", "acme", "1000/week")
+    assert "Thursday" in await admin.done("quota", "set", "acme", "900 per 7 days", "--dry-run")
+    await admin.done("quota", "set", "acme", "900 per 7 days")
+    assert (await load(db)).customers[acme].quotas == (("1week", 1000), ("7day", 900))
+
+    await admin.done("quota", "remove", "acme", "week")
+    assert (await load(db)).customers[acme].quotas == (("7day", 900),)
+    assert "second, minute, hour, day, week, month, year" in await admin.fault(2, "quota", "set", "acme", "1/fortnight")
+
+
 async def test_quotas_are_listed_and_removed(admin: Admin, db: Connection) -> None:
     """A quota is removed by its text or its period; the quotas of a customer include those of its tier."""
     await customer(db, "beta", "free")

@@ -15,12 +15,13 @@ from eventually import eventually
 from gateway.app import Gateway
 from gateway.config import GatewayConfig, GrpcConfig
 from gateway.grpc.open_inference_pb2 import (
+    ModelReadyRequest,
     ServerReadyRequest,
     ServerReadyResponse,
 )
 from gateway.grpc.server import GrpcServer, InferenceService
 from gateway.http.router import CustomerConnections
-from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack
+from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack, tier
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack
 from scheduler.errors import StartError
 from triton_client import run_triton
@@ -39,6 +40,22 @@ async def test_a_message_that_never_comes(client: Redis, redis_url: str, name: s
 
         assert status is grpc.StatusCode.DEADLINE_EXCEEDED
         assert trailing["error-code"] == "request_timeout"
+
+
+async def test_calls_about_models_are_limited(stack: Stack, channel: Channel) -> None:
+    """They run no model; the wait and the limits are in the trailing metadata."""
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, auxiliary_rate=0.001, auxiliary_burst=1.0),))
+    message = ModelReadyRequest(name="tiny").SerializeToString()
+    calls = [channel.unary_unary(f"{SERVICE}/{name}") for name in ("ModelReady", "ModelMetadata")]
+    await calls[0](message, metadata=key(stack))
+
+    for call in calls:
+        status, words, trailing = await failure(call(message, metadata=key(stack)))
+        assert (status, trailing["error-code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_exceeded")
+        assert "auxiliary requests/s (burst 1)" in words
+        assert int(trailing["retry-after"]) > 100
+        assert '"auxiliary-requests";r=0;' in trailing["ratelimit"]
+    assert (await infer(stack, channel, request("ab"))).outputs[0].contents.bytes_contents[0] == b"ba"
 
 
 async def test_a_gateway_that_stops(client: Redis, redis_url: str) -> None:

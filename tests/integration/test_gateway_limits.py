@@ -9,6 +9,7 @@ import pytest
 from eventually import eventually
 from gateway.api.account import AccountHome
 from gateway.inference.pipeline import InferencePipeline
+from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import Stack, accepted, lower, stack, tier
 from ledger.audit.queries import Usage
 from scheduler.errors import ErrorCode, RedisUnavailable
@@ -140,7 +141,7 @@ async def test_a_tier_in_shadow_mode_counts_and_admits(stack: Stack) -> None:
 async def test_rejections_are_recorded(stack: Stack) -> None:
     """The rejection log gets each request that a limit or missing capacity rejected, and no invalid request."""
     recorded: list[tuple[Any, ...]] = []
-    inference = stack.gateway._routes._exact["/v1/inference"]["POST"]._pipeline
+    inference = stack.gateway._routes._exact["/v1/inference"]["POST"].handler._pipeline
     inference._parts = replace(inference._parts, record_rejection=lambda *rejection: recorded.append(rejection))
     stack.catalog.set(key={"quotas": (("1day", 1),)})
     await stack.infer()
@@ -180,6 +181,75 @@ async def get(stack: Stack, method: str = "GET", **headers: str) -> tuple[int, A
         return response.status, document, lower(response.headers)
 
 
+QUEUED = {
+    "/v1/inference",
+    "/v1/predict",
+    "/api/inference",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/responses",
+    "/v2/models/{id...}/infer",
+}
+"""The paths whose POST requests reach admission."""
+
+
+async def test_every_route_of_customers_is_limited(stack: Stack) -> None:
+    """By admission if its requests join a queue, else by the limit of auxiliary requests, and by nothing else."""
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, auxiliary_rate=0.001, auxiliary_burst=1.0),))
+    routes = stack.gateway._routes
+    assert (await get(stack))[0] == 200
+    queued, limited, others = set(), set(), set()
+    for endpoint in (each for each in ENDPOINTS if each.token == "key"):
+        path = endpoint.path.replace("{id...}", "x").replace("{id}", "x")
+        for method in endpoint.methods:
+            found = routes.find(path)
+            assert found is not None
+            async with stack.http.request(method, stack.url + path, headers=stack.key()) as response:
+                is_limited = '"auxiliary-requests";r=0;' in response.headers.get("RateLimit", "")
+                assert is_limited == (response.status == 429)
+            kind = queued if found[0][method].queued else limited if is_limited else others
+            kind.add((method, endpoint.path))
+
+    assert queued == {("POST", path) for path in QUEUED}
+    assert others == set()
+    assert len(limited) > 30
+    assert (await stack.infer())[0] == 200
+    assert (await stack.internal("/internal/health"))[0] == 200
+
+
+async def test_an_auxiliary_request_above_the_limit(stack: Stack) -> None:
+    """It gets the usual error in the form of its path, with wait and headers, and is counted with its tier and endpoint."""
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, auxiliary_rate=0.5, auxiliary_burst=1.0),))
+    url, count = (
+        f"{stack.url}/v1/messages/count_tokens",
+        {"model": "tiny", "messages": [{"role": "user", "content": "x" * 20_000}]},
+    )
+    statuses = []
+    for _ in range(2):
+        async with stack.http.post(url, json=count, headers=stack.key()) as response:
+            statuses.append(response.status)
+            document, headers = await response.json(), lower(response.headers)
+    _, problem, _ = await get(stack, Accept=PROBLEM)
+    async with stack.http.get(f"{stack.url}/metrics") as response:
+        metrics = await response.text()
+
+    assert statuses == [200, 429]
+    assert (document["error"]["type"], document["error"]["details"]["error_code"]) == (
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    )
+    assert 0 < int(headers["retry-after-ms"]) <= 2500
+    assert '"auxiliary-requests";q=1;w=2' in headers["ratelimit-policy"]
+    assert headers["ratelimit-policy"].startswith('"requests";q=1000;')
+    assert "anthropic-ratelimit-requests-remaining" in headers
+    assert (problem["code"], problem["violated-policies"]) == ("rate_limit_exceeded", ["auxiliary-requests"])
+    assert 'tierlane_rate_limited_total{scope="auxiliary_limit",tier="free"} 2.0' in metrics
+    labels = 'endpoint="/v1/messages/count_tokens",outcome="rate_limit_exceeded",tier="free"'
+    assert f"tierlane_requests_total{{{labels}}} 1.0" in metrics
+
+
 def replace_parts(stack: Stack, **changes: Any) -> None:
     """Replace what the endpoint reads from."""
     stack.gateway.me._parts = replace(stack.gateway.me._parts, **changes)
@@ -198,12 +268,12 @@ async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
     stack.worker.hold = True
     waiting = [asyncio.create_task(stack.infer({"input": "hell"})) for _ in range(3)]
     await accepted(stack, 3)
-    responses = await asyncio.gather(*(get(stack) for _ in range(100)))
+    responses = await asyncio.gather(*(get(stack) for _ in range(30)))
     status, _, head = await get(stack, "HEAD")
     stack.worker.hold = False
     await asyncio.gather(*waiting)
 
-    assert [code for code, _, _ in responses] == [200] * 100
+    assert [code for code, _, _ in responses] == [200] * 30
     _, document, headers = responses[-1]
     remaining = document["remaining"]
     (quota,) = remaining["quotas"]

@@ -23,6 +23,7 @@ from ledger.catalog.loader import load
 from ledger.catalog.quotas import window_number, window_start
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
 from pool import Pool
+from ratelimit.quotas import PERIOD_S
 from scheduler.errors import RequestError
 from scheduler.protocol.limits import QuotaSpent
 from scheduler.redis_client.keys import Keys
@@ -344,12 +345,11 @@ async def test_windows_equal_those_of_redis(client: Redis) -> None:
     draw = random.Random(1)
     windows = files("ratelimit").joinpath("lua", "quota.lua").read_text("utf-8")
     script = f"local now = tonumber(ARGV[1])\n{windows}\nreturn {{window(ARGV[2])}}"
-    units = ("second", "minute", "hour", "day", "month", "year")
     edges = [datetime(year, month, 1, tzinfo=UTC) for year in (1972, 1999, 2000, 2026, 2100) for month in (1, 2, 3, 12)]
     moments = edges + [at - timedelta(milliseconds=1) for at in edges]
     moments += [datetime.fromtimestamp(draw.randrange(4 * 10**12) / 1000, UTC) for _ in range(200)]
     for now in moments:
-        period = f"{draw.choice((1, 1, 2, 3, 7, 9999))}{draw.choice(units)}"
+        period = f"{draw.choice((1, 1, 2, 3, 7, 9999))}{draw.choice(tuple(PERIOD_S))}"
         now_ms = (now - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
         number, ends = await client.eval(script, 0, now_ms, period)
 

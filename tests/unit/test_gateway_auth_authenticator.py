@@ -49,7 +49,7 @@ def routed(headers: list[tuple[str, str]]) -> RoutedRequest:
     connection = CustomerConnections(1).share()
     sent = CIMultiDictProxy(CIMultiDict(headers))
     request = SimpleNamespace(headers=sent, remote="192.0.2.1", protocol=connection)
-    return RoutedRequest(cast("web.BaseRequest", request), "req_1")
+    return RoutedRequest(cast("web.BaseRequest", request), "req_1", auxiliary=True)
 
 
 def jwt_identities(**changes: Any) -> JwtIdentities:
@@ -180,6 +180,19 @@ def test_the_throttle_can_be_disabled() -> None:
 
     assert {rejection(auth, "a.b.c").code for _ in range(100)} == {INVALID}
     assert (keys.lookups[0], auth.problem, auth.loops()) == ("a.b.c", None, {})
+
+
+def test_auxiliary_requests_are_charged_once() -> None:
+    """Also if the caller is identified again; not those that join a queue, nor those of an unknown caller."""
+    charged: list[str] = []
+    auth = Authenticator(OneKey(), charge=lambda caller: charged.append(caller.customer_id))
+    request, queued = call(KEY), call(KEY)
+    queued.auxiliary = False
+    for each in (request, request, queued):
+        auth.identify(each)
+
+    assert rejection(auth, "tl_unknown").code is INVALID
+    assert charged == ["id-acme"]
 
 
 def test_errors_do_not_repeat_the_credentials() -> None:

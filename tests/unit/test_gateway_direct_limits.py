@@ -160,8 +160,8 @@ def test_quotas_are_kept_between_outages() -> None:
     request = submission(quotas=[("1day", 8), ("1month", 100)])
     verdicts = [gateway.judge(request) for _ in range(6)]
     assert then([verdict.outcome for verdict in verdicts], 4, Admission.QUOTA)
-    assert verdicts[0].left.quotas == [(6, 86_400_001), (98, 30 * 86_400_001 - 29)]
-    assert verdicts[-1].left.quotas == [(0, 86_400_001), (92, 30 * 86_400_001 - 29)]
+    assert verdicts[0].left.quotas == [(6, 86_400_001), (98, 31 * 86_400_000 + 1)]
+    assert verdicts[-1].left.quotas == [(0, 86_400_001), (92, 31 * 86_400_000 + 1)]
     assert verdicts[-1].retry_after_ms == MOST_RETRY_MS
     raised = submission(quotas=[("1day", 12), ("1month", 100)])
     assert then(gateway.outcomes(raised, 3), 2, Admission.QUOTA)

@@ -16,7 +16,7 @@ from ledger.catalog.quotas import BadCatalogRow, held_of, parse_quota, window_nu
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
 from ratelimit.limits import value_of
-from ratelimit.quotas import NOTATIONS
+from ratelimit.quotas import NOTATIONS, PERIOD_S
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
@@ -104,6 +104,8 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
         ({"tiers": [PAID, changed(FREE, 3, nan)]}, "'free' has a requests_per_second"),
         ({"tiers": [PAID, changed(FREE, 4, inf)]}, "'free' has a burst"),
         ({"tiers": [PAID, changed(FREE, 7, None)]}, "cannot be read"),
+        ({"tiers": [PAID, (*FREE, False, None, None, False, 0.0, None)]}, "'free' has a auxiliary_requests_per_second"),
+        ({"tiers": [PAID, (*FREE, False, None, None, False, None, nan)]}, "'free' has a auxiliary_burst"),
         ({"customers": [changed(ACME, 2, "gold")]}, "'gold'"),
         ({"customers": [changed(ACME, 4, -1.0)]}, "'acme' has a requests_per_second"),
         ({"keys": [changed(KEY, 1, "nobody")]}, "'k1'"),
@@ -145,6 +147,8 @@ def test_a_quota_that_the_table_accepts_is_read_with_the_same_meaning(text: str)
         ("1500 gpu-ms per 2 hours", "2hour:gpu", 1_500_000),
         ("1.5 gpu-h/month", "1month:gpu", 5_400_000_000),
         ("1000000 tokens/day", "1day:tokens", 1_000_000),
+        ("1000/week", "1week", 1000),
+        ("5000 tokens per 2 weeks", "2week:tokens", 5000),
         ("0.05 usd per 15minutes", "15minute:usd", 50_000_000),
         ("100 usd/month", "1month:usd", 100_000_000_000),
     ],
@@ -183,7 +187,7 @@ def test_an_objective_of_a_model_is_above_0() -> None:
     ],
 )
 def test_a_value_that_is_not_one_quota_is_rejected(value: Any) -> None:
-    """The library accepts several quotas in one text and amounts of 0; a row is one quota. The value is in the message."""
+    """A row is one quota of an amount above 0. The value is in the message."""
     with pytest.raises(BadCatalogRow) as error:
         snapshot(rows(quotas=[("c1", None, value)]))
 
@@ -209,6 +213,12 @@ def test_the_quotas_of_a_customer_are_its_own_and_those_of_its_tier() -> None:
     ("period", "now", "starts", "ends"),
     [
         ("1day", "2026-02-28 23:59:59.999999", "2026-02-28", "2026-03-01"),
+        ("1week", "2026-11-29 23:59:59.999999", "2026-11-23", "2026-11-30"),
+        ("1week", "2026-11-30", "2026-11-30", "2026-12-07"),
+        ("1week", "2027-01-01", "2026-12-28", "2027-01-04"),
+        ("2week", "2026-11-29", "2026-11-16", "2026-11-30"),
+        ("1week", "1970-01-01", "1969-12-29", "1970-01-05"),
+        ("7day", "2026-11-29", "2026-11-26", "2026-12-03"),
         ("1month", "2026-03-01", "2026-03-01", "2026-04-01"),
         ("3month", "2026-12-31 12:00", "2026-10-01", "2027-01-01"),
         ("1year", "2024-02-29", "2024-01-01", "2025-01-01"),
@@ -217,7 +227,7 @@ def test_the_quotas_of_a_customer_are_its_own_and_those_of_its_tier() -> None:
     ],
 )
 def test_windows_begin_and_end_in_utc(period: str, now: str, starts: str, ends: str) -> None:
-    """Days are those of UTC, months and years those of the calendar."""
+    """Days are those of UTC, weeks begin on Monday, months and years are those of the calendar; seven days are no week."""
     number = window_number(period, utc(now))
 
     assert window_start(period, number) == utc(starts)
@@ -225,7 +235,7 @@ def test_windows_begin_and_end_in_utc(period: str, now: str, starts: str, ends: 
 
 
 @given(
-    st.sampled_from(["second", "minute", "hour", "day", "month", "year"]),
+    st.sampled_from([*PERIOD_S]),
     st.integers(1, 9999),
     st.integers(0, 230 * 365 * 86400).map(lambda at: datetime.fromtimestamp(at, UTC)),
 )

@@ -168,7 +168,7 @@ OldQuota: TypeAlias = Annotated[
 ]
 
 quota_app = verb_group(
-    "Quotas: requests, GPU time, tokens or money per day, month, ... of a customer, or of each of a tier.",
+    "Quotas: requests, GPU time, tokens or money per day, week, month, ... of a customer, or of each of a tier.",
     "quota set acme 10000/day",
 )
 

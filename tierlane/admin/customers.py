@@ -14,6 +14,7 @@ from ledger.admin.customers import revoke_key as end_key
 from ledger.admin.customers import rotate_key as replace_key
 from ledger.admin.customers import set_quota as upsert_quota
 from ledger.admin.rows import check_tier, count_of, find_customer, find_key, list_customers, list_keys, list_quotas
+from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
 from tierlane.admin.options import VerbCall, Work
@@ -51,6 +52,9 @@ KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS
 QUOTA_COLUMNS = (Column("tier", "TIER"), Column("customer", "CUSTOMER"), Column("quota", "QUOTA"))
 _LIMIT_SOURCES = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
 _QUOTA_SOURCES = (Column("quota", "QUOTA"), Column("source", "FROM"))
+DAYS_AS_WEEKS = (
+    "Windows of 7 days begin on Thursdays, since they are counted from 1970-01-01; those of a week begin on Mondays."
+)
 
 
 def show_customers(limit: int, tier: str | None, status: str | None) -> Work:
@@ -244,7 +248,9 @@ def set_quota(words: Sequence[str], tier: str | None) -> Work:
     customer, text = _owner_and_quota(words, tier)
 
     async def change(connection: Connection) -> ChangeResult:
-        return ChangeResult(await upsert_quota(connection, customer, tier, text))
+        changes = await upsert_quota(connection, customer, tier, text)
+        quota = parse_quota(None, "any", text)
+        return ChangeResult(changes, notes=[DAYS_AS_WEEKS] if quota.unit == "day" and quota.every % 7 == 0 else [])
 
     return lambda call: apply(call, change)
 

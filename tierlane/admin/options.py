@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
-from ratelimit.limits import LIMIT_COLUMNS, LimitColumn
+from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, LimitColumn
 from tierlane.command import (
     Config,
     DataDir,
@@ -75,7 +75,7 @@ def _limit(limit: LimitColumn, says: str, *, required: bool) -> Field:
 TIER = (
     Field("priority", "whole", "Order of service, 1 first; unique."),
     Field("guaranteed_share", "decimal", "Part of the capacity under contention, 0..1."),
-    *(_limit(limit, limit.tier_text, required=limit.required) for limit in LIMIT_COLUMNS),
+    *(_limit(limit, limit.tier_text, required=limit.required) for limit in (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)),
     Field("max_queue_depth", "whole", "Most requests in its queue."),
     _may_be_none("max_queue_ms", "whole", "Longest wait in its queue; null: by the backend of the pool."),
     _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null: never."),

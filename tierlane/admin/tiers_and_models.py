@@ -84,6 +84,8 @@ TIERS = NamedRows(
         Column("priority", "PRIO"),
         Column("guaranteed_share", "SHARE"),
         *LIMITS,
+        Column("auxiliary_requests_per_second", "AUX RPS"),
+        Column("auxiliary_burst", "AUX BURST"),
         Column("max_queue_depth", "DEPTH"),
         Column("max_queue_ms", "WAIT MS"),
         Column("shed_depth", "SHED DEPTH"),

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from gateway.inference.admission import AdmissionLimits
 from ledger.catalog.snapshot import Identity
+from ratelimit.headers import quota_window_s
 from ratelimit.limits import EffectiveLimits, Level, RemainingLimits
-from ratelimit.quotas import is_metered, period_parts
+from ratelimit.quotas import is_metered
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 from tierlane.simulate.fair_queue import FairQueue
@@ -21,7 +22,6 @@ from tierlane.simulate.fair_queue import FairQueue
 OPEN_PART, OPEN = 4, 2
 """A customer without a backlog is within its share with this part of the places, and with at least so many open requests."""
 _DAY_MS = 86_400_000
-_PERIOD_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 30 * 86_400, "year": 365 * 86_400}
 
 
 class StoredBucket:
@@ -231,7 +231,6 @@ def _ms_until(level: float, wanted: float, per_s: float) -> float:
 
 def _window(name: str, now: float) -> tuple[int, float]:
     """The number of the window of a quota that begins at the start of the simulation, and the ms until it ends."""
-    every, unit = period_parts(name)
-    length_s = every * _PERIOD_S[unit]
+    length_s = quota_window_s(name)
     number = int(now // length_s)
     return number, ((number + 1) * length_s - now) * 1000
