@@ -280,6 +280,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/v2/health/ready", tensors.ready)
         routes.add(method, "/v2/models/{id...}", tensors.model)
         routes.add(method, "/v2/models/{id...}/ready", tensors.model_ready)
+        routes.add(method, "/health", internal.readyz)  # Load programs look here, as at vLLM's server.
         routes.add(method, "/livez", internal.livez)
         routes.add(method, "/readyz", internal.readyz)
         routes.add(method, "/metrics", parts.metrics)

@@ -1,6 +1,5 @@
 """`GET /v1/models` and `GET /v1/models/{id}`, free of charge: in OpenAI's format, or with `anthropic-version` in Anthropic's."""
 
-import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
@@ -14,17 +13,20 @@ from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 
 OWNER = "tierlane"
+CREATED = 0
+"""The catalog has no time of a model; both APIs allow the epoch for an unknown one, and all gateways must send the same."""
 VERSION_HEADER = "anthropic-version"
 """Sent by each of Anthropic's clients."""
 
 
 class ModelEntry(TypedDict):
-    """One model. `created` is Unix time in seconds."""
+    """One model. `created` is Unix time in seconds; `root` equals `id`."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
 
 
 class ModelList(TypedDict):
@@ -53,7 +55,7 @@ class MessagesModelList(TypedDict):
 
 
 class Models:
-    """The handlers. `created` of a model is the start of this gateway, since the catalog has no time."""
+    """The handlers."""
 
     def __init__(
         self,
@@ -61,14 +63,11 @@ class Models:
         limits_of: Callable[[IdentityView], CustomerLimits],
         names: Callable[[], Collection[str]],
         error_responses: ErrorResponses,
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
         self._limits_of = limits_of
         self._names = names
         self._error_responses = error_responses
-        self._created = int(clock())
 
     async def list(self, request: RoutedRequest) -> HttpResponse:
         """List all served models. Raises RequestError for an unknown caller."""
@@ -95,10 +94,10 @@ class Models:
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 
     def _document(self, name: str) -> ModelEntry:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+        return {"id": name, "object": "model", "created": CREATED, "owned_by": OWNER, "root": name}
 
     def _messages_model(self, name: str) -> MessagesModel:
-        created_at = datetime.fromtimestamp(self._created, UTC)
+        created_at = datetime.fromtimestamp(CREATED, UTC)
         return {"type": "model", "id": name, "display_name": name, "created_at": f"{created_at:%Y-%m-%dT%H:%M:%SZ}"}
 
     def _respond(

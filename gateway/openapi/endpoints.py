@@ -437,10 +437,9 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *DASHBOARD,
     *ACTIONS,
     probe_endpoint("/livez", "Liveness of the process", {200: ("The process is alive.", Liveness)}),
-    probe_endpoint(
-        "/readyz",
-        "Readiness for traffic",
-        {200: ("Ready.", Readiness), 503: ("Not ready, with the reason.", Readiness)},
+    *(
+        probe_endpoint(path, summary, {200: ("Ready.", Readiness), 503: ("Not ready, with the reason.", Readiness)})
+        for path, summary in (("/readyz", "Readiness for traffic"), ("/health", "The same, at the path of vLLM's server"))
     ),
     METRICS_PAGE,
     static_page("/", "Introduction", HTML),
