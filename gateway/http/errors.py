@@ -61,7 +61,9 @@ def wants_problem(headers: CIMultiDictProxy[str]) -> bool:
 
 JITTER = 0.25  # Up to this share is added to waits, so that clients do not retry at the same time.
 MAX_RETRY_AFTER_MS = 60_000  # Longer predictions are not reliable.
-MAX_WAIT_MS = 120_000  # No retry is requested after a longer wait: some clients would sleep for hours, others retry at once.
+MAX_WAIT_MS = (
+    120_000  # No retry is requested after a longer wait: some clients would sleep for hours, others retry at once.
+)
 FALLBACK_RETRY_AFTER_MS = 1000
 _EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Their waits are known exactly.
 

@@ -59,6 +59,10 @@ PING_EVERY_S = 1.75
 """A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
 
 
+BREAK_OFF_S = 0.5
+"""From the error of a stream to the end of its connection: Node's `fetch` drops the events that its client has not read then."""
+
+
 class EventStreamConnection(Protocol):
     """The connection of a stream."""
 
@@ -97,6 +101,7 @@ class EventStream(HttpResponse):
         finally:
             pings.stop(self)
         if self.abort:
+            await asyncio.sleep(BREAK_OFF_S)
             request.protocol.force_close()
         else:
             await self.drain()

@@ -62,13 +62,25 @@ def wait(proxy: "subprocess.Popen[bytes]") -> None:
 
 def main() -> None:
     Path("config.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "litellm.proxy.proxy_cli", "--config", "config.yaml", "--port", PORT, "--host", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "litellm.proxy.proxy_cli",
+        "--config",
+        "config.yaml",
+        "--port",
+        PORT,
+        "--host",
+        "127.0.0.1",
+    ]
     with Path("proxy.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as proxy:
         try:
             wait(proxy)
             for path, body in BODIES.items():
                 assert "olleh" in post(path, body), path
-                events = [line[6:] for line in post(path, body | {"stream": True}).splitlines() if line.startswith("data: {")]
+                events = [
+                    line[6:] for line in post(path, body | {"stream": True}).splitlines() if line.startswith("data: {")
+                ]
                 streamed = "".join(text for event in events for text in texts(json.loads(event)))
                 assert "olleh" in streamed, (path, events)
         finally:

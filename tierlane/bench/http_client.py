@@ -131,7 +131,9 @@ class ResponseParser:
             body = _joined(data + _LAST_CHUNK, head_end + 4) if _CHUNKED in head and _EVENTS in head else None
         except WireError:
             return None
-        return BenchResponse(_status(head), data[:head_end], body, keep_alive=False) if body and _ERROR in body else None
+        return (
+            BenchResponse(_status(head), data[:head_end], body, keep_alive=False) if body and _ERROR in body else None
+        )
 
 
 def _joined(data: bytes, at: int) -> bytes | None:

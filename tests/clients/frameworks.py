@@ -1,4 +1,4 @@
-"""Frameworks for agents and evaluations in Python: `agents.py NAME` runs one task with a tool, and prints the result.
+"""Frameworks for agents and evaluations in Python: `frameworks.py NAME` runs one task with a tool, and prints the result.
 
 The stand-in calls the tool that the task names, and then reverses the tool's result.
 """
@@ -19,13 +19,15 @@ def weather(city: str) -> str:
 
     Args:
         city: Its name.
+
     """
     return f"{city}: 21 °C"
 
 
 def openai_agents() -> object:
-    from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
     from openai import AsyncOpenAI
+
+    from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
 
     set_tracing_disabled(disabled=True)
     set_default_openai_client(AsyncOpenAI(base_url=API, api_key=KEY), use_for_tracing=False)
@@ -106,13 +108,16 @@ def inspect_ai() -> object:
 
             Args:
                 city: Its name.
+
             """
             return weather(city)
 
         return execute
 
     os.environ |= {"TIERLANE_BASE_URL": API, "TIERLANE_API_KEY": KEY}
-    task = Task(dataset=[Sample(input=TASK, target="C° 12 :emoR")], solver=[use_tools(of_city()), generate()], scorer=match())
+    task = Task(
+        dataset=[Sample(input=TASK, target="C° 12 :emoR")], solver=[use_tools(of_city()), generate()], scorer=match()
+    )
     (log,) = eval(task, model=f"openai-api/tierlane/{MODEL}", display="none", log_dir=os.environ["HOME"])
     assert log.results is not None, log.error
     assert log.results.scores[0].metrics["accuracy"].value == 1
