@@ -25,9 +25,8 @@ def weather(city: str) -> str:
 
 
 def openai_agents() -> object:
-    from openai import AsyncOpenAI
-
     from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+    from openai import AsyncOpenAI
 
     set_tracing_disabled(disabled=True)
     set_default_openai_client(AsyncOpenAI(base_url=API, api_key=KEY), use_for_tracing=False)

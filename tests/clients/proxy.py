@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PORT = os.environ["FREE_PORT"]
+MASTER_KEY = "sk-of-the-proxy-that-this-test-starts"
 CONFIG = f"""
 model_list:
   - model_name: served
@@ -31,7 +32,7 @@ START_S = 90
 
 def post(path: str, body: dict[str, Any]) -> str:
     data = json.dumps({"model": "served", **body}).encode()
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer any", "x-api-key": "any"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {MASTER_KEY}"}
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/{path}", data, headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         return str(response.read().decode())
@@ -73,7 +74,11 @@ def main() -> None:
         "--host",
         "127.0.0.1",
     ]
-    with Path("proxy.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as proxy:
+    environment = {**os.environ, "LITELLM_MASTER_KEY": MASTER_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with (
+        Path("proxy.log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as proxy,
+    ):
         try:
             wait(proxy)
             for path, body in BODIES.items():
