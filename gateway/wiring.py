@@ -292,8 +292,9 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
         routes.add(method, "/v2/health/ready", tensors.ready)
         routes.add(method, "/v2/models/{id...}", tensors.model)
         routes.add(method, "/v2/models/{id...}/ready", tensors.model_ready)
-        routes.add(method, "/livez", internal.livez)
-        routes.add(method, "/readyz", internal.readyz)
+        # Load programs look at /health, as at vLLM's server.
+        for path, probe in (("/livez", internal.livez), ("/readyz", internal.readyz), ("/health", internal.readyz)):
+            routes.add(method, path, probe)
         routes.add(method, "/metrics", parts.metrics)
         routes.add(method, "/", pages.landing)
         routes.add(method, "/docs", pages.reference)

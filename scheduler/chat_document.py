@@ -48,6 +48,7 @@ def capabilities(row: frozenset[str] | None, *, passes_on: bool) -> frozenset[st
     return (PASSED_ON if row is None else row) | {ENDPOINT}
 
 
+ASSISTANT = "assistant"
 ROLES = {"developer": "system"}
 """Role -> the one that is sent: OpenAI's newer name, which templates of open models do not know."""
 
@@ -295,6 +296,23 @@ def as_deltas(line: str) -> Members:
         return members
     choices = [_as_delta(choice) for choice in _any.decode(line)["choices"]]
     return {**members, "choices": msgspec.Raw(_encode(choices))}
+
+
+def with_role_once(line: str, without_role: set[int]) -> str:
+    """The line as an event of a stream: the first of each choice has the role, and no other, since clients join the roles.
+
+    `without_role`: choices whose first event has not come; those of the line are removed. Raises ValueError for junk.
+    """
+    members = as_deltas(line)
+    choices = msgspec.json.decode(members.get("choices", b"null"))
+    for choice in choices or ():
+        if not isinstance(choice.get("delta"), dict):
+            continue
+        role, index = choice["delta"].pop("role", None), choice.get("index", 0)
+        if index in without_role:
+            without_role.discard(index)
+            choice["delta"] = {"role": role or ASSISTANT, **choice["delta"]}
+    return line_of({**members, "choices": choices})[:-1]
 
 
 def _as_delta(choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def line_tokens(lines: str) -> int:
 def _text_bytes(value: Any, *, counts: bool = False) -> int:
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace")) if counts else 0
+    if isinstance(value, int):  # An id of a token.
+        return BYTES_PER_TOKEN if counts else 0
     if isinstance(value, list):
         return sum(_text_bytes(each, counts=counts) for each in value)
     if isinstance(value, dict):

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ MODEL = "stand-in-1"
 
 @dataclass
 class StandIn:
-    """Reverses texts and last chat messages; the embedding of a text is [length, 1].
+    """Reverses texts and last chat messages, and token ids as text; the embedding of a text is [length, 1].
 
     `fault(route, body)` names the fault of a call, or "".
+    A chat whose last message of the user contains `SAY<<text>>` gets that text, with `CALL<<name {arguments}>>` that call of a
+    tool. The result of a tool gets a text, also if tools are offered.
     A text that contains "unfit" gets 400, "crash" gets 500. A chat with more than text and sampling parameters is answered
     by `rich_chat`.
     """
@@ -157,6 +160,8 @@ class StandIn:
         events = [_event(route, char) for char in text[::-1]]
         if rich := bool(body.keys() & FIELDS):
             events = [f"data: {json.dumps(event)}\n\n".encode() for event in rich_events(body)]
+        elif route == "chat/completions":
+            await response.write(_event(route, "", role="assistant"))
         try:
             for number, event in enumerate(events):
                 await response.write(event)
@@ -218,14 +223,15 @@ def _rich_choice(body: dict[str, Any], index: int, text: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": "stop"}
     if body.get("reasoning_effort"):
         message["reasoning_content"] = f"thinking {body['reasoning_effort']} about {text}"
-    if tools := body.get("tools"):
+    if calls := _calls(body, text):
         message["content"] = None
         message["tool_calls"] = [
-            {"id": f"call_{index}_{at}", "type": "function"}
-            | {"function": {"name": tool["function"]["name"], "arguments": json.dumps({"q": text, "at": at})}}
-            for at, tool in enumerate(tools)
+            {"id": f"call_{index}_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for at, (name, arguments) in enumerate(calls)
         ]
         choice["finish_reason"] = "tool_calls"
+    elif body.get("tools") or SAY.search(_asked(body.get("messages", []))):
+        message["content"] = _texts("chat/completions", body)[0][::-1]
     elif (body.get("response_format") or {}).get("type") in ("json_object", "json_schema"):
         message["content"] = json.dumps({"answer": text})
     if body.get("logprobs"):
@@ -235,14 +241,15 @@ def _rich_choice(body: dict[str, Any], index: int, text: str) -> dict[str, Any]:
 
 
 def _rich_text(body: dict[str, Any], index: int, text: str) -> Choice:
-    text = body["prompt"] + text if body.get("echo") else text
-    choice: Choice = {"index": index, "text": text, "logprobs": None, "finish_reason": "stop"}
+    prompt = (body["prompt"] if body.get("echo") else "") or ""
+    tokens = [*map(str, prompt), *text]  # Its characters, or its ids.
+    choice: Choice = {"index": index, "text": "".join(tokens), "logprobs": None, "finish_reason": "stop"}
     if body.get("logprobs") is not None:
         choice["logprobs"] = {
-            "tokens": list(text),
-            "token_logprobs": [None, *(-0.5 for _ in text[1:])],
-            "top_logprobs": [{char: -0.5} for char in text],
-            "text_offset": list(range(len(text))),
+            "tokens": tokens,
+            "token_logprobs": [None, *(-0.5 for _ in tokens[1:])],
+            "top_logprobs": [{token: -0.5} for token in tokens],
+            "text_offset": list(range(len(tokens))),
         }
     return choice
 
@@ -290,10 +297,38 @@ def _rich_deltas(choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield made({}, finish_reason=choice["finish_reason"])
 
 
+SAY, CALL = re.compile(r"SAY<<(.*?)>>", re.DOTALL), re.compile(r"CALL<<(\w+) (.*?)>>", re.DOTALL)
+
+
+def _calls(body: dict[str, Any], text: str) -> list[tuple[str, str]]:
+    """The calls of tools, each with its arguments: those that the user wants, else each tool, but none for a result."""
+    messages = body.get("messages") or [{"role": "user", "content": ""}]
+    asked = _asked(messages)
+    if not body.get("tools") or messages[-1]["role"] == "tool":
+        return []
+    if wanted := CALL.findall(asked) or SAY.findall(asked):
+        return [each for each in wanted if isinstance(each, tuple)]
+    names = [tool["function"]["name"] for tool in body["tools"]]
+    return [(name, json.dumps({"q": text, "at": at})) for at, name in enumerate(names)]
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _asked(messages: list[dict[str, Any]]) -> str:
+    """The last message of the user."""
+    return next((_text(each) for each in reversed(messages) if each["role"] == "user"), "")
+
+
 def _texts(route: str, body: dict[str, Any]) -> list[str]:
     if route == "chat/completions":
-        return [str(body["messages"][-1]["content"])]
+        wanted = SAY.search(_asked(body["messages"]))
+        return [wanted[1][::-1] if wanted else str(body["messages"][-1]["content"])]
     texts = body["input"] if route == "embeddings" else body["prompt"]
+    if isinstance(texts, list) and isinstance(texts[0], int):
+        texts = " ".join(map(str, texts))
     return [texts] if isinstance(texts, str) else list(texts)
 
 
@@ -324,9 +359,9 @@ def _document(route: str, body: dict[str, Any], *, short: bool) -> dict[str, Any
     return {"model": MODEL, "usage": usage, "data" if route == "embeddings" else "choices": rows}
 
 
-def _event(route: str, text: str, finish_reason: str | None = None) -> bytes:
+def _event(route: str, text: str, finish_reason: str | None = None, **delta: str) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
-    choice |= {"delta": {"content": text}} if route == "chat/completions" else {"text": text}
+    choice |= {"delta": {**delta, "content": text}} if route == "chat/completions" else {"text": text}
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 

@@ -1,7 +1,8 @@
 """`POST /v1/completions` in OpenAI's format (https://platform.openai.com/docs/api-reference/completions).
 
-A list of prompts is one request per prompt; all of them are admitted or none. A body that needs a capability has a
-document form for each prompt, for a model that passes requests on (scheduler/chat_document.py).
+A list of prompts is one request per prompt; all of them are admitted or none. A body that needs a capability, or has fields
+of model servers, has a document form for each prompt, for a model that passes requests on (scheduler/chat_document.py).
+A prompt of token ids is passed on too, since only the model's server knows its tokenizer.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, 
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import (
     NO_EFFECT,
+    OF_SERVERS,
     SAMPLING_NEEDS,
     Count,
     SamplingFields,
@@ -79,7 +81,7 @@ NEEDS = SAMPLING_NEEDS | {
     "echo": ENDPOINT,
     "suffix": ENDPOINT,
 }
-NOT_TEXT = "`prompt` must be text, not token ids: each model has its own tokenizer."
+MIXED = "`prompt` must be a text, a list of texts, a list of token ids, or a list of such lists, none of them empty."
 
 
 def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
@@ -87,7 +89,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     body = decode_extended(_decoder, _extended, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    prompts = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
+    is_text, prompts = _prompts(body.prompt, max_input_bytes)
     if len(prompts) > 1 and body.stream:
         raise invalid("stream", "`stream` supports one prompt: send one request per prompt.")
     return InferenceRequest(
@@ -98,22 +100,35 @@ def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
         service_tier=body.service_tier,
         stream=bool(body.stream),
         include_usage=includes_usage(body),
-        document=_document_form(body, raw, prompts, max_input_bytes),
+        document=_document_form(body, raw, prompts, max_input_bytes, is_text=is_text),
     )
 
 
+def _prompts(value: str | list[str | int | list[int]], max_input_bytes: int) -> tuple[bool, list[str]]:
+    """Whether the prompts are texts, and the texts; else the JSON of each list of token ids. Raises RequestError."""
+    if isinstance(value, str) or all(isinstance(each, str) for each in value):
+        return True, texts_of("prompt", value, max_input_bytes, MIXED)
+    lists = [value] if all(isinstance(each, int) for each in value) else value
+    if not all(isinstance(each, list) and each for each in lists):
+        raise invalid("prompt", MIXED)
+    return False, texts_of("prompt", [encode_json(each).decode() for each in lists], max_input_bytes, MIXED)
+
+
 def _document_form(
-    body: CompletionBody, raw: bytes, prompts: Sequence[str], max_input_bytes: int
+    body: CompletionBody, raw: bytes, prompts: Sequence[str], max_input_bytes: int, *, is_text: bool
 ) -> DocumentForm | None:
-    """A body for each prompt; None if it needs no capability."""
+    """A body for each prompt; None if the plain form has all that it asks for."""
     may_be_unknown = members_of(raw) if isinstance(body, _AnyCompletionBody) else {}
     needs = needs_of(body, may_be_unknown, _FIELDS, NEEDS, _NO_EFFECT)
-    if not needs:
+    if not is_text:
+        needs.setdefault(ENDPOINT, "prompt")
+    if not needs and all(getattr(body, name) is None for name in OF_SERVERS):
         return None
     members = passed_on_members(members_of(raw), _FIELDS)
     others = len(encode_json({**members, "prompt": ""}))
     check_repeated("prompt", len(prompts), others, max_input_bytes)
-    first, *more = (encode_json({**members, "prompt": prompt}).decode() for prompt in prompts)
+    written = (encode_json(prompt) if is_text else prompt.encode() for prompt in prompts)
+    first, *more = (encode_json({**members, "prompt": msgspec.Raw(prompt)}).decode() for prompt in written)
     return DocumentForm(
         first,
         needs,

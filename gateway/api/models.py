@@ -1,6 +1,5 @@
 """`GET /v1/models` and `GET /v1/models/{id}`, free of charge: in OpenAI's format, or with `anthropic-version` in Anthropic's."""
 
-import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Literal, NotRequired, Protocol, TypedDict
@@ -14,17 +13,20 @@ from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 
 OWNER = "tierlane"
+CREATED = 0
+"""The catalog has no time of a model; both APIs allow the epoch for an unknown one, and all gateways must send the same."""
 VERSION_HEADER = "anthropic-version"
 """Sent by each of Anthropic's clients."""
 
 
 class ModelEntry(TypedDict):
-    """One model. `created` is Unix time in seconds; `max_model_len` its context length in tokens, under vLLM's name, if it is known."""
+    """One model. `created` is Unix time in seconds; `root` equals `id`; `max_model_len` is the context length in tokens, if it is known."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: NotRequired[int]
 
 
@@ -65,7 +67,7 @@ class AllModels(Protocol):
 
 
 class Models:
-    """The handlers. `created` of a model is the start of this gateway, since the catalog has no time."""
+    """The handlers."""
 
     def __init__(
         self,
@@ -73,14 +75,11 @@ class Models:
         limits_of: Callable[[IdentityView], CustomerLimits],
         served: AllModels,
         error_responses: ErrorResponses,
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
         self._limits_of = limits_of
         self._served = served
         self._error_responses = error_responses
-        self._created = int(clock())
 
     async def list(self, request: RoutedRequest) -> HttpResponse:
         """List all served models. Raises RequestError for an unknown caller."""
@@ -107,13 +106,13 @@ class Models:
         return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 
     def _document(self, name: str) -> ModelEntry:
-        entry: ModelEntry = {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+        entry: ModelEntry = {"id": name, "object": "model", "created": CREATED, "owned_by": OWNER, "root": name}
         if tokens := self._served.context_tokens(name):
             entry["max_model_len"] = tokens
         return entry
 
     def _messages_model(self, name: str) -> MessagesModel:
-        created_at = f"{datetime.fromtimestamp(self._created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        created_at = f"{datetime.fromtimestamp(CREATED, UTC):%Y-%m-%dT%H:%M:%SZ}"
         model: MessagesModel = {"type": "model", "id": name, "display_name": name, "created_at": created_at}
         if tokens := self._served.context_tokens(name):
             model["max_input_tokens"] = tokens

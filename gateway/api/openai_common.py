@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.inference import Integer, Parameters
 from gateway.http.request import decode
 from gateway.http.validation import invalid
-from scheduler.chat_document import Capability
+from scheduler.chat_document import ENDPOINT, Capability
 from scheduler.errors import ErrorCode, RequestError
 
 MAX_STOPS = 16  # OpenAI's own service accepts four, others more.
@@ -49,13 +49,26 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     logit_bias: dict[str, float] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Integer | None = None
+    ignore_eos: bool | None = None
 
+
+OF_SERVERS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos")
+"""Sampling fields that OpenAI's API does not have, but most model servers."""
 
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
 }
 """Values that change nothing, and so need no capability."""
 
@@ -64,6 +77,7 @@ SAMPLING_NEEDS: dict[str, str] = {
     "frequency_penalty": Capability.PENALTIES,
     "presence_penalty": Capability.PENALTIES,
     "logit_bias": Capability.LOGIT_BIAS,
+    **dict.fromkeys(OF_SERVERS, ENDPOINT),
 }
 """Field -> the capability that it needs, unless its value changes nothing."""
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
-from scheduler.chat_document import as_deltas, usual_members
+from scheduler.chat_document import ASSISTANT, as_deltas, usual_members, with_role_once
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
@@ -84,7 +84,7 @@ class Chunks:
         self._no_usage = None if request.include_usage else UNSET
 
     def opening(self) -> bytes:
-        """Sent when the stream starts, possibly nothing."""
+        """Sent before the first of the other events, possibly nothing."""
         return b""
 
     def delta(self, text: str) -> bytes:
@@ -138,14 +138,12 @@ def chat_chunks(request_id: str, model: str, request: InferenceRequest, passed_o
 
 
 class ChatChunks(Chunks):
-    """The stream of `/v1/chat/completions` for generated text."""
+    """The stream of `/v1/chat/completions` for generated text. The first chunk has the role."""
 
-    def opening(self) -> bytes:
-        """The role. Some clients measure the time to the first chunk, which must not include the queue."""
-        return self._event([ChatDelta(Delta(role="assistant", content=""))], self._no_usage)
+    _role: str | UnsetType = ASSISTANT
 
     def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
-        delta = Delta() if text is None else Delta(content=text)
+        delta, self._role = Delta(self._role, UNSET if text is None else text), UNSET
         return self._event([ChatDelta(delta, finish_reason=finish_reason)], self._no_usage)
 
     def _usage_chunk(self, tokens: TokenUsage) -> bytes:
@@ -197,12 +195,14 @@ class DocumentChunks(Chunks):
 
 
 class ChatDocumentChunks(DocumentChunks):
-    """The stream of `/v1/chat/completions` from these lines."""
+    """The stream of `/v1/chat/completions` from these lines. The first chunk of each choice has its role."""
 
     def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
         own = {"object": "chat.completion.chunk", "service_tier": response_tier(request.service_tier)}
         super().__init__(request_id, model, request, own)
+        self._without_role = set(range(1 if request.document is None else request.document.choices))
 
-    def opening(self) -> bytes:
-        """The role. All else is left to the server's events, since a message may have no content."""
-        return self._write({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+    def _line(self, line: str) -> bytes:
+        if self._without_role or '"role"' in line:
+            line = with_role_once(line, self._without_role)
+        return super()._line(line)

@@ -227,7 +227,8 @@ class MessageStream(EventStream):
         return self._size > MAX_BUFFERED_BYTES
 
     def start(self) -> None:
-        """Nothing: the library writes the headers."""
+        """The library writes the headers."""
+        self.begun = True
 
     def send(self, events: bytes) -> None:
         """Add the messages of complete frames."""

@@ -62,6 +62,9 @@ def wants_problem(headers: CIMultiDictProxy[str]) -> bool:
 
 JITTER = 0.25  # Up to this share is added to waits, so that clients do not retry at the same time.
 MAX_RETRY_AFTER_MS = 60_000  # Longer predictions are not reliable.
+MAX_WAIT_MS = (
+    120_000  # No retry is requested after a longer wait: some clients would sleep for hours, others retry at once.
+)
 FALLBACK_RETRY_AFTER_MS = 1000
 _EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Their waits are known exactly.
 
@@ -160,11 +163,14 @@ class ErrorResponses:
         response.headers = [("x-request-id", request_id), *(headers or ())]
         if form is not None:
             response.lines = form.lines(request_id, "".join(f"{name}: {value}\r\n" for name, value in headers or ()))
-        if retry_after_ms is not UNSET:
+        retry = row.retry
+        if retry_after_ms is not UNSET and retry_after_ms > MAX_WAIT_MS:
+            retry = False
+        elif retry_after_ms is not UNSET:
             response.headers.append(("Retry-After", str(math.ceil(retry_after_ms / 1000))))
             response.headers.append(("retry-after-ms", str(retry_after_ms)))
-        if row.retry is not None:
-            response.headers.append(("x-should-retry", "true" if row.retry else "false"))
+        if retry is not None:
+            response.headers.append(("x-should-retry", "true" if retry else "false"))
         response.close = error.code is ErrorCode.TOO_MANY_CONNECTIONS
         if isinstance(error, EncodingError):
             response.headers.append(("Accept-Encoding", error.accepted))

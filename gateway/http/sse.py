@@ -55,8 +55,12 @@ class ProgressTimers(Generic[T]):
 
 EVENTS = "text/event-stream"
 PING = b": ping\n\n"
-PING_EVERY_S = 2.0
+PING_EVERY_S = 1.75
 """A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
+
+
+BREAK_OFF_S = 0.5
+"""From the error of a stream to the end of its connection: Node's `fetch` drops the events that its client has not read then."""
 
 
 class EventStreamConnection(Protocol):
@@ -67,15 +71,21 @@ class EventStreamConnection(Protocol):
 
 
 class EventStream(HttpResponse):
-    """One stream. `play` writes it, starting with `start`, and is awaited exactly once."""
+    """One stream. `play` writes it, starting with `start`, and is awaited exactly once.
 
-    __slots__ = ("_chunked", "_play", "_quiet")
+    The headers are written with the first event or, if there is none yet, with the first ping: until then the response may
+    still become an error with its own status. With `abort` the body ends incomplete, so that no client takes it for whole.
+    """
+
+    __slots__ = ("_chunked", "_play", "_quiet", "begun")
 
     def __init__(self, play: Callable[["EventStream"], Awaitable[None]]) -> None:
         super().__init__(200, b"", content_type=EVENTS)
         self._play = play
         self._chunked = True
         self._quiet = True
+        self.begun = False
+        """Whether the headers were written."""
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """As HttpResponse; streams to HTTP/1.0 have no chunks and end with the connection."""
@@ -91,6 +101,7 @@ class EventStream(HttpResponse):
         finally:
             pings.stop(self)
         if self.abort:
+            await asyncio.sleep(BREAK_OFF_S)
             request.protocol.force_close()
         else:
             await self.drain()
@@ -111,13 +122,17 @@ class EventStream(HttpResponse):
         return bool(self._of_request().protocol.writing_paused)
 
     def start(self) -> None:
-        """Write the headers. Raises ConnectionResetError if the client left."""
-        request = self._of_request()
-        transport = request.transport
+        """Start the stream. Raises ConnectionResetError if the client left."""
+        transport = self._of_request().transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client left.")
-        transport.write(self.head(self._connection(request)))
         self._pings().start(self, asyncio.get_running_loop().time())
+
+    def replace(self, response: HttpResponse) -> None:
+        """Write this response instead of the stream, which has not begun."""
+        response.keep_alive = self.keep_alive
+        self.begun = True
+        self._write(response.head(self._connection(self._of_request())) + response.body)
 
     def send(self, events: bytes) -> None:
         """Write complete events, possibly none. Does nothing if the client left."""
@@ -126,7 +141,7 @@ class EventStream(HttpResponse):
             self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
 
     def end(self) -> None:
-        """Write the end of the stream."""
+        """Write the end of the stream that has begun."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
 
@@ -143,9 +158,11 @@ class EventStream(HttpResponse):
         return f"{chunked}Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
     def _write(self, data: bytes) -> None:
-        transport = self._of_request().transport
-        if transport is not None and not transport.is_closing():
-            transport.write(data)
+        request = self._of_request()
+        if not self.begun:
+            self.begun, data = True, self.head(self._connection(request)) + data
+        if request.transport is not None and not request.transport.is_closing():
+            request.transport.write(data)
 
     def _of_request(self) -> web.BaseRequest:
         return cast("web.BaseRequest", self._request)

@@ -1,6 +1,7 @@
 """A streamed response, from admission to its last event, and the assembly of its text from increments.
 
-Until a stream is admitted, an error is an ordinary response. Increments are written when the subscriber reads them,
+Until the first text, for at most the time of a ping, an error is an ordinary response. After that it is an event, and the
+body ends incomplete. Increments are written when the subscriber reads them,
 without a task or a timer in between. The stored reply ends the stream, as for any request, and fills the gaps.
 
 Increments may be lost, late, duplicated, or from a run that was lost. Text that was sent cannot be revoked: overlaps are
@@ -114,6 +115,8 @@ class StreamedResponse:
         self._future = future
         self._started = asyncio.Event()
         self._assembly = StreamAssembly()
+        self._lines = ""  # Headers.
+        self._opened = False
         self._stream: EventStream | None = None
         self._held = ""  # Text that arrived before the headers were written, or that the client was too slow for.
         self._reply: Reply | None = None
@@ -152,21 +155,22 @@ class StreamedResponse:
             stream.headers.append(REPLAYED)
         limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
         form = self._call.api_format.form
-        stream.lines = f"x-request-id: {request_id}\r\n{limits}" + (form.lines(request_id, limits) if form else "")
+        self._lines = f"x-request-id: {request_id}\r\n{limits}" + (form.lines(request_id, limits) if form else "")
+        stream.lines = self._lines
         return stream
 
     async def _play(self, stream: EventStream) -> None:
         try:
             stream.start()
-            stream.send(self._chunks.opening())
             self._stream = stream
             self._send("")
             reply = self._reply or await self._completed(await stream.outcome(self._future))
             rest = self._held + self._rest(reply)
             await self._keep(reply)
             events = self._chunks.delta(rest) if rest else b""
-            stream.send(events + self._chunks.closing(reply) + self._chunks.END)
+            self._write(stream, events + self._chunks.closing(reply) + self._chunks.END)
             self._record_completed(reply)
+            stream.end()
         except RequestError as error:
             self._fail(stream, error)
         except (ConnectionError, asyncio.CancelledError):
@@ -178,7 +182,11 @@ class StreamedResponse:
             self._fail(stream, RequestError(ErrorCode.INTERNAL_ERROR))
         finally:
             self.close()
-        stream.end()
+
+    def _write(self, stream: EventStream, events: bytes) -> None:
+        if events and not self._opened:
+            self._opened, events = True, self._chunks.opening() + events
+        stream.send(events)
 
     def _send(self, text: str) -> None:
         stream = self._stream
@@ -187,7 +195,7 @@ class StreamedResponse:
         if stream is None or stream.full:
             self._held = text
         elif text:
-            stream.send(self._chunks.delta(text))
+            self._write(stream, self._chunks.delta(text))
         if self._assembly.broken and not self._future.done():
             self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
 
@@ -210,10 +218,17 @@ class StreamedResponse:
         call.pipeline.events.completed(call.api_format.endpoint, call.identity, (self._pending,), (reply,), seconds)
 
     def _fail(self, stream: EventStream, error: RequestError) -> None:
+        """Send the error, with its status if no event was sent."""
         call = self._call
+        if not stream.begun:
+            response = call.reject(error)
+            response.lines += stream.lines.removeprefix(self._lines)  # Those that the server has added.
+            stream.replace(response)
+            return
         call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
         response = call.pipeline.error_responses.answer(error, self._pending.id, form=call.api_format.form)
-        stream.send(self._chunks.failure(response))
+        self._write(stream, self._chunks.failure(response))
+        stream.abort = True
 
     @property
     def used(self) -> int:

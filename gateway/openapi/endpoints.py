@@ -56,7 +56,7 @@ from gateway.openapi.model import (
 )
 from gateway.openapi.operator_endpoints import ACTIONS, DASHBOARD, METRICS_PAGE, OPERATIONS
 from gateway.operations.health.model import Liveness, Readiness
-from gateway.translations.custom_tools import CUSTOM, CustomTool
+from gateway.translations.custom_tools import CUSTOM, NAMESPACE, NOT_OFFERED, CustomTool
 from gateway.translations.message_endpoints import MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
 from gateway.translations.messages import MessageBody, PromptBody
@@ -103,6 +103,14 @@ def _of_type(name: str, kind: type) -> Schema:
     return inlined(kind, type=only(name))
 
 
+def _typed(*types: str, **more: Schema) -> Schema:
+    """The schema of an object of one of these types with `more` members, which are required."""
+    return {"type": "object", "properties": {"type": only(*types), **more}, "required": ["type", *more]}
+
+
+TOOLS = (_of_type("function", FunctionTool), _of_type(CUSTOM, CustomTool))
+NAMESPACE_TOOL = _typed(NAMESPACE, name={"type": "string"}, tools={"type": "array", "items": {"anyOf": [*TOOLS]}})
+
 _NO_TYPE = inlined(MessageItem, optional=("type",))
 """A message, whose type may be left out."""
 
@@ -124,7 +132,7 @@ RESPONSE_RULES: dict[str, Schema] = {
     "tools": {
         "anyOf": [
             {"type": "null"},
-            {"type": "array", "items": {"anyOf": [_of_type("function", FunctionTool), _of_type(CUSTOM, CustomTool)]}},
+            {"type": "array", "items": {"anyOf": [*TOOLS, NAMESPACE_TOOL, _typed(*sorted(NOT_OFFERED))]}},
         ]
     },
     "tool_choice": {
@@ -437,10 +445,12 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *DASHBOARD,
     *ACTIONS,
     probe_endpoint("/livez", "Liveness of the process", {200: ("The process is alive.", Liveness)}),
-    probe_endpoint(
-        "/readyz",
-        "Readiness for traffic",
-        {200: ("Ready.", Readiness), 503: ("Not ready, with the reason.", Readiness)},
+    *(
+        probe_endpoint(path, summary, {200: ("Ready.", Readiness), 503: ("Not ready, with the reason.", Readiness)})
+        for path, summary in (
+            ("/readyz", "Readiness for traffic"),
+            ("/health", "The same, at the path of vLLM's server"),
+        )
     ),
     METRICS_PAGE,
     static_page("/", "Introduction", HTML),

@@ -1,12 +1,20 @@
-"""Custom tools of `POST /v1/responses`: their input is a text. In a chat each is a function with one argument."""
+"""Tools of `POST /v1/responses` that a chat does not have.
 
-from collections.abc import Mapping, Sequence
+The input of a custom tool is a text; in a chat it is a function with one argument. The tools of a namespace are offered
+with the others, and a call of one has the name of the namespace.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 CUSTOM, CUSTOM_INPUT = "custom", "input"
 """The type of tools whose input is a text, and the argument of the function that has it in a chat."""
+NAMESPACE = "namespace"
+NOT_OFFERED = frozenset({"web_search", "web_search_preview"})
+"""Tools that OpenAI runs, and that agents offer unasked: the model goes without them."""
+
 _arguments = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -28,9 +36,25 @@ class CustomTool(msgspec.Struct, frozen=True):
         return {"name": self.name, "parameters": parameters} | ({"description": description} if description else {})
 
 
+def offered_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Place, tool and namespace of each tool that the model gets."""
+    for number, tool in enumerate(tools):
+        place, members = f"tools[{number}]", tool.get("tools")
+        if tool.get("type") == NAMESPACE and isinstance(members, list):
+            named = enumerate(each for each in members if isinstance(each, dict))
+            yield from ((f"{place}.tools[{at}]", each, str(tool.get("name"))) for at, each in named)
+        elif tool.get("type") not in NOT_OFFERED:
+            yield place, tool, ""
+
+
 def custom_tools(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The names of the custom tools."""
-    return frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == CUSTOM)
+    return frozenset(str(tool.get("name")) for _, tool, _ in offered_tools(tools) if tool.get("type") == CUSTOM)
+
+
+def namespaces(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name of a tool -> its namespace, for those that have one."""
+    return {str(tool.get("name")): namespace for _, tool, namespace in offered_tools(tools) if namespace}
 
 
 def custom_input(arguments: str) -> str:

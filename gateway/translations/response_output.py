@@ -14,7 +14,7 @@ from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, us
 from gateway.api.inference import ApiFormat, completed
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
-from gateway.translations.custom_tools import custom_input, custom_tools
+from gateway.translations.custom_tools import custom_input, custom_tools, namespaces
 from gateway.translations.response_document import (
     CachedTokens,
     IncompleteDetails,
@@ -58,7 +58,7 @@ class OutputItems:
 
     def __init__(self, document: ResponseDocument) -> None:
         self._hex = document.id.removeprefix(RESPONSE_PREFIX)
-        self._custom = custom_tools(document.tools)
+        self._custom, self._namespaces = custom_tools(document.tools), namespaces(document.tools)
         self._inputs: dict[int, str] = {}  # Item of a call of a custom tool -> its arguments.
         self.items: list[dict[str, Any]] = []
         self._open: int | None = None  # The message or reasoning that is continued.
@@ -213,6 +213,8 @@ class OutputItems:
             at = self._calls[index] = len(self.items)
             call_id = call.get("id") or f"call_{self._hex}_{at}"
             fields = {"call_id": call_id, "name": function.get("name") or ""}
+            if namespace := self._namespaces.get(fields["name"]):
+                fields["namespace"] = namespace
             if fields["name"] in self._custom:
                 self._inputs[at] = ""
                 yield from self._begin("ctc", {"type": "custom_tool_call", **fields, "input": ""})

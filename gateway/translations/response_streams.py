@@ -163,11 +163,12 @@ class ResponseStreams:
         except Exception as error:  # noqa: BLE001  # every error ends the stream with an event
             log_fault("stream of a stored response failed", error, request_id=request_id)
             _fail(stream, RequestError(ErrorCode.INTERNAL_ERROR), request_id, max(after, number - 1))
+        else:
+            stream.end()
         finally:
             self.count[customer_id] -= 1
             if not self.count[customer_id]:
                 del self.count[customer_id]
-        stream.end()
 
 
 def _send(stream: EventStream, event: Event, number: int, after: int) -> int:
@@ -182,4 +183,4 @@ def _fail(stream: EventStream, error: RequestError, request_id: str, number: int
     fault = fault_of(error, request_id)
     details = {"code": fault.code, "message": fault.message, "param": fault.param}
     stream.send(event_bytes({"type": "error", **details, "error": fault}, number))
-    stream.keep_alive = False
+    stream.abort = True

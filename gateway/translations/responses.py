@@ -17,7 +17,7 @@ from gateway.http.absent_members import NOTHING
 from gateway.http.request import check_duplicates, decode
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid, validation_error
-from gateway.translations.custom_tools import CUSTOM, CUSTOM_INPUT, CustomTool
+from gateway.translations.custom_tools import CUSTOM, CUSTOM_INPUT, CustomTool, offered_tools
 from scheduler.errors import RequestError
 from scheduler.request_id import PREFIX
 
@@ -361,6 +361,7 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         _add_message(messages, item)
     if all(isinstance(item, ReasoningItem) for item in items):
         raise invalid("input", "`input` has only reasoning: add a message.")
+    tools = [_chat_tool(tool, place) for place, tool, _ in offered_tools(body.tools or ())]
     logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
     chat = {
         "model": body.model,
@@ -369,9 +370,9 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": [_chat_tool(tool, number) for number, tool in enumerate(body.tools or ())] or None,
+        "tools": tools or None,
         "tool_choice": _chat_tool_choice(body.tool_choice),
-        "parallel_tool_calls": body.parallel_tool_calls if body.tools else None,
+        "parallel_tool_calls": body.parallel_tool_calls if tools else None,
         "response_format": _response_format(body.text.format if body.text is not None else None),
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "logprobs": logprobs,
@@ -421,17 +422,17 @@ def _chat_part(part: InputPart) -> dict[str, Any]:
     return {"type": "text", "text": part.text}
 
 
-def _chat_tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _chat_tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind == CUSTOM:
-        return {"type": "function", "function": _converted(tool, CustomTool, f"tools[{number}]").function()}
+        return {"type": "function", "function": _converted(tool, CustomTool, place).function()}
     if kind != "function":
         message = (
-            f"`tools[{number}]` is of the type `{str(kind)[:64]}`: only tools of the types `function` and `{CUSTOM}` are "
+            f"`{place}` is of the type `{str(kind)[:64]}`: only tools of the types `function` and `{CUSTOM}` are "
             "supported. Turn this tool off in the client."
         )
         raise invalid("tools", message)
-    function = _converted(tool, FunctionTool, f"tools[{number}]")
+    function = _converted(tool, FunctionTool, place)
     fields = msgspec.structs.asdict(function)
     del fields["type"]
     return {"type": "function", "function": _present(fields)}

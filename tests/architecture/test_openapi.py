@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_HTTP = {"Date", "Content-Type", "Content-Length", "Connection"}
 """Headers of HTTP itself, which a description does not repeat."""
 
-PUBLIC = {"/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json"}
+PUBLIC = {"/health", "/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json"}
 PUBLIC |= {"/internal/dashboard/assets/{id}", "/internal/runbooks/{id}", "/v2", "/v2/health/live", "/v2/health/ready"}
 """Addresses that need no token."""
 

@@ -29,6 +29,12 @@ async def pieces(stream: Any) -> list[str]:
     return [chunk.choices[0].text async for chunk in stream if chunk.choices and chunk.choices[0].text]
 
 
+def begin_early(stack: Stack) -> None:
+    """Send the headers of streams, and pings, after 50 ms without text."""
+    assert stack.gateway._edge is not None
+    stack.gateway._edge.ping_watch.timeout_s = 0.05
+
+
 class Writer:
     """Publishes increments of the one pending request, as its worker does."""
 
@@ -96,8 +102,7 @@ async def test_the_bytes_of_a_stream(stack: Stack) -> None:
 async def test_a_queued_stream_sends_pings(stack: Stack) -> None:
     """Comments keep proxies from closing the connection while the request is queued; clients ignore them."""
     stack.worker.hold = True
-    assert stack.gateway._edge is not None
-    stack.gateway._edge.ping_watch.timeout_s = 0.05
+    begin_early(stack)
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
     writer.write(request(stack))
 
@@ -114,6 +119,7 @@ async def test_a_queued_stream_sends_pings(stack: Stack) -> None:
 async def test_foreign_increments_are_dropped(stack: Stack, caller: openai.AsyncOpenAI) -> None:
     """Increments with another nonce and malformed messages are counted and dropped; the stored output fills the gaps."""
     stack.worker.hold = True
+    begin_early(stack)
     writer = Writer(stack)
     stream = await streamed(caller)
 
@@ -130,25 +136,21 @@ async def test_foreign_increments_are_dropped(stack: Stack, caller: openai.Async
 
 
 async def test_the_chunks_of_a_chat(stack: Stack, caller: openai.AsyncOpenAI) -> None:
-    """The role comes when the request is admitted, the text after it, and the finish reason last."""
-    stack.worker.hold = True
+    """No chunk precedes the text, whose first one has the role; the finish reason is in the last one."""
+    stack.worker.answerer = lambda member: Outcome(member.id, "", 1.5, 8, "v1", "hello", 3, "length")
     stream = await caller.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "olleh"}], stream=True
     )
-    opening = await anext(aiter(stream))
-    stack.worker.answerer = lambda member: Outcome(member.id, "", 1.5, 8, "v1", "hello", 3, "length")
-    stack.worker.hold = False
-    chunks = [opening, *[chunk async for chunk in stream]]
+    chunks = [chunk async for chunk in stream]
 
     assert [(chunk.choices[0].delta.role, chunk.choices[0].delta.content) for chunk in chunks] == [
-        ("assistant", ""),
-        (None, "hello"),
+        ("assistant", "hello"),
         (None, None),
     ]
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "length"]
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     headers = stream.response.headers
-    assert (headers["content-type"], headers["x-request-id"]) == ("text/event-stream", opening.id)
+    assert (headers["content-type"], headers["x-request-id"]) == ("text/event-stream", chunks[0].id)
     assert "x-ratelimit-limit-requests" in headers
 
 
@@ -217,14 +219,52 @@ async def test_a_slow_reader_costs_little_memory(client: Redis, redis_url: str) 
     assert sum(len(each["choices"][0]["text"]) for each in events) == count * len(text)
 
 
+TEXT = [{"role": "user", "content": "olleh"}]
+
+
 @pytest.mark.parametrize(
-    ("changes", "code"), [({"total_ms": 300}, "deadline_exceeded"), ({"drain_timeout_s": 0.1}, "draining")]
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "olleh"}),
+        ("chat/completions", {"messages": TEXT}),
+        ("messages", {"messages": TEXT, "max_tokens": 5}),
+        ("responses", {"input": "olleh", "store": False}),
+    ],
+)
+async def test_an_error_before_the_text_has_its_status(stack: Stack, path: str, body: dict[str, Any]) -> None:
+    """As without a stream, with the headers of every response; the connection serves the next request."""
+    stack.worker.answerer = lambda member: Outcome(member.id, "invalid_request", 1.0, 0, "v1", "No.")
+    for stream in (True, True, False):
+        sent = {"model": "tiny", "stream": stream} | body
+        async with stack.http.post(f"{stack.url}/v1/{path}", json=sent, headers=stack.key()) as response:
+            error = (await response.json())["error"]
+            assert (response.status, response.content_type) == (400, "application/json")
+        assert (error["message"], "x-ratelimit-limit-requests" in response.headers) == ("No.", True)
+    assert len(stack.worker.seen) == 3
+
+
+async def test_a_failed_stream_ends_incomplete(client: Redis, redis_url: str) -> None:
+    """After the error event the connection is closed without the end of the body: no program takes the stream for whole."""
+    async with running_stack(client, redis_url, worker=False, total_ms=1000) as stack:
+        begin_early(stack)
+        head, _, body = (await stack.raw(request(stack))).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    with pytest.raises(ValueError, match="invalid literal"):
+        unchunked(body)
+    (event,) = documents(unchunked(body + b"0\r\n\r\n"))
+    assert event["error"]["code"] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [({"total_ms": 1000}, "deadline_exceeded"), ({"drain_timeout_s": 0.1}, "draining")]
 )
 async def test_a_deadline_or_drain_ends_a_stream(
     client: Redis, redis_url: str, changes: dict[str, Any], code: str
 ) -> None:
     """After the status 200 the error is an event, which the client raises with code and request id."""
     async with running_stack(client, redis_url, worker=False, **changes) as stack, openai_client(stack) as caller:
+        begin_early(stack)
         stream = await streamed(caller)
         task = asyncio.create_task(pieces(stream))
         if code == "draining":

@@ -90,6 +90,27 @@ async def test_lists(stack: Stack, caller: openai.AsyncOpenAI, served: StandIn) 
     assert struct.unpack("<3f", base64.b64decode(raw)) == (1.0, 1.0, 0.5)
 
 
+async def test_prompts_of_token_ids(caller: openai.AsyncOpenAI, served: StandIn) -> None:
+    """They are passed on as they are, one request for each list, as evaluations of language models send them."""
+    single = await caller.completions.create(model="tiny", prompt=[7, 8, 9])
+    several: Any = await caller.completions.create(model="tiny", prompt=[[7, 8], [9]], echo=True, logprobs=1)
+
+    assert single.choices[0].text == "9 8 7"
+    assert [choice.logprobs.tokens[0] for choice in several.choices] == ["7", "9"]
+    assert sorted(body["prompt"] for body in served.asked("completions")) == [[7, 8], [7, 8, 9], [9]]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_sampling_fields_of_servers_are_passed_on(stack: Stack, served: StandIn, path: str) -> None:
+    """Load programs send them, also with values that have no effect; no capability is needed."""
+    fields = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.0, "min_tokens": 3, "ignore_eos": True}
+    text: Any = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+    async with aiohttp.ClientSession(headers=stack.key()) as http:
+        await whole(http, f"{stack.url}/v1", {"model": "tiny"} | text | fields, path)
+
+    assert served.asked(path)[-1].items() >= fields.items()
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "capabilities", "error"),
     [

@@ -75,6 +75,21 @@ def test_invalid_responses(data: bytes) -> None:
         ResponseParser().feed(data)
 
 
+@pytest.mark.parametrize(
+    ("chunk", "read"), [('data: {"error":{"code":"x"}}\n\n', True), ("data: {}\n\n", False), ("", False)]
+)
+def test_a_stream_that_ends_incomplete_after_its_error(chunk: str, read: bool) -> None:
+    """It is the response to its request; without an error the response is lost."""
+    parser = ResponseParser()
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+    assert parser.feed(f"{head}\r\n\r\n{len(chunk):x}\r\n{chunk}\r\n".encode() if chunk else b"") is None
+    response = parser.broken_off()
+
+    assert (response is not None) == read
+    if response is not None:
+        assert (response.status, response.body, response.keep_alive) == (200, chunk.encode(), False)
+
+
 def test_a_chunked_response_in_many_reads() -> None:
     """The response is complete with its last chunk; its body is that of all chunks."""
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n0\r\n\r\n\r\na\r\n0123456789\r\n0\r\n\r\n"

@@ -231,7 +231,6 @@ def test_invalid_bodies(changes: dict[str, Any], param: str) -> None:
             Capability.STRUCTURED_OUTPUT,
             "output_config",
         ),
-        ({"top_k": 1}, Capability.EXTENSIONS, "top_k"),
         ({"tools": [TOOL]}, Capability.TOOLS, "tools"),
         ({"messages": [{"role": "user", "content": [PNG]}]}, Capability.IMAGES, "messages"),
     ],

@@ -14,8 +14,9 @@ ID = "req_01a22269590574fdade48428b619e449"
 DELTA = '{"index":0,"delta":{"content":"a"},"finish_reason":null}'
 
 
-def chunks(*, usage: bool = False) -> DocumentChunks:
-    request: Any = SimpleNamespace(service_tier=None, include_usage=usage)
+def chunks(*, usage: bool = False, choices: int = 1) -> DocumentChunks:
+    document = SimpleNamespace(choices=choices)
+    request: Any = SimpleNamespace(service_tier=None, include_usage=usage, document=document)
     found = chat_chunks(ID, "m", request, True)
     assert isinstance(found, DocumentChunks)
     return found
@@ -57,7 +58,7 @@ def test_events_of_a_server_become_the_gateways(body: dict[str, Any], usage: boo
     """Each has the gateway's id, time, model and tier beside the server's members, however the lines are cut."""
     sent = [*rich_events(body), {"choices": [], "usage": {"prompt_tokens": 3}}]
     lines = "".join(output_line(json.dumps(event | {"usage": event.get("usage")}).encode()) for event in sent)
-    made = chunks(usage=usage)
+    made = chunks(usage=usage, choices=body.get("n", 1))
 
     events = b"".join(made.delta(lines[at : at + size]) for at in range(0, len(lines), size))
     last = documents(made.closing(SimpleNamespace()))  # type: ignore[arg-type]  # the server's usage is known
@@ -67,6 +68,33 @@ def test_events_of_a_server_become_the_gateways(body: dict[str, Any], usage: boo
     found = documents(events)
     assert found == [{**event, **own, "created": found[0]["created"]} for event in sent[:-1]]
     assert [each["usage"] for each in last] == ([{"prompt_tokens": 3}] if usage else [])
+
+
+ROLE, TEXT = {"role": "assistant"}, {"content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ([{**ROLE, "content": ""}, TEXT], [{**ROLE, "content": ""}, TEXT]),
+        ([TEXT, TEXT], [ROLE | TEXT, TEXT]),
+        ([ROLE | TEXT, ROLE | TEXT, {**ROLE, "content": '"role"'}], [ROLE | TEXT, TEXT, {"content": '"role"'}]),
+        ([{}], [ROLE]),
+    ],
+)
+@pytest.mark.parametrize("choices", [1, 2])
+def test_the_role_is_in_one_event_of_each_choice(
+    sent: list[dict[str, Any]], received: list[dict[str, Any]], choices: int
+) -> None:
+    """Whether the server sends it at first, never or always: OpenAI's client joins the roles of all events."""
+    made = chunks(choices=choices)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for delta in sent:
+        for index in range(choices):
+            line = json.dumps({"choices": [{"index": index, "delta": delta}], "usage": None}) + "\n"
+            (event,) = documents(made.delta(line))
+            found.setdefault(index, []).append(event["choices"][0]["delta"])
+    assert found == dict.fromkeys(range(choices), received)
 
 
 def test_an_event_of_several_lines_is_one_line() -> None:

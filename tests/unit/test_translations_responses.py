@@ -15,6 +15,7 @@ from gateway.translations.response_output import (
     RESPONSES,
     Output,
     ResponseChunks,
+    response_to,
     whole,
 )
 from gateway.translations.responses import ResponsesRequest, read_responses, request_of, response_id
@@ -159,7 +160,7 @@ def test_a_request_is_a_chat(fields: dict[str, Any], expected: dict[str, Any]) -
             "`image_url` is required",
         ),
         ({"input": "x" * (MAX + 1)}, "input", "`input` must not be larger"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "type `web_search`"),
+        ({"tools": [{"type": "file_search"}]}, "tools", "type `file_search`"),
         ({"tools": [{"type": "function"}]}, "name", r"`name` is required in `tools\[0\]`"),
         ({"tool_choice": "sometimes"}, "tool_choice", "`sometimes`"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "`file_search`"),
@@ -264,6 +265,25 @@ def test_a_call_of_a_custom_tool_has_its_input(arguments: str, text: str) -> Non
         (text, None, item["id"]),
         (None, text, item["id"]),
     ]
+
+
+def test_tools_of_a_namespace_and_searches() -> None:
+    """Tools of a namespace are offered beside the others, and a call names it; a search that OpenAI runs is left out."""
+    agents = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}, PATCH]}
+    tools = [TOOL, agents, {"type": "web_search", "external_web_access": True}]
+    history = [{"type": "function_call", "call_id": "c", "name": "spawn", "namespace": "agents", "arguments": "{}"}]
+    found = chat(tools=tools, input=[USER, *history])
+    output = lines(called(0, name="spawn", arguments="{}"), called(1, name="f"), called(2, name="patch"))
+    items = response_to(reply(output, DOCUMENT), "m", read(tools=tools)).output
+
+    assert [tool["function"]["name"] for tool in found["tools"]] == [TOOL["name"], "spawn", "patch"]
+    assert found["messages"][-1]["tool_calls"][0]["function"]["name"] == "spawn"
+    assert [(item["type"], item.get("namespace")) for item in items] == [
+        ("function_call", "agents"),
+        ("function_call", None),
+        ("custom_tool_call", "agents"),
+    ]
+    assert "tools" not in chat(tools=tools[2:], parallel_tool_calls=True)
 
 
 def test_a_conversation_comes_before_the_input() -> None:

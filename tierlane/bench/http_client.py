@@ -23,6 +23,7 @@ _USUAL_LENGTH = b"\r\nContent-Length: "
 _CONNECTION = b"onnection:"
 _CHUNKED = b"\r\ntransfer-encoding: chunked"
 _LAST_CHUNK = b"0\r\n\r\n"
+_EVENTS, _ERROR = b"text/event-stream", b'data: {"error":'
 _BODYLESS = (204, 304)
 
 
@@ -120,6 +121,19 @@ class ResponseParser:
             return None
         self._buffer, self._wanted = b"", 0
         return BenchResponse(status, data[:head_end], body, _keeps_alive(data[:head_end].lower()))
+
+    def broken_off(self) -> BenchResponse | None:
+        """At the end of the connection: a stream that the server ended with an error, without the end of its body."""
+        data = self._buffer
+        head_end = data.find(_HEAD_END)
+        head = data[: max(0, head_end)].lower()
+        try:
+            body = _joined(data + _LAST_CHUNK, head_end + 4) if _CHUNKED in head and _EVENTS in head else None
+        except WireError:
+            return None
+        return (
+            BenchResponse(_status(head), data[:head_end], body, keep_alive=False) if body and _ERROR in body else None
+        )
 
 
 def _joined(data: bytes, at: int) -> bytes | None:
@@ -262,6 +276,11 @@ class BenchConnection(asyncio.Protocol):
             self._owner.answered(self, pending, response)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        pending, response = self.pending, self._parser.broken_off()
+        if self._transport is not None and pending is not None and response is not None:
+            self.pending = None
+            self._owner.answered(self, pending, response)
+            return
         self._end(UnansweredCause.CLOSED, f"The server closed the connection ({exc or 'end of stream'}).")
 
     def expire(self) -> None:
