@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import (
     BUSY,
@@ -200,7 +202,7 @@ class Endpoint:
 
     async def _verified(self, result: CallResult, until: float) -> CallResult:
         """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text."""
-        if not isinstance(result, Broken) or result.key or await self._probe_fails(until):
+        if not isinstance(result, Broken) or await self._probe_fails(until):
             return result
         return FORBIDDEN
 
@@ -223,6 +225,9 @@ class Endpoint:
         if isinstance(result, ItemResult):
             if result.error_code in _FAILED_CALLS:
                 self.availability.failed(result.output, item.customer, reached=True)
+            elif result.error_code == ErrorCode.INVALID_OUTPUT:
+                several = self.availability.invalid(item.customer)
+                return msgspec.structs.replace(result, by_input=result.by_input or not several)
             elif result is not MISSING_BODY:
                 self._answered_at = now
                 self.availability.worked()

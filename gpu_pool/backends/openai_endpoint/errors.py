@@ -55,8 +55,6 @@ class Broken:
     """
 
     reason: str
-    key: bool = False
-    """It rejects the key, which no client's input can cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def read_refusal(
     if status in _BUSY:
         return Busy(retry_after_s(headers, now_s))
     if status in _MISCONFIGURED or status < 400:
-        return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
+        return Broken(f"The endpoint answers {status}.")
     named, text = _error_fields(body)
     if overflow := read_overflow(
         text
