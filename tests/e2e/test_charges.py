@@ -310,7 +310,7 @@ def test_what_was_delivered_is_charged_once(tmp_path: Path) -> None:
         runner.run(stack.healthy(1))
         mine, neighbour = runner.run(prepared(stack, engine))
 
-        @settings(max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+        @settings(max_examples=80, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
         @given(SCRIPT)
         @example(Script((Step("", "", {"prompt_tokens": 7, "completion_tokens": 0}),), "leave"))
         @example(Script((Step("", ""),), "reset"))

@@ -255,11 +255,15 @@ async def test_junk_for_one_customer_says_nothing_about_the_model(stand_in: Stan
 async def test_a_text_that_is_answered_like_a_wrong_key_does_not_close_the_endpoint(
     stand_in: StandIn, status: str
 ) -> None:
-    """A proxy passes on the status of a server behind it, such as that of an image: a check shows that the key is right."""
+    """A proxy passes on the status of a server behind it, such as that of an image: a check shows that the key is right.
+
+    For several customers in a row the key is wrong.
+    """
     stand_in.fault = lambda route, body: status if body.get("prompt") == "image" else ""
     async with loaded(stand_in) as (endpoint, reports):
-        assert codes(await answered(endpoint, items("image", "ab"))) == ["invalid_request", ""]
-        assert reports == []
+        found = [await answered(endpoint, [replace(items("image")[0], customer=customer)]) for customer in (1, 1, 2)]
+        assert [codes(each) for each in found] == [["invalid_request"], ["invalid_request"], ["-"]]
+        assert reports == [f"The endpoint answers {status}."]
 
 
 async def test_failures_of_one_customer_are_verified_by_a_probe(stand_in: StandIn) -> None:

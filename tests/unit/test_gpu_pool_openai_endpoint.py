@@ -191,6 +191,7 @@ def test_status_codes() -> None:
     """Busy, misconfigured endpoint, server failure, or error of the client."""
     assert [error_of(status) for status in (429, 503)] == [Busy(None), Busy(None)]
     assert all(isinstance(error_of(status), Broken) for status in (301, 401, 403, 404, 405))
+    assert (error_of(401).key, error_of(403).key) == (True, False)
     assert [error_of(status).by_input for status in (408, 500, 502, 504)] == [False, True, False, False]
     codes = [error_of(status).error_code for status in (400, 413, 418, 422)]
     assert codes == ["invalid_request", "request_too_large", "invalid_request", "invalid_request"]

@@ -55,6 +55,8 @@ class Broken:
     """
 
     reason: str
+    key: bool = False
+    """It rejects the key, which the inputs of one customer may cause at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def read_refusal(
     if status in _BUSY:
         return Busy(retry_after_s(headers, now_s))
     if status in _MISCONFIGURED or status < 400:
-        return Broken(f"The endpoint answers {status}.")
+        return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
     named, text = _error_fields(body)
     if overflow := read_overflow(
         text
