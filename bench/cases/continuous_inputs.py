@@ -47,7 +47,7 @@ def run(*, quick: bool, plan: Plan | None = None) -> Outcome:
         run_side(side, engine, [good], Span(0.0, 10.0, DRAIN_S))  # A stack that has not served yet knows no capacity.
         for _ in range(plan.rounds):
             for name, loads, seconds in (
-                ("alone", [good], plan.seconds / 2),
+                ("alone", [good], plan.seconds),
                 ("beside", [good, *bad(key)], plan.seconds),
             ):
                 with read_health(stack, data["health"][name]):
