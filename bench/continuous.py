@@ -16,7 +16,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cases import continuous_changes, continuous_closed, continuous_gateways, continuous_open, continuous_tiers
+from cases import (
+    continuous_changes,
+    continuous_closed,
+    continuous_gateways,
+    continuous_inputs,
+    continuous_open,
+    continuous_tiers,
+)
 from cases.continuous_setup import QUICK, Plan
 from cases.outcome import Outcome
 from cases.report import holds, measured, show
@@ -28,6 +35,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "open": continuous_open.run,
     "tiers": continuous_tiers.run,
     "gateways": continuous_gateways.run,
+    "inputs": continuous_inputs.run,
 }
 
 

@@ -33,6 +33,8 @@ class StandIn:
     owner: str = "somebody"
     takes_priority: bool = False
     never_streams: bool = False
+    media_type: str = "text/event-stream"
+    """Of streams."""
     api_key: str = ""
     absent: frozenset[str] = frozenset()
     retry_after: str = "0.2"
@@ -154,7 +156,7 @@ class StandIn:
         return response
 
     async def _stream(self, request: web.Request, route: str, body: dict[str, Any], fault: str) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": self.media_type})
         await response.prepare(request)
         (text,) = _texts(route, body)
         events = [_event(route, char) for char in text[::-1]]

@@ -88,6 +88,12 @@ class ChatConnection(asyncio.Protocol):
             self._end(BROKEN)
         else:
             self._transport.write(request)
+            if chat.load.leaves_s:
+                asyncio.get_running_loop().call_later(chat.load.leaves_s, self._leave, chat)
+
+    def _leave(self, chat: Chat) -> None:
+        if self._chat is chat and self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         """Leave, whatever runs."""

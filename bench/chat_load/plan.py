@@ -22,7 +22,8 @@ class Load:
     """The requests of one customer. `clients` of a closed loop, or a `rate` in requests/s of an open one (Poisson).
 
     `begin_s`, `end_s`: seconds from the start of the warm-up; `end_s` None: until the end of the run. `exact`: a right text is
-    that of the stand-in engine; otherwise it has a character for each token.
+    that of the stand-in engine; otherwise it has a character for each token. `tokens`: of each answer; 0: of different lengths.
+    `leaves_s`: the client leaves so many seconds after it has sent a request; 0: never.
     """
 
     name: str = "chats"
@@ -34,6 +35,8 @@ class Load:
     begin_s: float = 0.0
     end_s: float | None = None
     exact: bool = True
+    tokens: int = 0
+    leaves_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,9 @@ def mean_tokens() -> float:
 def chats(load: Load, client: int) -> Iterator[Chat]:
     """The requests of one client of a load; an open loop has the client 0 only."""
     for number, tokens in enumerate(lengths(f"{load.name}-{load.seed}-{client}")):
-        yield Chat(load, (client, number), f"{load.name}-{load.seed}-{client}-{number}. {_FILLER}", tokens)
+        yield Chat(
+            load, (client, number), f"{load.name}-{load.seed}-{client}-{number}. {_FILLER}", load.tokens or tokens
+        )
 
 
 def arrivals(load: Load, seconds: float) -> Iterator[float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from engine.faults import MARK
 from engine.steps import Sequence
 
 MOST_TOKENS = 32_768
@@ -86,7 +87,9 @@ def _word(number: int) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request with its sequences. `connection` writes its response; `left` counts sequences that are not finished."""
+    """One request with its sequences. `connection` writes its response; `left` counts sequences that are not finished. `fault`:
+    the word of its prompt that asks for one, see `faults`.
+    """
 
     connection: Any
     number: int
@@ -98,6 +101,7 @@ class Call:
     sequences: list[Sequence]
     left: int
     head: bytes = b""
+    fault: str = ""
 
 
 def read_call(body: bytes, *, chat: bool, model: str, default_tokens: int, priorities: bool) -> Call:
@@ -126,6 +130,7 @@ def read_call(body: bytes, *, chat: bool, model: str, default_tokens: int, prior
         prompts=[fingerprint(text) for text in prompts],
         sequences=[],
         left=len(prompts),
+        fault=texts[0].partition("-")[0] if texts[0].startswith(MARK) else "",
     )
     call.sequences = [Sequence(call, length, _tokens(read, text), index) for index, text in enumerate(prompts)]
     return call
@@ -206,6 +211,12 @@ class Responses:
         output = sum(sequence.length for sequence in call.sequences)
         form = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
         return form % (prompt, output, prompt + output)
+
+
+def error_event(reason: str) -> bytes:
+    """The error that ends a stream, in chunked encoding."""
+    event = b"data: %b\n\n" % error_document(reason, 500)
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
 
 
 def error_document(reason: str, status: int) -> bytes:

@@ -8,6 +8,15 @@ import msgspec
 from engine.steps import Pace, Sequence
 
 SEED = 1
+MARK = "!"
+REFUSED = {
+    "!refused": (400, "The input is not accepted."),
+    "!overflow": (400, "This model's maximum context length is 4096 tokens. However, you requested 5016 tokens."),
+    "!failed": (500, "The engine failed on this input."),
+}
+"""The first word of a prompt, up to a hyphen -> status and message of the response."""
+RESET, BROKEN, BROKEN_AT = "!reset", "!broken", 8
+"""Words of prompts whose connection is reset at once, and whose stream ends with an error after so many tokens."""
 
 
 class Change(msgspec.Struct, forbid_unknown_fields=True):

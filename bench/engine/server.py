@@ -17,8 +17,8 @@ from urllib.parse import parse_qs
 import msgspec
 
 from engine import metrics
-from engine.calls import BadRequest, Call, Responses, error_document, read_call
-from engine.faults import Change, Faults
+from engine.calls import BadRequest, Call, Responses, error_document, error_event, read_call
+from engine.faults import BROKEN, BROKEN_AT, REFUSED, RESET, Change, Faults
 from engine.steps import Pace, Sample, Scheduler
 
 MOST_HEAD_BYTES = 1 << 16
@@ -81,6 +81,13 @@ class Engine:
         except BadRequest as error:
             connection.reply(error.status, error_document(str(error), error.status))
             return None
+        if call.fault in REFUSED:
+            status, reason = REFUSED[call.fault]
+            connection.reply(status, error_document(reason, status))
+            return None
+        if call.fault == RESET:
+            connection.reset()
+            return None
         self._calls += 1
         call.connection, call.number = connection, self._calls
         self._open.add(call)
@@ -122,6 +129,10 @@ class Engine:
                 call.connection.write(event(call, sequence))
             if sequence.done == sequence.reset_at:
                 call.connection.reset()
+            elif call.fault == BROKEN and call.stream and sequence.done == BROKEN_AT < sequence.length:
+                self.abort(call)
+                call.connection.write(error_event("The engine failed on this input."))
+                call.connection.ended()
             elif sequence.done == sequence.length:
                 self._finish(call)
         planned = self._step_ends_s

@@ -44,6 +44,9 @@ SLO_FAILURES = frozenset(
 )
 """Errors that are not caused by the client's input, keys, limits or disconnection."""
 
+RUN_FAILURES = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT})
+"""Failures of a run, which its input may have caused."""
+
 
 class EventListener(Protocol):
     """Receives the result of each call: the request log and the traces, if they are enabled."""
@@ -152,6 +155,8 @@ class RequestEvents:
             self._demand_meter.failed(identity.tier)
             self._demand_meter.outcomes.failed(identity.tier, error.code)
             self._demand_meter.gpu_time.unmet(identity)
+            if error.code in RUN_FAILURES:
+                self._demand_meter.refusals.failed(identity.customer_id, identity.customer_name)
         elif error.code in REFUSED and pending is not None and pending.sent:
             # For the ratios of failures it is an answer.
             self._demand_meter.outcomes.completed(identity.tier)

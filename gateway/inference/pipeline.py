@@ -266,7 +266,7 @@ class InferencePipeline:
 
     def give_up(self, pending: PendingRequest, code: ErrorCode) -> None:
         """End a request with this error, here and in Redis: its response cannot be continued."""
-        self._parts.cancellations.add(pending.id, code, delivered=True)
+        self._parts.cancellations.add(pending.id, code, delivered=True, used=pending.used)
         pending.finish(code)
 
     def fail_list(self, pending_requests: Sequence[PendingRequest], code: ErrorCode) -> None:

@@ -203,6 +203,9 @@ class StreamedResponse:
         """The text that was not sent yet. Raises RequestError if the reply does not continue the text that was sent."""
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
+            self._call.pipeline.give_up(
+                self._pending, ErrorCode.WORKER_LOST
+            )  # The client gets another end than Redis has.
             raise RequestError(ErrorCode.WORKER_LOST)
         return rest
 
@@ -232,13 +235,14 @@ class StreamedResponse:
 
     @property
     def used(self) -> int:
-        """Tokens of the input and of the text that was sent, estimated as at admission; 0 if nothing was sent."""
+        """Tokens of the input and of the text that was sent, estimated as at admission; 0 if no text was sent."""
         sent, read = self._assembly.sent_bytes, self._pending.submission.input_bytes
         if not sent:
             return 0
         if self._document is None:
             return estimate(read + sent)
-        return max(1, estimate(read) + self._document.tokens) + line_tokens(self._assembly.text)
+        written = line_tokens(self._assembly.text)
+        return max(1, estimate(read) + self._document.tokens) + written if written else 0
 
     def close(self) -> None:
         """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""

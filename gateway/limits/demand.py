@@ -267,7 +267,7 @@ class DemandMeter:
         total = sum(each.arrived_rps for each in stats.values())
         batches, filled = self._batch_rates(span_s)
         gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
-        refused, served = self.refusals.heartbeat(now)
+        refused, served, failed = self.refusals.heartbeat(now)
         return GatewayStats(
             self._gateway_id,
             round(total, 3),
@@ -280,6 +280,7 @@ class DemandMeter:
             gpu_times=gpu_times,
             refused=refused,
             served=served,
+            failed=failed,
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:

@@ -1,8 +1,9 @@
-"""Customers whose requests the model refuses, and those whose requests it answers, in the last five to ten seconds.
+"""Customers whose requests the model refuses, answers, or fails on, in the last five to ten seconds.
 
 A refusal is the client's error, and counts in no ratio of failures. Refusals of all requests of several customers are not: a
-model's server may have been started with a wrong template. Customers are numbers here, so that the sets of all gateways can be
-united without names.
+model's server may have been started with a wrong template. Failures are the service's, unless they are all of one customer while
+others are answered. Customers are numbers here, so that the sets of all gateways can be united without names, which only those
+with failures have.
 """
 
 from collections import Counter
@@ -21,16 +22,19 @@ LEAST_REFUSED = 3
 LEAST_IN_A_ROW = 5
 """Refusals of a customer since its last answer, from which on that answer does not count."""
 LEAST_CUSTOMERS = 2
+LEAST_FAILED, MOST_OF_ONE = 5, 0.9
+"""Failures of a customer, and their part of all, from which on its inputs may be the cause."""
 LEAST_PART = 0.5
 """The part of the customers that must be refused: a few with broken clients are always there."""
 
 
 class _Customers:
-    __slots__ = ("refused", "served")
+    __slots__ = ("failed", "refused", "served")
 
     def __init__(self) -> None:
         self.served: set[str] = set()
         self.refused: Counter[str] = Counter()
+        self.failed: Counter[tuple[str, int]] = Counter()
 
 
 class RefusalMeter:
@@ -54,8 +58,17 @@ class RefusalMeter:
             refused[customer_id] += 1
             self._in_a_row[customer_id] += 1
 
-    def heartbeat(self, now: float) -> tuple[list[int], list[int]]:
-        """The numbers of customers that were only refused, and of those that were served. `now`: monotonic seconds."""
+    def failed(self, customer_id: str, name: str) -> None:
+        """Count a request whose run failed."""
+        failed, customer = self._slot.failed, (name, _number(customer_id))
+        if len(failed) < MOST_COUNTED or customer in failed:
+            failed[customer] += 1
+
+    def heartbeat(self, now: float) -> tuple[list[int], list[int], list[tuple[str, int, int]]]:
+        """The numbers of customers that were only refused, and of those that were served; (name, number, failures) of each.
+
+        `now`: monotonic seconds.
+        """
         number = int(now / SLOT_S)
         if number != self._number:
             self._before = self._slot if number == self._number + 1 else _Customers()
@@ -65,11 +78,17 @@ class RefusalMeter:
         now_refused = {customer for customer, count in self._in_a_row.items() if count >= LEAST_IN_A_ROW}
         served = (self._slot.served | self._before.served) - now_refused
         only = (customer for customer, count in refused.items() if count >= LEAST_REFUSED and customer not in served)
-        return _numbers(only), _numbers(served)
+        failed = self._slot.failed + self._before.failed
+        most = [(name, number, count) for (name, number), count in failed.most_common(MOST_PUBLISHED)]
+        return _numbers(only), _numbers(served), most
 
 
 def _numbers(customers: Iterable[str]) -> list[int]:
-    return sorted(crc32(customer.encode()) for customer in customers)[:MOST_PUBLISHED]
+    return sorted(map(_number, customers))[:MOST_PUBLISHED]
+
+
+def _number(customer_id: str) -> int:
+    return crc32(customer_id.encode())
 
 
 class Refusals(NamedTuple):
@@ -92,3 +111,14 @@ def refusals_of(gateways: Iterable[GatewayStats]) -> Refusals:
         refused.update(gateway.refused)
         served.update(gateway.served)
     return Refusals(len(refused - served), len(served))
+
+
+def failing_customer(gateways: Iterable[GatewayStats]) -> str:
+    """The name of the customer of nearly all failed requests, while another one is answered; "" if there is none."""
+    failed: Counter[tuple[str, int]] = Counter()
+    served: set[int] = set()
+    for gateway in gateways:
+        failed.update({(name, number): count for name, number, count in gateway.failed})
+        served.update(gateway.served)
+    (((name, number), count),) = failed.most_common(1) or [(("", 0), 0)]
+    return name if count >= max(LEAST_FAILED, MOST_OF_ONE * failed.total()) and served - {number} else ""

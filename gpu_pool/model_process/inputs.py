@@ -225,6 +225,8 @@ def _late(item: Item, result: ItemResult) -> ItemResult:
     if item.listener is None or not item.listener.late or result.error_code:
         return result
     unknown = max(1, estimate(len(item.input.encode()) + len(result.output.encode())))
+    if item.task in DOCUMENTS:  # What was sent is counted; lines without a text are nothing.
+        unknown = 0
     used = (result.tokens_used or unknown) if result.output else 0
     return ItemResult(OUT_OF_TIME, used, ErrorCode.DEADLINE_EXCEEDED)
 

@@ -29,8 +29,8 @@ WHERE customer_id = $1 AND created_at > now() - interval '1 hour' AND status = '
 ORDER BY created_at DESC LIMIT $2
 
 -- name: usage_export
--- $1: start. $2: end. Accepted requests by customer, key and model. The price of a request is that of its creation time. A
--- request that was cancelled, or that the service failed, costs nothing; one from the cache costs its tokens.
+-- $1: start. $2: end. Accepted requests by customer, key and model. The price of a request is that of its creation time. A row
+-- has the tokens and the GPU time that are charged, whatever its status.
 WITH priced AS (
     SELECT *, lead(valid_from, 1, 'infinity') OVER (PARTITION BY model ORDER BY valid_from) AS valid_until FROM prices
 )
@@ -38,7 +38,7 @@ SELECT r.customer_id::text, c.name, r.api_key_id, r.model, count(*), coalesce(su
        coalesce(sum(r.cost_ms::numeric * 0.001), 0),
        CASE WHEN count(p.model) > 0 THEN coalesce(sum(
            coalesce(r.cost_ms::numeric * 0.001, 0) * p.usd_per_gpu_s + coalesce(r.tokens_used, 0) * 0.001 * p.usd_per_1000_tokens
-       ) FILTER (WHERE r.status = 'completed' OR r.cost_ms IS NOT NULL), 0) END
+       ), 0) END
 FROM requests AS r
 LEFT JOIN customers AS c ON c.id = r.customer_id
 LEFT JOIN priced AS p ON p.model = r.model AND r.created_at >= p.valid_from AND r.created_at < p.valid_until
@@ -62,17 +62,15 @@ SELECT clock_timestamp()
 SELECT customer_id::text, count(*)
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
-  AND (status <> 'failed' OR error_code = ANY ($4::text[])
-       OR (error_code = 'deadline_exceeded' AND tokens_used > 0)) -- A stream that was delivered in part.
+  AND (status <> 'failed' OR error_code = ANY ($4::text[]) OR tokens_used > 0) -- A stream that was delivered in part.
 GROUP BY customer_id
 
 -- name: quota_spent_gpu
 -- Parameters as in quota_spent. Microseconds. Requests that shared the run of another one cost no GPU time.
-SELECT customer_id::text, round(sum(cost_ms) * 1000)::bigint
+SELECT customer_id::text, sum(round((cost_ms * 1000)::numeric))::bigint
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
-  AND (status = 'completed' OR error_code = ANY ($4::text[])
-       OR (error_code = 'deadline_exceeded' AND tokens_used > 0))
+  AND (status = 'completed' OR error_code = ANY ($4::text[]) OR tokens_used > 0)
 GROUP BY customer_id
 
 -- name: quota_spent_tokens
@@ -80,18 +78,16 @@ GROUP BY customer_id
 SELECT customer_id::text, sum(tokens_used)::bigint
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
-  AND (status = 'completed' OR error_code = ANY ($4::text[])
-       OR (error_code = 'deadline_exceeded' AND tokens_used > 0))
+  AND (status = 'completed' OR error_code = ANY ($4::text[]) OR tokens_used > 0)
 GROUP BY customer_id
 
 -- name: quota_spent_usd
 -- Parameters as in quota_spent. 1e-9 USD, at the prices when the requests were created.
 SELECT r.customer_id::text,
-       round(sum(coalesce(r.cost_ms::numeric * p.usd_per_gpu_s, 0) * 1e6 + coalesce(r.tokens_used * p.usd_per_1000_tokens, 0) * 1e6))::bigint
+       sum(round(coalesce(r.cost_ms::numeric * p.usd_per_gpu_s, 0) * 1e6 + coalesce(r.tokens_used * p.usd_per_1000_tokens, 0) * 1e6))::bigint
 FROM requests AS r
 CROSS JOIN LATERAL (SELECT usd_per_gpu_s, usd_per_1000_tokens FROM prices
                     WHERE model = r.model AND valid_from <= r.created_at ORDER BY valid_from DESC LIMIT 1) AS p
 WHERE r.customer_id = ANY ($3::uuid[]) AND r.created_at >= $1 AND r.created_at < $2
-  AND (r.status = 'completed' OR r.error_code = ANY ($4::text[])
-       OR (r.error_code = 'deadline_exceeded' AND r.tokens_used > 0))
+  AND (r.status = 'completed' OR r.error_code = ANY ($4::text[]) OR r.tokens_used > 0)
 GROUP BY r.customer_id

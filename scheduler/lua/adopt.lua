@@ -2,7 +2,7 @@
 -- adopt: a gateway sends again the results that it delivered recently, because Redis may have lost them.
 -- A request that is still open ends with the delivered result, without a message and without a stored reply. A request that
 -- ended with another result than its client received is revoked, unless its reply was replayed since: then that one counts.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered}...}, 3 their audit records, as one outbox entry.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered, tokens, cost_ms or -1}...}, 3 their audit records, as one outbox entry.
 -- Returns how many of them were still open.
 -- include: prelude, slots, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local count, replayed = 0, {}
@@ -14,13 +14,13 @@ for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
     local account = account_of(row)
     set_terminal(id, result[2], result[3])
     if account.keep_ms then pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE]) end
-    refund(id, row, account, result[2], result[3], -1, nil, row[STATE] == 'processing')
+    refund(id, row, account, result[2], result[3], result[5] or -1, (result[6] or -1) >= 0 and result[6] or nil)
     if account.coalesced and row[STATE] ~= 'riding' then
       ended_primaries[#ended_primaries + 1] = {id, row, result[2], result[3], NO_BATCH, false}
     end
     count = count + 1
   elseif row[STATE] and result[4] and result[2] == 'failed' then
-    revoke(id, row, result[3], 0)
+    revoke(id, row, result[3], result[5] or 0)
     local stored = call('HMGET', P .. 'request:' .. id, 'replayed', 'code')
     if stored[1] and (stored[2] or '') ~= result[3] then replayed[id] = true end
   end

@@ -326,6 +326,12 @@ class Adoption:
             raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
         if not pairs:
             return 0
-        results = _encode([(end.id, end.state, end.error_code, end.delivered) for _, end in pairs if end])
+        results = _encode(
+            [
+                (end.id, end.state, end.error_code, end.delivered, end.tokens_used, end.cost_ms)
+                for _, end in pairs
+                if end
+            ]
+        )
         records = encode_records([record for pair in pairs for record in pair if record])
         return int(await self._script(results, records))

@@ -242,6 +242,7 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     gpu_times: list[CustomerGpuTime] = []  # Customers that used or wait the most.
     refused: list[int] = []  # Numbers of customers all of whose requests the model refused lately.
     served: list[int] = []  # Numbers of those whose requests it answered.
+    failed: list[tuple[str, int, int]] = []  # (Name, number, requests) of customers with runs that failed lately.
 
 
 class Observation(msgspec.Struct, frozen=True):

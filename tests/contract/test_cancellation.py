@@ -189,7 +189,7 @@ async def last_end(pool: Pool, request_id: str) -> EndedRecord:
     [
         (ErrorCode.DEADLINE_EXCEEDED, (9, 1000, 5)),
         (ErrorCode.WORKER_LOST, (9, 1000, 5)),
-        (ErrorCode.POISON_REQUEST, (8, 970, 4)),  # caused by the client: no refund
+        (ErrorCode.POISON_REQUEST, (8, 1000, 4)),  # caused by the client: the request is charged
     ],
 )
 async def test_a_result_that_the_client_did_not_get_is_revoked(
@@ -226,7 +226,19 @@ async def test_refunds_of_one_call_are_separate(pool: Pool) -> None:
         ]
     )
 
-    assert await left(pool) == (8, 970, 4)
+    assert await left(pool) == (8, 1000, 4)
+
+
+async def test_what_was_delivered_of_a_failure_is_charged(pool: Pool) -> None:
+    """It was refunded when it ended, but its client has received a part, or more than was counted."""
+    request_id = await running(pool)
+    await finish(pool, request_id, "gpu_timeout", 0)
+    assert await left(pool) == (9, 1000, 5)
+
+    for code, used, budget in ((ErrorCode.DEADLINE_EXCEEDED, 20, 980), (ErrorCode.WORKER_LOST, 50, 950)):
+        await pool.terminations.cancel([Cancellation(request_id, code, delivered=True, used=used)])
+        assert await left(pool) == (8, budget, 4)
+        assert (await last_end(pool, request_id)).tokens_used == used
 
 
 async def test_a_failure_is_refunded_once(pool: Pool) -> None:

@@ -96,7 +96,7 @@ NOTHING: dict[str, int] = {GPU: 0, TOKENS: 0, USD: 0}
     ("code", "started", "left"),
     [
         (ErrorCode.CANCELLED, False, {**NOTHING, "1day": 1}),  # A quota of requests counts cancelled ones.
-        (ErrorCode.CANCELLED, True, ESTIMATE),
+        (ErrorCode.CANCELLED, True, {**NOTHING, "1day": 1}),
         (ErrorCode.QUEUE_TIMEOUT, False, {**NOTHING, "1day": 0}),
         (ErrorCode.DEADLINE_EXCEEDED, True, {**NOTHING, "1day": 0}),
         (ErrorCode.WORKER_LOST, True, {**NOTHING, "1day": 0}),
@@ -105,7 +105,7 @@ NOTHING: dict[str, int] = {GPU: 0, TOKENS: 0, USD: 0}
 async def test_what_does_not_run_or_fails_by_the_service_is_released(
     pool: Pool, code: ErrorCode, started: bool, left: dict[str, int]
 ) -> None:
-    """Completely. A request that its client cancels while it runs stays charged as estimated."""
+    """Completely: nothing was delivered, nor measured."""
     if started:
         (request,) = (await running(pool)).requests
         request_id = request.id
@@ -119,23 +119,25 @@ async def test_what_does_not_run_or_fails_by_the_service_is_released(
 
 
 async def test_a_stream_that_was_delivered_in_part_pays_for_its_tokens(pool: Pool) -> None:
-    """Its GPU time was not measured, and stays as estimated."""
+    """Its GPU time was not measured: neither quota nor audit has it."""
     (request,) = (await running(pool)).requests
     await pool.terminations.cancel([(request.id, ErrorCode.DEADLINE_EXCEEDED, True, True, 30)])
-    assert await spent(pool) == ESTIMATE | {TOKENS: 30, USD: 20_000 * 500 + 30 * 2000}
+    assert await spent(pool) == {GPU: 0, TOKENS: 30, USD: 30 * 2000, "1day": 1}
 
 
 @pytest.mark.parametrize("code", ["worker_lost", "gpu_timeout"])
 async def test_a_stream_that_broke_pays_for_what_was_delivered(pool: Pool, code: str) -> None:
-    """As at its deadline."""
+    """With the GPU time of its run, which the audit has, too."""
     await finished(pool, [6.0], code=code, tokens=30)
     assert await spent(pool) == {GPU: 6000, TOKENS: 30, USD: 6000 * 500 + 30 * 2000, "1day": 1}
+    (end,) = (await pool.audit())[1]
+    assert (end.tokens_used, end.cost_ms) == (30, 6.0)
 
 
 @pytest.mark.parametrize(
     ("code", "left"),
     [
-        ("poison_request", {GPU: 6000, TOKENS: 100, USD: 6000 * 500 + 100 * 2000, "1day": 1}),
+        ("poison_request", {GPU: 6000, TOKENS: 0, USD: 6000 * 500, "1day": 1}),
         ("invalid_request", {GPU: 6000, TOKENS: 0, USD: 6000 * 500, "1day": 1}),
         ("internal_error", {**NOTHING, "1day": 0}),
     ],

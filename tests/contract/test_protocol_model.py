@@ -69,8 +69,8 @@ VIOLATION = (AssertionError, FlakyFailure)
 """A violation that depends on the server's clock may not occur again when hypothesis repeats the history."""
 
 ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_batch", "reap")
-ENDED = "id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST], attempts(batch) > 0"
-ADOPTED = "id, row, account, result[2], result[3], -1, nil, row[STATE] == 'processing'"
+ENDED = "id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST]"
+ADOPTED = "id, row, account, result[2], result[3], result[5] or -1, (result[6] or -1) >= 0 and result[6] or nil"
 BUGS = {
     "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),
     "bare_pop": (
@@ -92,7 +92,7 @@ BUGS = {
     "again_is_judged": (["admit"], "if rare and rare[3] then return 'accepted', 0, 'nothing' end", ""),
     "an_end_keeps_its_lease": (ALL[2:], f"  refund({ENDED})\n", ""),
     "adopt_keeps_the_lease": (["adopt"], f"    refund({ADOPTED})\n", ""),
-    "our_failures_are_charged": (ALL[2:], "total.windows[window] = (total.windows[window] or 0) + 1", ""),
+    "our_failures_are_charged": (ALL[2:], "total.windows[window] = (total.windows[window] or 0) + sign", ""),
     "a_reservation_stays": (ALL[2:], "give(name .. ' ' .. number, units - final)", ""),
     "who_left_is_paid_back": (ALL[2:], "cancelled = true, context", "context"),
     "a_key_runs_twice": (["admit"], "then return 'in_progress', row[1] end", "then return nil end"),

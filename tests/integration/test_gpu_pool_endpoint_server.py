@@ -108,6 +108,17 @@ async def test_request_that_may_have_run_is_not_sent_again(stand_in: StandIn) ->
     assert (found.counted, len(stand_in.asked("completions"))) == (True, 1)
 
 
+@pytest.mark.parametrize("media_type", ["text/plain; charset=utf-8", "application/octet-stream"])
+async def test_stream_of_another_media_type(stand_in: StandIn, media_type: str) -> None:
+    """Servers that name none, or plain text, send events too."""
+    reader = Reader()
+    stand_in.media_type = media_type
+
+    ((result,),) = await answers(stand_in, [chat("hello", reader)])
+
+    assert (outputs([result]), reader.text) == (["olleh"], "olleh")
+
+
 @pytest.mark.parametrize("never_streams", [False, True])
 async def test_streams(stand_in: StandIn, never_streams: bool) -> None:
     """Chunks reach the listener with tokens and reason at the end; a server without streams sends one chunk."""
@@ -225,6 +236,34 @@ async def test_requests_of_one_customer_do_not_close_the_endpoint(stand_in: Stan
             await answered(endpoint, [bad])
         assert outputs(await answered(endpoint, [good])) == ["dc"]
         assert reports == []
+
+
+async def test_junk_for_one_customer_says_nothing_about_the_model(stand_in: StandIn) -> None:
+    """A proxy may answer some texts with a page of its own. Junk for several customers in a row is the model's."""
+    stand_in.fault = lambda route, body: "junk" if body else ""
+    async with loaded(stand_in) as (endpoint, _):
+        found = [
+            (await answered(endpoint, [replace(item, customer=customer) for item in items("ab")]))[0]
+            for customer in (1, 1, 1, 2, 1)
+        ]
+
+    assert codes(found) == ["invalid_output"] * 5
+    assert [isinstance(each, ItemResult) and each.by_input for each in found] == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("status", ["401", "407"])
+async def test_a_text_that_is_answered_like_a_wrong_key_does_not_close_the_endpoint(
+    stand_in: StandIn, status: str
+) -> None:
+    """A proxy passes on the status of a server behind it, such as that of an image: a check shows that the key is right.
+
+    For several customers in a row the key is wrong.
+    """
+    stand_in.fault = lambda route, body: status if body.get("prompt") == "image" else ""
+    async with loaded(stand_in) as (endpoint, reports):
+        found = [await answered(endpoint, [replace(items("image")[0], customer=customer)]) for customer in (1, 1, 2)]
+        assert [codes(each) for each in found] == [["invalid_request"], ["invalid_request"], ["-"]]
+        assert reports == [f"The endpoint answers {status}."]
 
 
 async def test_failures_of_one_customer_are_verified_by_a_probe(stand_in: StandIn) -> None:

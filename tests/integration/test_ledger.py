@@ -326,7 +326,7 @@ async def test_the_use_of_quotas_is_counted_in_their_windows(db: Connection, acm
     for hours, model in zip((0, 1, 11.9, 12.1, 24 * 14, 24 * 15), models, strict=True):
         await request(db, acme, NOON - timedelta(hours=hours), model=model)  # Today: three; this month: two more.
     await request(db, acme, NOON + timedelta(hours=1.5), "failed", "poison_request")
-    await request(db, acme, NOON, "failed", "worker_lost")
+    await request(db, acme, NOON, "failed", "worker_lost", tokens=0)
     await request(db, acme, NOON, "queued")
     await request(db, acme, NOON + timedelta(hours=12))
     await request(db, free, NOON)

@@ -89,7 +89,7 @@ async def test_after_a_loss_of_redis_the_counts_of_the_audit_are_restored(
 
 
 async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db: Connection) -> None:
-    """GPU time, tokens, and money at the price of each request's time; released and open requests count nothing."""
+    """GPU time, tokens, and money at the price of each request's time; failed and open requests count what was delivered."""
     customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")
     await db.execute("INSERT INTO models (name) VALUES ('served')")
     for quota in ("1 gpu-h/year", "1000000 tokens/year", "0.5 usd/year"):
@@ -99,19 +99,22 @@ async def test_metered_quotas_are_restored_from_what_was_measured(pool: Pool, db
         values = "'served', now() + make_interval(days => $3), $1, $2"
         await db.execute(f"INSERT INTO prices VALUES ({values})", per_gpu_s, per_1k, days)
     await db.execute(ROWS, now, customer, 1, "completed", None, 4)
-    await db.execute(ROWS, now, customer, 5, "failed", "worker_lost", 6)
+    await db.execute(ROWS, now, customer, 5, "failed", "gpu_timeout", 6)
+    await db.execute(ROWS, now, customer, 8, "failed", "worker_lost", 8)  # A stream that broke.
     await db.execute(ROWS, now, customer, 7, "queued", None, 7)
-    await db.execute("UPDATE requests SET cost_ms = 12.5, tokens_used = 200 WHERE status <> 'queued'")
+    await db.execute(
+        "UPDATE requests SET cost_ms = 12.5, tokens_used = 200 WHERE error_code IS DISTINCT FROM 'gpu_timeout' AND status <> 'queued'"
+    )
 
     spent = await quota_spent(db, await load(db))
 
     assert {each.period: each.spent for each in spent} == {
-        "1year:gpu": 4 * 12_500,
-        "1year:tokens": 800,
-        "1year:usd": 4 * (12_500 * 2000 + 200 * 500_000),
+        "1year:gpu": 5 * 12_500,
+        "1year:tokens": 1000,
+        "1year:usd": 5 * (12_500 * 2000 + 200 * 500_000),
     }
     await QuotaRestore(pool.client, Keys()).apply(spent)
-    assert await pool.client.hget(f"rl:customer:{customer}", "q:1year:tokens") == b"%d 800" % (now.year - 1970)
+    assert await pool.client.hget(f"rl:customer:{customer}", "q:1year:tokens") == b"%d 1000" % (now.year - 1970)
 
 
 async def test_quotas_are_restored_when_a_cell_is_drained(pool: Pool, database_url: str, db: Connection) -> None:

@@ -20,7 +20,7 @@ PRICES = {("tiny", "2026-11-01"): ("0.5", "0.01"), ("tiny", "2026-11-02"): ("2",
 
 
 async def audit(db: Connection) -> list[tuple[Any, ...]]:
-    """Requests of two customers on three days, some of them not charged; rows (day, name, model, tokens, cost_ms, paid)."""
+    """Requests of two customers on three days, some without GPU time or tokens; rows (day, name, model, tokens, cost_ms)."""
     owners = {name: await customer(db, name) for name in ("acme", "beta")}
     for (model, day), (gpu, tokens) in PRICES.items():
         await db.execute(
@@ -34,28 +34,28 @@ async def audit(db: Connection) -> list[tuple[Any, ...]]:
     for n in range(120):
         day, name, model = DAYS[n % 3], ("acme", "beta")[n % 2], ("tiny", "free-model")[n % 5 == 0]
         failed = n % 7 == 0
-        tokens, cost_ms = 100 + n, None if failed else (n + 1) / 8
+        tokens, cost_ms = n % 11 * 100, None if failed else (n + 1) / 8
         await db.execute(
             "INSERT INTO requests (id, created_at, customer_id, api_key_id, tier, model, status, error_code, tokens_used, cost_ms) "
             "VALUES ($1, $2::text::timestamptz, $3, $4, 'paid', $5, $6, $7, $8, $9)",
             f"req_{n:032x}", f"{day} 23:59:59Z", owners[name], f"key-{name}", model,
             *(("failed", "cancelled") if failed else ("completed", None)), tokens, cost_ms,
         )  # fmt: skip
-        rows.append((day, name, model, tokens, Decimal(cost_ms or 0), not failed))
+        rows.append((day, name, model, tokens, Decimal(cost_ms or 0)))
     return rows
 
 
 def expected(rows: list[tuple[Any, ...]], *, daily: bool) -> dict[tuple[str, ...], tuple[Any, ...]]:
     """The same sums, request by request."""
     sums: dict[tuple[str, ...], list[Any]] = defaultdict(lambda: [0, 0, Decimal(0), None])
-    for day, name, model, tokens, cost_ms, paid in rows:
+    for day, name, model, tokens, cost_ms in rows:
         if day == DAYS[2]:
             continue
         found = sums[(day, name, model) if daily else (name, model)]
         found[:3] = found[0] + 1, found[1] + tokens, found[2] + cost_ms / 1000
         if (model, day) in PRICES:
             gpu, per_1000 = map(Decimal, PRICES[model, day])
-            found[3] = (found[3] or 0) + (cost_ms / 1000 * gpu + tokens * per_1000 / 1000 if paid else 0)
+            found[3] = (found[3] or 0) + cost_ms / 1000 * gpu + tokens * per_1000 / 1000
     return {key: tuple(values) for key, values in sums.items()}
 
 

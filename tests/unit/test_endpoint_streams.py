@@ -14,6 +14,7 @@ from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, Lost, read_re
 from gpu_pool.backends.openai_endpoint.reading.answers import ReportedError, read_answer
 from gpu_pool.backends.openai_endpoint.reading.event_stream import EventParser, StreamEvent
 from gpu_pool.backends.openai_endpoint.reading.streamed import StreamedCompletion, StreamedDocument
+from gpu_pool.backends.openai_endpoint.requests import counted_so_far
 from scheduler.payload import Task
 
 MANY = 1 << 20
@@ -116,6 +117,42 @@ def test_odd_events_do_not_fail_an_answer(last: tuple[Any, ...], *, document: bo
 
     assert (result.error_code, result.tokens_used, result.output_tokens, stream.over) == ("", 11, 3, True)
     assert result.output == "ab" or document
+
+
+@pytest.mark.parametrize("task", [Task.CHAT, Task.CHAT_DOCUMENT])
+@pytest.mark.parametrize(
+    ("events", "tokens", "written"),
+    [
+        ([piece("a" * 40)], 12, 10),  # Not counted: a quarter of the bytes of input and output.
+        ([piece("a" * 40), {"usage": {"prompt_tokens": 8}}], 18, 10),  # Without the output.
+        ([piece("a" * 40), {"usage": {"prompt_tokens": None, "completion_tokens": 3}}], 5, 3),  # Without the input.
+        ([piece("a" * 40), {"usage": USAGE}, piece("b" * 40)], 21, 13),  # What came after the count is added.
+        ([piece("a" * 40), {"usage": USAGE}, END], 11, 3),  # Nothing came.
+        ([piece("a" * 40), {"usage": USAGE}, {"usage": {"prompt_tokens": 0, "completion_tokens": 0}}], 11, 3),
+        ([piece("a" * 40), {"usage": {"completion_tokens": 10**12}}], 2**30 - 1, 2**30 - 1),  # As many as are charged.
+        ([{"usage": {"prompt_tokens": 8, "completion_tokens": 0}}], 0, 0),  # Nothing was delivered.
+        ([piece(""), {"usage": USAGE}], 0, 0),
+        ([END], 2, 0),  # An empty answer.
+    ],
+)
+def test_what_is_not_counted_is_estimated(events: list[Any], tokens: int, written: int, task: Task) -> None:
+    """The last count of the server is used, and the text after it."""
+    _, stream = outputs(*events, document=task is Task.CHAT_DOCUMENT)
+    prompt = json.dumps({"messages": [{"role": "user", "content": "12345678"}]})
+
+    result = counted_so_far(stream, Item(prompt if task is Task.CHAT_DOCUMENT else "12345678", task=task), "")
+
+    assert (result.tokens_used, result.output_tokens) == (tokens, written)
+
+
+def test_a_reason_without_text_ends_nothing() -> None:
+    """Some servers send "" until the end: the second choice is not complete when the first one is."""
+    both = [{"index": at, "delta": {"content": "a"}, "finish_reason": ""} for at in (0, 1)]
+    _, stream = outputs({"choices": both}, END, document=True)
+    assert not stream.over
+
+    stream.add(StreamEvent(b"", json.dumps({"choices": [END["choices"][0] | {"index": 1}]}).encode()))
+    assert stream.over
 
 
 def texts_of(result: ItemResult) -> str:

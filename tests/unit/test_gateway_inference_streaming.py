@@ -139,6 +139,7 @@ def test_many_parts_are_compared() -> None:
     assert assembly.broken
 
 
+ROLE = '{"choices":[{"delta":{"role":"assistant","content":""}}]}\n'
 LINES = '{"choices":[{"delta":{"content":"12345678"}}]}\n{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"1234"}}]}}]}\n'
 
 
@@ -153,5 +154,8 @@ async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int)
     future: Any = asyncio.get_running_loop().create_future()
     stream = StreamedResponse(call, pending, future, lambda _: future, passed_on=passed_on)
     assert stream.used == 0
-    stream.receive(Increment("req_1", "n", 1, 0, LINES))
+    if passed_on:
+        stream.receive(Increment("req_1", "n", 1, 0, ROLE))
+        assert stream.used == 0  # No text.
+    stream.receive(Increment("req_1", "n", 1, stream._assembly.length, LINES))
     assert stream.used == used

@@ -4,20 +4,31 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.limits.refusals import MOST_COUNTED, MOST_PUBLISHED, RefusalMeter, Refusals, refusals_of
+from gateway.limits.refusals import (
+    MOST_COUNTED,
+    MOST_PUBLISHED,
+    RefusalMeter,
+    Refusals,
+    failing_customer,
+    refusals_of,
+)
 from scheduler.protocol.pool_view import GatewayStats
 
 
-def gateway(served: Sequence[str] = (), refused: Sequence[str] = (), times: int = 3) -> GatewayStats:
-    """A heartbeat after these answers and refusals."""
+def gateway(
+    served: Sequence[str] = (), refused: Sequence[str] = (), times: int = 3, failed: Sequence[str] = ()
+) -> GatewayStats:
+    """A heartbeat after these answers, refusals and failures."""
     meter = RefusalMeter()
     for customer in served:
         meter.served(customer)
     for customer in refused:
         for _ in range(times):
             meter.refused(customer)
-    numbers = meter.heartbeat(1.0)
-    return GatewayStats("g", 0.0, {}, refused=numbers[0], served=numbers[1])
+    for customer in failed:
+        meter.failed(customer, f"name of {customer}")
+    found = meter.heartbeat(1.0)
+    return GatewayStats("g", 0.0, {}, refused=found[0], served=found[1], failed=found[2])
 
 
 @pytest.mark.parametrize(
@@ -49,6 +60,23 @@ def test_old_refusals_are_forgotten_and_customers_are_bounded() -> None:
         for _ in range(3):
             meter.refused(str(number))
         meter.served(f"s{number}")
-    assert [len(each) for each in meter.heartbeat(1.0)] == [MOST_PUBLISHED] * 2
-    assert [len(each) for each in meter.heartbeat(6.0)] == [MOST_PUBLISHED] * 2
-    assert meter.heartbeat(11.0) == ([], [])
+        meter.failed(str(number), "")
+    assert [len(each) for each in meter.heartbeat(1.0)] == [MOST_PUBLISHED] * 3
+    assert [len(each) for each in meter.heartbeat(6.0)] == [MOST_PUBLISHED] * 3
+    assert meter.heartbeat(11.0) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("gateways", "name"),
+    [
+        ([gateway(served="b", failed="aaaaa")], "name of a"),
+        ([gateway(served="b", failed="aaaa")], ""),  # No evidence yet.
+        ([gateway(failed="aaaa"), gateway(served="c", failed="a")], "name of a"),
+        ([gateway(served="a", failed="aaaaa")], ""),  # No other is answered.
+        ([gateway(served="bc", failed="aaaaab")], ""),  # Others fail too.
+        ([], ""),
+    ],
+)
+def test_failures_of_one_customer_are_its_inputs(gateways: list[GatewayStats], name: str) -> None:
+    """Nearly all failures are its own, while another one is answered."""
+    assert failing_customer(gateways) == name

@@ -15,6 +15,7 @@ from gpu_pool.model_process.inputs import (
     read_items,
     run_readable,
     stream_deadlines,
+    with_late,
 )
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.payload import Payload, Task, encode_payload
@@ -86,6 +87,18 @@ def test_late_stream_is_charged_for_what_was_sent(result: ItemResult, code: str,
     (late,) = run_readable([STREAM], lambda _: [result], lambda *_: Listener(late=True))
 
     assert (late.error_code, late.tokens_used) == (code, tokens)
+
+
+def test_late_stream_without_a_text_is_free() -> None:
+    """Of a request that is passed on, a line with a role alone was sent; its image is not a text."""
+    image = (
+        '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:' + "A" * 4000 + '"}}]}]}'
+    )
+    item = Item(image, task=Task.CHAT_DOCUMENT, listener=Listener(late=True))
+
+    (late,) = with_late([item], [ItemResult('{"choices":[{"delta":{"role":"assistant"}}]}\n')])
+
+    assert (late.error_code, late.tokens_used) == ("deadline_exceeded", 0)
 
 
 class Steps:

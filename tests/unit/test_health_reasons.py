@@ -37,6 +37,7 @@ def lost(number: int, status: str) -> WorkerView:
 
 
 REFUSING = GatewayStats("gateway-1", 10.0, {}, refused=[1, 2, 3], served=[4])
+FAILING = GatewayStats("gateway-2", 10.0, {}, failed=[("acme", 1, 9)], served=[1, 2])
 
 
 def seen(*workers: WorkerView, shed: float = 0.0, retries: float = 0.0, **codes: int) -> Observation:
@@ -64,6 +65,11 @@ CASES: dict[str, dict[str, Any]] = {
     "the same in all": {"observation": seen(deadline_exceeded=8, queue_timeout=4), "held": ALL_DOWN, **FREE},
     "the same, and the worker reports it": {"observation": seen(SLOW, model_too_slow=12), "held": ALL_DOWN, **FREE},
     "some requests wait too long": {"observation": seen(queue_timeout=4), "held": {"free": "degraded"}, **FREE},
+    "requests of one customer fail": {
+        "observation": changed(seen(worker_lost=4), gateways=[*seen(worker_lost=4).gateways, FAILING]),
+        "held": {"free": "degraded"},
+        **FREE,
+    },
     "requests lose their workers": {"observation": seen(worker_lost=4), "held": ALL_DOWN, **FREE},
     "requests fail otherwise": {"observation": seen(invalid_output=4, internal_error=1), "held": ALL_DOWN, **FREE},
     "the model refuses requests": {"observation": changed(seen(), gateways=[REFUSING]), **FREE},

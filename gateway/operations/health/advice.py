@@ -50,6 +50,10 @@ ADVICE: dict[str, ProblemAdvice] = {
         "TierlaneRequestsRunTwice",
         "Nearly all requests get 503 worker_lost.",
     ),
+    "requests_of_one_customer_fail": ProblemAdvice(
+        "Look at its errors with `tierlane explain`, and tell the customer; `tierlane customer set` lowers its limits meanwhile.",
+        "TierlaneBudgetBurnsFast",
+    ),
     "requests_fail": ProblemAdvice(
         "Read the logs of the gateways and workers for {about}; if it began with a release, roll it back.",
         "TierlaneBudgetBurnsFast",

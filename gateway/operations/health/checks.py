@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from gateway.circuit_breaker import BreakerState
 from gateway.direct.mode import DirectView
 from gateway.limits.capacity import MEMORY_EASED, is_slow
+from gateway.limits.refusals import failing_customer
 from gateway.operations.health.advice import problem, with_impact
 from gateway.operations.health.losses import (
     ACTIVE_STATUSES,
@@ -101,7 +102,9 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     tiers = flows(list(inputs.factors), inputs.observation)
     workers = inputs.observation.workers if inputs.observation else []
     results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
-    findings = [failing_tiers(results, inputs.held, CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms))]
+    customer = failing_customer(inputs.observation.gateways if inputs.observation else [])
+    evidence = CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms, customer)
+    findings = [failing_tiers(results, inputs.held, evidence)]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += [refused_customers(inputs.observation), *missed_objectives(results, inputs.held)]

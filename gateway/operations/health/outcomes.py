@@ -154,11 +154,12 @@ class HeldLevels:
 
 
 class CauseInputs(NamedTuple):
-    """The evidence for a cause beside the error codes. `total_ms`: TIERLANE_TOTAL_REQUEST_MS."""
+    """The evidence for a cause beside the error codes. `total_ms`: TIERLANE_TOTAL_REQUEST_MS. `customer`: see `failing_customer`."""
 
     workers: Sequence[WorkerView]
     restarts: int = 0  # Of model processes in the last minute.
     total_ms: int = 4000
+    customer: str = ""
 
 
 class Cause(NamedTuple):
@@ -184,7 +185,11 @@ def failing_tiers(
     outcomes = total([results[tier].outcomes for tier in failing])
     codes = outcomes.codes_60s
     shares = ", ".join(_share(tier, results[tier], codes) for tier in failing) or "Requests fail"
-    cause = failure_cause(outcomes, failing, evidence)
+    if evidence.customer:
+        clause = f"nearly all are of customer {evidence.customer}, whose inputs may be the cause: others are answered"
+        cause = Cause("requests_of_one_customer_fail", clause, evidence.customer)
+    else:
+        cause = failure_cause(outcomes, failing, evidence)
     level: Status = "down" if held.get(ALL) == "down" else "degraded"
     return problem(cause.code, name, "component", level, worst, "ratio", f"{shares}; {cause.clause}.", cause.about)
 

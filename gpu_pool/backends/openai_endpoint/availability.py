@@ -70,7 +70,7 @@ class Pauses:
 
 
 class Failures:
-    """The requests that were lost or refused since the last answer, and their customers.
+    """The requests that were lost, refused or not usably answered since the last answer, and their customers.
 
     Requests of one customer say nothing about the endpoint: their inputs may be the cause. Those of unknown customers (0) count
     as of several.
@@ -84,6 +84,7 @@ class Failures:
         self._lost = 0
         self._losers: set[int] = set()
         self._refused: set[int] = set()
+        self._unusable: set[int] = set()
 
     def lost(self, customer: int) -> bool:
         """A request was lost; whether so many were that the endpoint may be the cause."""
@@ -100,6 +101,11 @@ class Failures:
         """The server asked for a pause; whether it did so for several customers."""
         self._refused.add(customer)
         return _are_several(self._refused)
+
+    def unusable(self, customer: int) -> bool:
+        """The output was invalid, or the key rejected; whether it was so for several customers."""
+        self._unusable.add(customer)
+        return _are_several(self._unusable)
 
 
 def _are_several(customers: set[int]) -> bool:
@@ -158,6 +164,10 @@ class EndpointAvailability:
             self.broken(reason)
         elif self._work is None or self._work.done():
             self._work = asyncio.create_task(self._verify(reason), name="availability")
+
+    def unusable(self, customer: int) -> bool:
+        """The output of a request was invalid, or the key rejected; whether that says something about the endpoint."""
+        return self._failures.unusable(customer)
 
     def broken(self, reason: str) -> None:
         """The endpoint cannot be used until something changes there."""

@@ -20,6 +20,9 @@ _READ_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
 """Larger bodies are written in pieces of this size, without a long step of the event loop."""
 
+_STREAMS = frozenset({"text/event-stream", "text/plain", "application/octet-stream"})
+"""Media types of streams: some servers write events as plain text, or without a type, for which aiohttp has the last one."""
+
 _IDLE_S = (
     1.5  # Servers close idle connections too, uvicorn after 5 s, gunicorn after 2; closing earlier avoids lost calls.
 )
@@ -62,7 +65,7 @@ class OpenResponse:
     @property
     def is_stream(self) -> bool:
         """Whether the server sends events, as requested."""
-        return self.status == 200 and self._response.content_type == "text/event-stream"
+        return self.status == 200 and self._response.content_type in _STREAMS
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ResponseAborted."""

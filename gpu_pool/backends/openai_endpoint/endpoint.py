@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import (
     BUSY,
@@ -157,7 +159,7 @@ class Endpoint:
             raise
         self._note_call(call, result)
         self._note_skipped(progress)
-        found = self._meaning(await self._verified(result, item.until), item, progress)
+        found = self._meaning(await self._verified(result, item), item, progress)
         if isinstance(result, Busy) and not self.policy.in_flight:
             await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
         return found
@@ -205,11 +207,14 @@ class Endpoint:
             sys.stderr.write("The endpoint's streams have events that are no JSON objects; they are skipped.\n")
         self.skipped += skipped
 
-    async def _verified(self, result: CallResult, until: float) -> CallResult:
-        """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text."""
-        if not isinstance(result, Broken) or result.key or await self._probe_fails(until):
+    async def _verified(self, result: CallResult, item: Item) -> CallResult:
+        """A proxy may reject one text with the status of a wrong key: if a probe succeeds, it was the text.
+
+        A probe may not need the key: if it was rejected for several customers, it is wrong.
+        """
+        if not isinstance(result, Broken) or (result.key and self.availability.unusable(item.customer)):
             return result
-        return FORBIDDEN
+        return result if await self._probe_fails(item.until) else FORBIDDEN
 
     async def _probe_fails(self, until: float) -> bool:
         try:
@@ -230,7 +235,10 @@ class Endpoint:
         if isinstance(result, ItemResult):
             if result.error_code in _FAILED_CALLS:
                 self.availability.failed(result.output, item.customer, reached=True)
-            elif result is not MISSING_BODY:
+            elif result.error_code == ErrorCode.INVALID_OUTPUT:
+                several = self.availability.unusable(item.customer)
+                return msgspec.structs.replace(result, by_input=result.by_input or not several)
+            elif result is not MISSING_BODY and result is not FORBIDDEN:
                 self._answered_at = now
                 self.availability.worked()
             return result

@@ -56,7 +56,7 @@ class Broken:
 
     reason: str
     key: bool = False
-    """It rejects the key, which no client's input can cause."""
+    """It rejects the key, which the inputs of one customer may cause at most."""
 
 
 @dataclass(frozen=True, slots=True)

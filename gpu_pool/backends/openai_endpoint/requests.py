@@ -31,7 +31,7 @@ from gpu_pool.backends.openai_endpoint.messages import (
     rejected_early,
     traceparent_of,
 )
-from gpu_pool.backends.openai_endpoint.reading.answers import ReportedError, read_answer
+from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, ReportedError, read_answer
 from gpu_pool.backends.openai_endpoint.reading.event_stream import EventParser
 from gpu_pool.backends.openai_endpoint.reading.streamed import StreamedCompletion, StreamedDocument
 from gpu_pool.backends.openai_endpoint.stream_sweep import StreamSweep
@@ -44,6 +44,8 @@ TOO_SLOW = ItemResult("The endpoint did not respond in time.", 0, ErrorCode.GPU_
 ABORTED = ItemResult("The model's response broke off.", 0, ErrorCode.WORKER_LOST)
 TRIES = 2
 _READ_BYTES = 1 << 20
+_FIRST_LINES = 1 << 14
+"""Characters that usually include a text."""
 SECOND_TRY_S = 0.05
 """The pause before the second try."""
 
@@ -109,10 +111,7 @@ class EndpointCall:
                 break
             await asyncio.sleep(SECOND_TRY_S)
             result = await self._once()
-        result = result.meaning() if isinstance(result, _NoAnswer) else result
-        if isinstance(result, ItemResult) and not result.error_code and not result.tokens_used:
-            return counted_result(result, self._item, self._context.body_dir)
-        return result
+        return result.meaning() if isinstance(result, _NoAnswer) else result
 
     async def _once(self) -> "CallResult | _NoAnswer":
         try:
@@ -146,7 +145,11 @@ class EndpointCall:
     def _read(self, reply: EndpointResponse) -> CallResult:
         if reply.status == 200:
             try:
-                return read_answer(reply.body, [self._item])[0]
+                result = read_answer(reply.body, [self._item])[0]
+                if result.error_code:
+                    return result
+                later = "" if result.output_tokens else result.output
+                return counted_result(result, later, self._item, self._context.body_dir)
             except ReportedError as error:
                 return read_reported(error.document, self._item.parameters, time.time())
         return read_refusal(reply.status, reply.headers, reply.body, self._item.parameters, time.time())
@@ -258,19 +261,29 @@ def _input_tokens(item: Item, body_dir: str) -> int:
 
 
 def counted_so_far(completion: StreamedCompletion, item: Item, body_dir: str) -> ItemResult:
-    """The output of a stream so far and its tokens, which are 0 if nothing has come."""
+    """The output of a stream so far and its tokens, which are 0 without a text, unless the stream has ended."""
     result = completion.result()
-    return result if completion.is_counted or not result.output else counted_result(result, item, body_dir)
+    if completion.over or _has_text(result.output, item):
+        return counted_result(result, completion.uncounted(result.output), item, body_dir)
+    return msgspec.structs.replace(result, tokens_used=0, output_tokens=0)
 
 
-def counted_result(result: ItemResult, item: Item, body_dir: str) -> ItemResult:
-    """The result with an estimate of those of its tokens that the server has not counted."""
+def _has_text(output: str, item: Item) -> bool:
+    if item.task not in DOCUMENTS:
+        return bool(output)
+    return bool(line_tokens(output[:_FIRST_LINES]) or line_tokens(output))
+
+
+def counted_result(result: ItemResult, later: str, item: Item, body_dir: str) -> ItemResult:
+    """The result with an estimate of those of its tokens that the server has not counted. `later`: the output after its count."""
     if item.task is Task.EMBED:
-        return msgspec.structs.replace(result, tokens_used=_input_tokens(item, body_dir))
-    read = result.tokens_used - result.output_tokens or _input_tokens(item, body_dir)
-    of_output = line_tokens(result.output) if item.task in DOCUMENTS else estimate(len(result.output.encode()))
-    written = max(result.output_tokens, of_output)
-    return msgspec.structs.replace(result, tokens_used=read + written, output_tokens=written)
+        return (
+            result if result.tokens_used else msgspec.structs.replace(result, tokens_used=_input_tokens(item, body_dir))
+        )
+    written = result.output_tokens
+    read = result.tokens_used - written or _input_tokens(item, body_dir)
+    written += line_tokens(later) if item.task in DOCUMENTS else estimate(len(later.encode()))
+    return msgspec.structs.replace(result, tokens_used=min(read + written, MOST_TOKENS), output_tokens=written)
 
 
 class _PriorityRefused(Exception):

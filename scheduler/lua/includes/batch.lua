@@ -43,11 +43,11 @@ local function is_empty(batch)
 end
 
 -- ends_as_left(id, row, batch, run) -> whether the client of a request has left while it ran in a slot. Then it ends as cancelled,
--- with the larger of the tokens that were delivered and those that the run used.
+-- with the tokens that the run used or, if nothing has counted those, that were delivered.
 local function ends_as_left(id, row, batch, run)
   local left = tonumber(call('HGET', P .. 'request:' .. id, 'left'))
   if not left then return false end
-  if run[USED] < left then run = {run[GPU_MS], left, 0, cmsgpack.pack(run[GPU_MS], left, '', '', 0, 'stop'), run[COST]} end
+  if run[USED] <= 0 and left > 0 then run = {run[GPU_MS], left, 0, cmsgpack.pack(run[GPU_MS], left, '', '', 0, 'stop'), run[COST]} end
   return finalize(id, row, 'failed', 'cancelled', batch, run)
 end
 

@@ -4,11 +4,12 @@ local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
 -- Fields of a run (and COST). TAIL: the last six fields of a reply, packed; if PACKED, followed by '' and the cost, 10 bytes.
 local GPU_MS, USED, BYTES, TAIL, PACKED = 1, 2, 3, 4, 6
--- charged_cost(...) -> the GPU time in ms that a request pays, nil if it is not charged: its share of the batch; of a coalesced run
--- an equal part for the primary and each follower. Parts of followers that were cancelled are not charged.
+-- charged_cost(...) -> the GPU time in ms that a request pays, nil if it is not charged: its share of the batch, also if a part of
+-- its stream was delivered; of a coalesced run an equal part for the primary and each follower. Parts of followers that were
+-- cancelled are not charged.
 local function charged_cost(id, row, account, state, code, run)
   local cost = run[COST]
-  if not cost or state ~= 'completed' and not CHARGED_FAILURES[code] then return nil end
+  if not cost or state ~= 'completed' and not CHARGED_FAILURES[code] and run[USED] <= 0 then return nil end
   if not account.coalesced or row[STATE] == 'riding' then return cost end
   local followers = redis.pcall('LLEN', P .. 'riders:' .. id)
   return type(followers) == 'number' and cost / (1 + followers) or cost
@@ -80,7 +81,7 @@ local function finalize(id, row, state, code, batch, run)
   if account.keep_ms then
     pcall(record_replay, id, account.customer, account.keep_ms, row[DEADLINE], is_replayable(state, code) and #reply)
   end
-  refund(id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST], attempts(batch) > 0)
+  refund(id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST])
   settle(batch, account, state, cost)
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] =
     id, now - accepted_at, queue_ms, run[GPU_MS], run[USED], run[BYTES]

@@ -1,8 +1,8 @@
 -- refund: at the end of a request, releases its concurrency lease and refunds what it was charged but did not use (needs
 -- prelude, row and metered). A failure of the service refunds everything: the request, its tokens, its use of each quota. A failure
--- caused by the client (cancelled, or a bad input) refunds nothing, but a request that the model refused has used no tokens. For a
--- stream that was partly delivered before it failed, whatever the cause, the request and the delivered tokens are charged.
-local REFUSED = {invalid_request = true, context_length_exceeded = true, request_too_large = true}
+-- caused by the client (cancelled, or a bad input) refunds what was not delivered: all tokens. For a stream that was partly
+-- delivered before it failed, whatever the cause, the request and the delivered tokens are charged. So each charge is that of the
+-- audit's row.
 local CLIENT_FAULTS = {poison_request = true, invalid_request = true, cancelled = true, context_length_exceeded = true,
   request_too_large = true}
 local released_leases, refunds = {}, {}
@@ -45,38 +45,42 @@ local function settle_quotas(id, total, is_kept, used, cost_ms)
   if settled ~= text then redis.pcall('HSET', P .. 'request:' .. id, 'charged', settled) end
 end
 
--- refund(id, row, account, state, code, used, cost_ms, has_run) -> the customer's total refund of this call, or nil if this request
--- adds nothing to the limits that are not metered. `used` tokens: 0 or less if they were not counted; then the estimate stays
--- charged. `cost_ms` of GPU time: nil if not measured. A request that was cancelled before it ran costs no metered quota.
-local function refund(id, row, account, state, code, used, cost_ms, has_run)
+-- refund_unmetered(id, row, account, state, code, used, sign): what a request that ends so is refunded of buckets and of quotas of
+-- requests; with `sign` -1 it is charged again. `used` tokens: 0 or less if they were not counted; then the estimate of a
+-- completed request stays charged.
+local function refund_unmetered(id, row, account, state, code, used, sign)
+  local is_charged = state == 'completed' or was_partly_delivered(state, used)
+  if account.charged == 'nothing' or (is_charged and used <= 0) then return end
+  local total, settled, is_kept = total_of(account.customer), is_charged and used, is_charged or CLIENT_FAULTS[code]
+  if account.charged == 'all' then add_units(total, 'budget', 'pace', sign * unused(charged_tokens(row), settled)) -- without tables
+  else
+    for _, cost in ipairs(bucket_costs(id, row, account)) do
+      if cost[4] or not is_kept then add_units(total, cost[1], cost[2], sign * unused(cost[3], settled)) end
+    end
+  end
+  if is_kept then return end
+  total.requests = total.requests + sign
+  if account.key ~= '-' then total.keys[account.key] = (total.keys[account.key] or 0) + sign end
+  for period, number in string.gmatch(account.windows, '(%S+) (%d+)') do
+    local window = period .. ' ' .. number
+    total.windows[window] = (total.windows[window] or 0) + sign
+  end
+end
+
+-- refund(id, row, account, state, code, used, cost_ms): `cost_ms` of GPU time, nil if not measured: then only a completed request
+-- pays it, as estimated.
+local function refund(id, row, account, state, code, used, cost_ms)
   local ids, is_charged = released_leases[account.customer], state == 'completed' or was_partly_delivered(state, used)
   if ids then ids[#ids + 1] = id else released_leases[account.customer] = {id} end
   if account.charged == 'listed' then
-    local total = total_of(account.customer)
-    local is_kept = is_charged or CLIENT_FAULTS[code] and (has_run or code ~= 'cancelled')
-    local is_refused = not is_charged and REFUSED[code]
-    settle_quotas(id, total, is_kept, is_refused and 0 or is_charged and used > 0 and used or nil, cost_ms or is_refused and 0 or nil)
+    local total, tokens = total_of(account.customer), 0
+    if is_charged then tokens = used > 0 and used or nil end
+    settle_quotas(id, total, is_charged or CLIENT_FAULTS[code], tokens, cost_ms or state ~= 'completed' and 0 or nil)
     if state == 'completed' and cost_ms and cost_ms > 0 then
       total.cost_us, total.costs = total.cost_us + cost_ms * 1000, total.costs + 1
     end
   end
-  if account.charged == 'nothing' or (is_charged and used <= 0) or (not is_charged and CLIENT_FAULTS[code] and not REFUSED[code]) then return end
-  local total = total_of(account.customer)
-  local settled = is_charged and used
-  if account.charged == 'all' then add_units(total, 'budget', 'pace', unused(charged_tokens(row), settled)) -- without tables
-  else
-    for _, cost in ipairs(bucket_costs(id, row, account)) do
-      if cost[4] or not (is_charged or REFUSED[code]) then add_units(total, cost[1], cost[2], unused(cost[3], settled)) end
-    end
-  end
-  if is_charged or REFUSED[code] then return total end
-  total.requests = total.requests + 1
-  if account.key ~= '-' then total.keys[account.key] = (total.keys[account.key] or 0) + 1 end
-  for period, number in string.gmatch(account.windows, '(%S+) (%d+)') do
-    local window = period .. ' ' .. number
-    total.windows[window] = (total.windows[window] or 0) + 1
-  end
-  return total
+  refund_unmetered(id, row, account, state, code, used, 1)
 end
 
 -- refund_bucket(key, level, amount, rate): `level` and `rate` are fields. Only if the field exists: a missing bucket is full, and

@@ -1,7 +1,7 @@
 -- settlement: replaces the estimated cost of requests that were charged when they left a backlog by their measured share of the
 -- batch's GPU time (needs prelude, row and backlogs). A batch has {estimate, weight, whether the estimate is its own} of each
--- customer in its field `costs`. Work that failed for another reason than its input costs nothing, nor does cancelled work that
--- was not measured.
+-- customer in its field `costs`. Work that failed for another reason than its input costs nothing unless a part was delivered,
+-- nor does cancelled work that was not measured.
 local settlements, COST = {}, 5
 local CHARGED_FAILURES = {cancelled = true, poison_request = true, invalid_request = true, context_length_exceeded = true,
   request_too_large = true}

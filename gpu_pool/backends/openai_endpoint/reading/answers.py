@@ -13,7 +13,7 @@ from scheduler.payload import DOCUMENTS, Task, write_vector
 
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 MOST_TOKENS = 2**30 - 1
-"""Twice as many fit into a column of the audit."""
+"""Of one request, as in ratelimit/lua/metered.lua: the audit has no more than is charged."""
 
 
 class EndpointMessage(msgspec.Struct, gc=False):
@@ -110,12 +110,13 @@ def counted(usage: ServerUsage | None) -> tuple[int, int]:
     """Tokens (input, output), 0 if unknown."""
     if usage is None:
         return 0, 0
-    return _within(usage.prompt_tokens), _within(usage.completion_tokens)
+    read = _within(usage.prompt_tokens, MOST_TOKENS)
+    return read, _within(usage.completion_tokens, MOST_TOKENS - read)
 
 
-def _within(tokens: int | None) -> int:
-    """A number that can be stored, whatever the server counted."""
-    return min(max(0, tokens or 0), MOST_TOKENS)
+def _within(tokens: int | None, most: int) -> int:
+    """A number that can be stored and charged, whatever the server counted."""
+    return min(max(0, tokens or 0), most)
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:

@@ -106,17 +106,21 @@ class StreamedCompletion:
             return None
 
     def _piece(self, chunk: Chunk) -> str:
-        self._usage = chunk.usage or self._usage
+        self._note(chunk.usage)
         if not chunk.choices:
             return ""
         piece = chunk.choices[0]
         self._reason = piece.finish_reason or self._reason
         return (piece.delta.content if piece.delta is not None else piece.text) or ""
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether the server has counted the tokens of the whole output so far."""
-        return sum(counted(self._usage)) > 0 and self._usage_length == self.length
+    def _note(self, usage: ServerUsage | None) -> None:
+        """The last usage counts. Zeros are none: some servers send them until the end."""
+        if any(counted(usage)):
+            self._usage = usage
+
+    def uncounted(self, output: str) -> str:
+        """The part of the output so far whose tokens the server has not counted."""
+        return output[self._usage_length :] if counted(self._usage)[1] else output
 
     def result(self) -> ItemResult:
         """The output so far, with the tokens that the server counted last."""
@@ -157,14 +161,14 @@ class StreamedDocument(StreamedCompletion):
             return None
 
     def _line(self, head: LineHead, line: str) -> str:
-        self._usage = head.usage or self._usage
+        self._note(head.usage)
         for choice in head.choices:
-            if choice.finish_reason is None:
+            if not choice.finish_reason:  # Some servers send "" until the end.
                 self._open |= {choice.index} - self._finished
             else:
                 self._open.discard(choice.index)
                 self._finished.add(choice.index)
-                self._reason = choice.finish_reason or self._reason
+                self._reason = choice.finish_reason
         return line if head.choices or head.usage is not None else ""
 
     @property
