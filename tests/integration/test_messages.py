@@ -231,8 +231,8 @@ async def test_a_failed_stream(plain: Stack) -> None:
 
 
 async def test_count_tokens(plain: Stack) -> None:
-    """The estimate of admission, without a charge; an unknown model is an error."""
-    plain.catalog.set(tiers=(tier("free", 1, 0.1, requests_per_second=0.1, burst=1.0),))
+    """The estimate of admission, without a run, within the limit of auxiliary requests; an unknown model is an error."""
+    plain.catalog.set(tiers=(tier("free", 1, 0.1, requests_per_second=0.1, burst=3.0),))
     async with anthropic_client(plain) as caller:
         counts = [
             (
