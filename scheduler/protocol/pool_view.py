@@ -118,6 +118,7 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     slots: int = 0  # Requests that may run at a time, each started and ended by itself; 0: it runs batches.
     slots_source: str = ""  # The evidence for that number.
     free_slots: int = -1  # -1: not known, because a claim is in progress.
+    reason: str = ""  # Why its model's server is not available, or what is wrong with it; "": nothing.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -151,6 +152,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     timeout_ms: float = 0.0
     slots: int = 0
     slots_source: str = ""
+    reason: str = ""
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -426,6 +426,7 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         timeout_ms=heartbeat.timeout_ms,
         slots=heartbeat.slots,
         slots_source=heartbeat.slots_source,
+        reason=heartbeat.reason,
     )
 
 

@@ -19,6 +19,9 @@ from scheduler.errors import ErrorCode
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 """Limits for the pause that a server asks for."""
 
+KEY_STATUSES = frozenset({401, 403, 407})
+NO_KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
+LOADING = "The endpoint is loading its model."
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
@@ -55,8 +58,8 @@ class Broken:
     """
 
     reason: str
-    key: bool = False
-    """It rejects the key, which no client's input can cause."""
+    certain: bool = False
+    """No client's input can cause it: it rejects the key, or is loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,11 @@ def read_refusal(
 ) -> ItemResult | Busy | Broken | Lost:
     """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
     if status in _BUSY:
-        return Busy(retry_after_s(headers, now_s))
+        return Broken(LOADING, certain=True) if is_loading(status, body) else Busy(retry_after_s(headers, now_s))
+    if status in (401, 407):
+        return Broken(NO_KEY, certain=True)
     if status in _MISCONFIGURED or status < 400:
-        return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
+        return Broken(f"The endpoint answers {status}.")
     named, text = _error_fields(body)
     if overflow := read_overflow(
         text
@@ -97,6 +102,11 @@ def read_refusal(
     if status == 413:
         return ItemResult("The input is larger than the model takes.", 0, ErrorCode.REQUEST_TOO_LARGE)
     return ItemResult(_sentence(named, text, sent), 0, ErrorCode.INVALID_REQUEST)
+
+
+def is_loading(status: int, body: bytes) -> bool:
+    """Whether the server has started and its model has not, as llama.cpp says it."""
+    return status == 503 and "loading model" in _error_fields(body)[1]
 
 
 def read_reported(

@@ -102,6 +102,7 @@ class EndpointServing:
         load = await self._endpoint.load_reader.read()
         policy = self._endpoint.policy
         policy.tick(time.monotonic(), load)
+        self._endpoint.watch()
         if self._running:
             self._ticks += 1
             self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.
