@@ -65,7 +65,8 @@ class OpenInferenceStandIn:
             await asyncio.sleep(60)
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": "no"}, status=401)
-        if request.match_info.get("name", self.name) != self.name or (self.state != "READY" and "name" in request.match_info):
+        wanted = request.match_info.get("name")
+        if wanted and (wanted != self.name or self.state != "READY"):
             return web.json_response({"error": "Model not found"}, status=404)
         response: web.StreamResponse = await handler(request)
         return response
@@ -74,7 +75,13 @@ class OpenInferenceStandIn:
         return web.Response(status=200 if self.state == "READY" else 503)
 
     async def _metadata(self, request: web.Request) -> web.Response:
-        document = {"name": self.name, "versions": ["1"], "platform": "", "inputs": self.inputs, "outputs": self.outputs}
+        document = {
+            "name": self.name,
+            "versions": ["1"],
+            "platform": "",
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+        }
         return web.json_response(document)
 
     async def _config(self, request: web.Request) -> web.Response:

@@ -85,7 +85,7 @@ class ServedModel(EndpointBackend):
     def __init__(self) -> None:
         self._server = ExitStack()
         server = self._server.enter_context(serving(OpenInferenceStandIn()))
-        super().__init__(f"oip:{server.url}", OpenInferenceEndpoint)
+        super().__init__(f"oip:{server.url}#{server.name}", OpenInferenceEndpoint)
 
     def close(self) -> None:
         super().close()

@@ -200,9 +200,7 @@ async def test_states_of_a_running_server(
 @pytest.mark.parametrize(
     ("changes", "fragment", "sentence"),
     [
-        ({}, "#model-7", "The server has no model 'model-7'; it has model-1."),
-        ({"others": ["model-2"]}, "", "The server has several models: select one of model-1, model-2 by #NAME."),
-        ({"lists": False}, "", "The server does not list its models: select one by #NAME."),
+        ({"others": ["model-2"]}, "#model-7", "The server has no model 'model-7'; it has model-1, model-2."),
         ({"api_key": "sk-1"}, "#model-1", KEY),
     ],
 )
@@ -220,10 +218,9 @@ async def test_start_that_only_other_settings_can_help(
     assert str(error.value) == f"{sentence} ({server.url}/v2)"
 
 
-async def test_the_only_model_of_a_server_with_a_key(server: OpenInferenceStandIn) -> None:
-    """It needs no name; the key is that of an endpoint."""
+async def test_server_with_a_key(server: OpenInferenceStandIn) -> None:
+    """It is that of an endpoint."""
     server.api_key = "sk-1"
 
-    async with loaded(server, "", "sk-1") as (endpoint, _):
-        assert endpoint.model == "model-1"
+    async with loaded(server, key="sk-1") as (endpoint, _):
         assert outputs(await answered(endpoint, items("ab"))) == ["ba"]

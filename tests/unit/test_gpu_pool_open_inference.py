@@ -72,8 +72,7 @@ def test_inputs(spec: ModelSpec, text: str, parameters: dict[str, Any], expected
             model(TEXT, ROW),
             '{"x": [1, 2, 3]}',
             {},
-            "The input must be a JSON object with a value for each of the model's inputs: `text` (BYTES [-1, 1]), "
-            "`x` (FP32 [-1, 3]).",
+            f"The input must be a JSON object with a value for each of the model's inputs: {TEXT}, {ROW}.",
         ),
         (model(TEXT), "a", {"priority": 1}, "parameters.priority is not accepted by the model."),
     ],
@@ -148,7 +147,11 @@ def described(*inputs: tuple[str, list[int]], output: str = "BYTES", config: Any
 
 def test_which_requests_are_joined() -> None:
     """Those of a model whose inputs all have a first dimension of any size, or that Triton's configuration allows."""
-    config = {"max_batch_size": 8, "input": [{"name": "i0", "optional": True}], "instance_group": [{"count": 2, "gpus": [0, 1]}]}
+    config = {
+        "max_batch_size": 8,
+        "input": [{"name": "i0", "optional": True}],
+        "instance_group": [{"count": 2, "gpus": [0, 1]}],
+    }
 
     assert [described((kind, shape)).most_rows for kind, shape in (("BYTES", [-1]), ("FP32", [-1, 3]))] == [32, 32]
     assert [described((kind, shape)).most_rows for kind, shape in (("FP32", [-1]), ("FP32", [1, 3]))] == [0, 0]

@@ -120,7 +120,7 @@ class WorkerSettings:
     backend: str = setting(
         "tiny",
         "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, "
-        "openai:URL[#MODEL], or oip:URL[#MODEL] (Triton, KServe, MLServer). A batch of a function may take 3 s (TIERLANE_GPU_TIMEOUT_MS), a request to it 4 s "
+        "openai:URL[#MODEL], or oip:URL#MODEL (Triton, KServe, MLServer). A batch of a function may take 3 s (TIERLANE_GPU_TIMEOUT_MS), a request to it 4 s "
         "(TIERLANE_TOTAL_REQUEST_MS).",
         not_empty=True,
     )

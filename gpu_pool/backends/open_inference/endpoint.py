@@ -26,17 +26,16 @@ from gpu_pool.backends.openai_endpoint.errors import (
     Broken,
     CallResult,
     Lost,
-    Unreached,
     read_refusal,
 )
 from gpu_pool.backends.openai_endpoint.messages import Body, traceparent_of
-from gpu_pool.backends.openai_endpoint.requests import NO_ROUTE, TOO_SLOW, CallProgress
+from gpu_pool.backends.openai_endpoint.requests import NO_ROUTE, TOO_SLOW, CallProgress, failure_of
 from gpu_pool.model_process import inputs
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task
 
-MOST_SENTENCE = 300
-"""Characters of a server's sentence that a client gets."""
+MOST_SENTENCE, MOST_STATE = 300, 40
+"""Characters of a server's sentence that a client gets, and of a model's state."""
 
 
 class _Indexed(msgspec.Struct):
@@ -53,16 +52,17 @@ _error = msgspec.json.Decoder(_ServerError)
 
 
 class OpenInferenceEndpoint(Endpoint):
-    """See `Endpoint`; the address has the server, and the name of the model unless the server has only one."""
+    """See `Endpoint`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._model_path = f"/models/{quote(self._address.model, safe='')}"
         self._spec = ModelSpec()
         self._joiner = Joiner(self._send)
 
-    async def _look(self, before: str) -> ProbeResult:
+    async def _look(self, before: str) -> ProbeResult:  # noqa: ARG002 - the model has a name
         try:
-            return await self._model(before)
+            return await self._find_model()
         except CallTimeout:
             return ProbeResult(SILENT)
         except (NoResponse, ResponseAborted, InvalidOutput) as error:
@@ -71,89 +71,63 @@ class OpenInferenceEndpoint(Endpoint):
     async def _learn(self) -> None:
         """The protocol has no metrics; the number of slots follows from the throughput."""
 
-    async def _model(self, before: str) -> ProbeResult:
-        name = self._address.model or before
-        if not name:
-            ready = [each.name for each in await self._indexed() if each.state == "READY"]
-            if len(ready) != 1:
-                return await self._unnamed(ready)
-            name = ready[0]
-        path = f"/models/{quote(name, safe='')}"
-        described = await self._get(path)
+    async def _find_model(self) -> ProbeResult:
+        described = await self._get(self._model_path)
         if described.status in KEY_STATUSES:
             return ProbeResult(NO_KEY, ours=True)
         if described.status != 200:
-            return await self._missing(name)
-        ready_status = (await self._get(f"{path}/ready")).status
-        if ready_status != 200:
-            return ProbeResult(f"The model {name!r} is not loaded: its server answers {ready_status} to GET ready.")
-        config = await self._get(f"{path}/config")
+            return await self._missing()
+        status = (await self._get(f"{self._model_path}/ready")).status
+        if status != 200:
+            return ProbeResult(
+                f"The model {self._address.model!r} is not loaded: its server answers {status} to GET ready."
+            )
+        config = await self._get(f"{self._model_path}/config")
         self._spec = spec = read_model(described.body, config.body if config.status == 200 else b"")
         self._joiner.calls, self._joiner.most_rows = spec.calls, spec.most_rows
-        return ProbeResult(model=name, tasks=spec.tasks)
+        return ProbeResult(model=self._address.model, tasks=spec.tasks)
 
     async def _get(self, path: str) -> EndpointResponse:
         return await self._transport.get(self._address.base + path, PROBE_TIMEOUT_S)
 
-    async def _indexed(self) -> list[_Indexed]:
-        """The models of the server; none if it does not list them."""
+    async def _missing(self) -> ProbeResult:
+        """Why the server does not describe the model: it is absent, or not loaded yet."""
+        ready = (await self._get("/health/ready")).status
+        if ready in ABSENT:
+            return ProbeResult(f"{self._address.base} is no Open Inference server: it has no /health/ready.", ours=True)
         reply = await self._transport.post("/repository/index", Body(b"{}"), PROBE_TIMEOUT_S)
-        with suppress(*UNREADABLE):
-            return _index.decode(reply.body) if reply.status == 200 else []
-        return []
-
-    async def _unnamed(self, ready: Sequence[str]) -> ProbeResult:
-        if ready:
-            return ProbeResult(f"The server has several models: select one of {_listed(ready)} by #NAME.", ours=True)
-        return await self._loading() or ProbeResult(
-            "The server does not list its models: select one by #NAME.", ours=True
-        )
-
-    async def _missing(self, name: str) -> ProbeResult:
-        """Why there is no such model: absent, or not loaded yet."""
-        indexed = await self._indexed()
-        state = next((each.state for each in indexed if each.name == name), "")
-        if state:
-            return ProbeResult(f"The server has not loaded the model {name!r}: {state[:NAMED_MODELS * 8]}.")
-        there = f"; it has {_listed([each.name for each in indexed])}" if indexed else ""
-        return await self._loading() or ProbeResult(f"The server has no model {name!r}{there}.", ours=True)
-
-    async def _loading(self) -> ProbeResult | None:
-        """Why the server has no models yet; None if it is ready."""
-        ready = await self._get("/health/ready")
-        if ready.status in KEY_STATUSES:
-            return ProbeResult(NO_KEY, ours=True)
-        if ready.status in ABSENT:
-            fault = f"There is no Open Inference server at {self._address.base}: it has no /health/ready."
-            return ProbeResult(fault, ours=True)
-        fault = f"The server is loading its models: it answers {ready.status} to GET /health/ready."
-        return None if ready.status == 200 else ProbeResult(fault)
+        states: dict[str, str] = {}
+        with suppress(*UNREADABLE):  # Not all servers list their models.
+            states = {each.name: each.state for each in _index.decode(reply.body)}
+        name = self._address.model
+        if name in states:
+            return ProbeResult(f"The server has not loaded the model {name!r}: {states[name][:MOST_STATE]}.")
+        if ready != 200:
+            return ProbeResult(f"The server is loading its models: it answers {ready} to GET /health/ready.")
+        others = f"; it has {', '.join(list(states)[:NAMED_MODELS])}" if states else ""
+        return ProbeResult(f"The server has no model {name!r}{others}.", ours=True)
 
     def _rejection(self, item: Item) -> ItemResult | None:
-        if rejected := inputs.rejection(item):
-            return rejected
-        if item.task not in self._probed.tasks:
-            return ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
-        return None
+        unsupported = ItemResult(NO_ROUTE[item.task], 0, ErrorCode.INVALID_REQUEST)
+        return inputs.rejection(item) or (None if item.task in self._probed.tasks else unsupported)
 
-    async def _call(self, item: Item, progress: CallProgress, *, again: bool) -> CallResult:
+    async def _call(self, item: Item, progress: CallProgress, *, again: bool) -> CallResult:  # noqa: ARG002 - for streams
         """A request that has failed is sent again alone."""
         try:
             tensors = read_item(self._spec, prompt_of(item, named_turns), item.parameters)
         except Mismatch as error:
             return ItemResult(str(error), 0, ErrorCode.INVALID_REQUEST)
         request = TensorItem(item, tensors)
-        if again or not self._spec.most_rows or not tensors.rows:
-            return (await self._send([request]))[0]
-        return await self._joiner.run(request)
+        joined = self._spec.most_rows and tensors.rows and not again
+        return await self._joiner.run(request) if joined else (await self._send([request]))[0]
 
     async def _send(self, group: Sequence[TensorItem]) -> Sequence[CallResult]:
         """A result for each request, which are of one kind."""
         found = await self._once(group)
         if isinstance(found, list):
             return found
-        one = isinstance(found, ItemResult) and found is not TOO_SLOW
-        if len(group) == 1 or not (one or (isinstance(found, Lost) and found.by_input)):
+        of_one = isinstance(found, ItemResult) and found is not TOO_SLOW
+        if len(group) == 1 or not (of_one or (isinstance(found, Lost) and found.by_input)):
             return [found] * len(group)
         middle = len(group) // 2
         return [*await self._send(group[:middle]), *await self._send(group[middle:])]
@@ -161,22 +135,14 @@ class OpenInferenceEndpoint(Endpoint):
     async def _once(self, group: Sequence[TensorItem]) -> list[ItemResult] | CallResult:
         items, tensors = [each.item for each in group], [each.tensors for each in group]
         left_s = max(item.until for item in items) - self._clock()
-        route = f"/models/{quote(self._probed.model, safe='')}/infer"
         try:
-            if left_s <= 0:
-                return TOO_SLOW
-            reply = await self._transport.post(route, Body(call_body(tensors)), left_s, traceparent_of(items))
-            if reply.status == 200:
-                return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
-        except CallTimeout:
-            return TOO_SLOW
-        except NoResponse as error:
-            return Lost(str(error)) if error.sent else Unreached(str(error))
-        except ResponseAborted as error:
-            return Lost(str(error))
-        except InvalidOutput as error:
-            return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
-        return read_failure(reply, items[0])
+            body, trace = Body(call_body(tensors)), traceparent_of(items)
+            reply = await self._transport.post(f"{self._model_path}/infer", body, max(0.0, left_s), trace)
+            if reply.status != 200:
+                return read_failure(reply, items[0])
+            return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
+        except (CallTimeout, NoResponse, ResponseAborted, InvalidOutput) as error:
+            return failure_of(error)
 
 
 def read_failure(reply: EndpointResponse, item: Item) -> CallResult:
@@ -190,7 +156,3 @@ def read_failure(reply: EndpointResponse, item: Item) -> CallResult:
     if isinstance(found, ItemResult) and found.error_code == ErrorCode.INVALID_REQUEST and sentence:
         return ItemResult(f"The model does not accept this input: {sentence}", 0, ErrorCode.INVALID_REQUEST)
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED_MODELS])

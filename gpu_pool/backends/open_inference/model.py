@@ -76,7 +76,7 @@ class _Config(msgspec.Struct):
 
 _metadata = msgspec.json.Decoder(_Metadata)
 _config = msgspec.json.Decoder(_Config)
-UNREADABLE: tuple[type[Exception], ...] = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def read_model(metadata: bytes, config: bytes) -> ModelSpec:

@@ -102,7 +102,9 @@ def _json(text: str, needed: Sequence[TensorSpec]) -> Any:
 def _wanted(needed: Sequence[TensorSpec]) -> str:
     if len(needed) == 1:
         return f"The input must be JSON for {needed[0]}: a number, or lists of numbers."
-    return f"The input must be a JSON object with a value for each of the model's inputs: {', '.join(map(str, needed))}."
+    return (
+        f"The input must be a JSON object with a value for each of the model's inputs: {', '.join(map(str, needed))}."
+    )
 
 
 def _tensor(spec: TensorSpec, value: Any) -> tuple[InputValue, bool]:

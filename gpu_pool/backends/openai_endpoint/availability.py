@@ -264,9 +264,9 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
     if reply.status == 200:
         return _chosen(reply, address.model, before)
     # Servers of one model may list none, and one that loads models on demand may fail to list them.
-    answered = f"The endpoint answers {reply.status} to GET /models."
-    listless = ProbeResult(LOADING if is_loading(reply.status, reply.body) else answered)
-    if reply.status not in ABSENT and not address.model:
+    loading = is_loading(reply.status, reply.body)
+    listless = ProbeResult(LOADING if loading else f"The endpoint answers {reply.status} to GET /models.")
+    if reply.status not in ABSENT and (loading or not address.model):
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
     if health.status in ABSENT and reply.status not in ABSENT:

@@ -88,10 +88,9 @@ def read_refusal(
     """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
     if status in _BUSY:
         return Broken(LOADING, certain=True) if is_loading(status, body) else Busy(retry_after_s(headers, now_s))
-    if status in (401, 407):
-        return Broken(NO_KEY, certain=True)
     if status in _MISCONFIGURED or status < 400:
-        return Broken(f"The endpoint answers {status}.")
+        key = status in (401, 407)
+        return Broken(NO_KEY if key else f"The endpoint answers {status}.", certain=key)
     named, text = _error_fields(body)
     if overflow := read_overflow(
         text

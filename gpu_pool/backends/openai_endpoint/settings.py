@@ -22,13 +22,13 @@ class EndpointUrl:
 
 
 def read_address(spec: str) -> EndpointUrl:
-    """The address in `openai:URL[#MODEL]`, whose URL gets `/v1` if it has no path, or in `oip:URL[#MODEL]`, whose URL gets
+    """The address in `openai:URL[#MODEL]`, whose URL gets `/v1` if it has no path, or in `oip:URL#MODEL`, whose URL gets
     `/v2` unless it ends with it. Raises StartError with what is wrong.
     """
     prefix = OPEN_INFERENCE if spec.startswith(OPEN_INFERENCE) else PREFIX
     try:
         url = urlsplit(spec.removeprefix(prefix))
-        fault = _fault(url)
+        fault = _fault(url, prefix)
     except ValueError as error:  # An invalid port, or an unclosed bracket.
         fault = str(error)
     if fault:
@@ -41,7 +41,7 @@ def read_address(spec: str) -> EndpointUrl:
     return EndpointUrl(f"{root}/v2", root, url.fragment)
 
 
-def _fault(url: SplitResult) -> str:
+def _fault(url: SplitResult, prefix: str) -> str:
     if url.scheme not in ("http", "https"):
         return "the URL must begin with http:// or https://"
     if url.username is not None or url.password is not None:
@@ -50,6 +50,8 @@ def _fault(url: SplitResult) -> str:
         return "the URL names no host"
     if url.query:
         return "the URL must not have a query"
+    if prefix == OPEN_INFERENCE and not url.fragment:
+        return "the URL names no model"
     return "" if url.port != 0 else "the URL's port must not be 0"
 
 
