@@ -199,6 +199,20 @@ def test_status_codes() -> None:
     assert codes == ["invalid_request", "request_too_large", "invalid_request", "invalid_request"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"detail": "Server is pinned to '/models/b'; requested 'a'."},
+        {"error": {"message": "Invalid model: a", "code": "model_not_found"}},
+        {"error": "Request for unknown model: 'a' is not found"},
+        {"error": {"message": "The model `a` does not exist."}},
+    ],
+)
+def test_rejected_name_of_the_model(error: Any) -> None:
+    """A check shows whether it is that of the endpoint: transformers 5.24, infinity 0.0.78, Triton and others use 400."""
+    assert error_of(400, error) == Broken("The endpoint answers 400.")
+
+
 GENERIC = "The model does not accept this request."
 
 

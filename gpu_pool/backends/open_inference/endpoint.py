@@ -23,7 +23,6 @@ from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.errors import (
     KEY_STATUSES,
     NO_KEY,
-    Broken,
     CallResult,
     Lost,
     read_refusal,
@@ -151,8 +150,6 @@ def read_failure(reply: EndpointResponse, item: Item) -> CallResult:
     sentence = ""
     with suppress(*UNREADABLE):
         sentence = " ".join(_error.decode(reply.body).error[:MOST_SENTENCE].split())
-    if "unknown model" in sentence:  # Triton answers 400 for a model that it does not have.
-        return Broken("The server does not have the model.")
     if isinstance(found, ItemResult) and found.error_code == ErrorCode.INVALID_REQUEST and sentence:
         return ItemResult(f"The model does not accept this input: {sentence}", 0, ErrorCode.INVALID_REQUEST)
     return found

@@ -167,11 +167,11 @@ class OutputValue(msgspec.Struct):
     data: list[Any]
 
 
-class _Answer(msgspec.Struct):
+class _TensorAnswer(msgspec.Struct):
     outputs: list[OutputValue]
 
 
-_answer = msgspec.json.Decoder(_Answer)
+_answer = msgspec.json.Decoder(_TensorAnswer)
 
 
 def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bool]) -> list[ItemResult]:

@@ -25,6 +25,10 @@ LOADING = "The endpoint is loading its model."
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
+_NO_MODEL = re.compile(
+    r"unknown model|model_not_found|pinned to|model .{0,128}(?:not found|does not exist|not available)"
+)
+"""Servers that reject the name of a model with 400: `transformers serve`, infinity, Triton. A check confirms it."""
 _KINDS = (
     (("ratelimit", "overloaded", "toomany", "unavailable", "exhausted"), 429),
     (("authentication", "permission", "unauthorized"), 401),
@@ -88,10 +92,10 @@ def read_refusal(
     """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
     if status in _BUSY:
         return Broken(LOADING, certain=True) if is_loading(status, body) else Busy(retry_after_s(headers, now_s))
-    if status in _MISCONFIGURED or status < 400:
+    named, text = _error_fields(body)
+    if status in _MISCONFIGURED or status < 400 or (status in (400, 422) and _NO_MODEL.search(text)):
         key = status in (401, 407)
         return Broken(NO_KEY if key else f"The endpoint answers {status}.", certain=key)
-    named, text = _error_fields(body)
     if overflow := read_overflow(
         text
     ):  # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
@@ -184,7 +188,8 @@ def _error_fields(body: bytes) -> tuple[Sequence[str], str]:
     error = document.get("error", document)
     error = error if isinstance(error, dict) else {"message": error}
     named = [error.get("param"), *_fastapi_fields(document.get("detail"))]
-    text = f"{error.get('message') or ''} {error.get('code') or ''}".lower()
+    detail = document.get("detail")
+    text = f"{error.get('message') or detail or ''} {error.get('code') or ''}".lower()
     return [each for each in named if isinstance(each, str)], text
 
 
