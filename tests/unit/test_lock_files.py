@@ -26,7 +26,20 @@ def _locked(lock: str) -> dict[str, str]:
     return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
 
 
-@pytest.mark.parametrize("lock", [*LOCKS, "clients.txt", "docs.txt", "uv.txt", "llama-cpp.txt", "vllm.txt"])
+@pytest.mark.parametrize(
+    "lock",
+    [
+        *LOCKS,
+        "clients.txt",
+        "docs.txt",
+        "uv.txt",
+        "llama-cpp.txt",
+        "vllm.txt",
+        "mlserver.txt",
+        "infinity.txt",
+        "transformers.txt",
+    ],
+)
 def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
     """No version floats, and no server is named."""
     text = (REQUIREMENTS / lock).read_text()
