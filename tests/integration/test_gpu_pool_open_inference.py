@@ -60,7 +60,7 @@ async def test_requests_of_all_tasks(server: OpenInferenceStandIn) -> None:
 
 
 async def test_waiting_requests_are_joined(server: OpenInferenceStandIn) -> None:
-    """While two calls run, the others wait for one call; each gets its own output."""
+    """While two calls run, the others wait for one call; each gets its own output. The slots fill three calls."""
     server.slow_s = 0.05
     texts = [f"text {number}" for number in range(20)]
 
@@ -69,6 +69,9 @@ async def test_waiting_requests_are_joined(server: OpenInferenceStandIn) -> None
         await eventually(lambda: len(server.calls) >= 1, "a call runs")
         found = await answered(endpoint, items(*texts))
         await asyncio.gather(*both)
+        load = await endpoint.read_load()
+        assert load is not None
+        assert load.most == 96
 
     assert outputs(found) == [text[::-1] for text in texts]
     assert len(server.calls) < 10

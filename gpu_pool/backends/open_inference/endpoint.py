@@ -20,6 +20,7 @@ from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_i
 from gpu_pool.backends.openai_endpoint.availability import ABSENT, NAMED_MODELS, PROBE_TIMEOUT_S, SILENT, ProbeResult
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
+from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
 from gpu_pool.backends.openai_endpoint.errors import (
     KEY_STATUSES,
     NO_KEY,
@@ -68,7 +69,12 @@ class OpenInferenceEndpoint(Endpoint):
             return ProbeResult(str(error))
 
     async def _learn(self) -> None:
-        """The protocol has no metrics; the number of slots follows from the throughput."""
+        """The protocol has no metrics."""
+
+    async def read_load(self) -> EngineLoad | None:
+        """As many slots as fill the joined calls and one that waits here; None without joined calls: the throughput decides."""
+        slots = (self._spec.calls + 1) * self._spec.most_rows
+        return EngineLoad(self.policy.in_flight, 0, slots, None, "joined calls") if slots else None
 
     async def _find_model(self) -> ProbeResult:
         described = await self._get(self._model_path)

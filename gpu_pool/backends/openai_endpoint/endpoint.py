@@ -26,7 +26,7 @@ from gpu_pool.backends.openai_endpoint.availability import (
 )
 from gpu_pool.backends.openai_endpoint.call_times import Call
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
-from gpu_pool.backends.openai_endpoint.engine_load import LoadReader
+from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
 from gpu_pool.backends.openai_endpoint.requests import (
@@ -180,6 +180,10 @@ class Endpoint:
         if seen.owner == PRIORITY_OWNER:
             self._context.capabilities.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
         await self.load_reader.detect()
+
+    async def read_load(self) -> EngineLoad | None:
+        """What the server reports of its queue now; None if it reports nothing."""
+        return await self.load_reader.read()
 
     def _rejection(self, item: Item) -> ItemResult | None:
         """The error of an item that must not be sent; else None."""

@@ -99,7 +99,7 @@ class EndpointServing:
                 traceback.print_exc()
 
     async def _tick(self) -> None:
-        load = await self._endpoint.load_reader.read()
+        load = await self._endpoint.read_load()
         policy = self._endpoint.policy
         policy.tick(time.monotonic(), load)
         self._endpoint.watch()
