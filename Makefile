@@ -79,9 +79,10 @@ clients: $(CLIENTS_READY) $(CLIENTS:%=$(VENV)/.clients-%) ## Run real clients an
 	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm $(CLIENTS)))" $(ARGS) tests/e2e
 
 # vLLM takes 1.4 GB, and minutes to start on two processors: `make engines ENGINES=llama_cpp` is without it.
-ENGINES ?= llama_cpp vllm
-engines: $(ENGINES:%=$(VENV)/.%) ## Test Tierlane before real engines, llama.cpp and vLLM, on the CPU
-	$(BIN)/python -m pytest -m engines -k "$(subst $(SPACE), or ,$(strip $(ENGINES)))" $(ARGS) tests/e2e/test_engines.py
+ENGINES ?= llama_cpp vllm mlserver infinity transformers
+engines: $(ENGINES:%=$(VENV)/.%) ## Test Tierlane before real engines and model servers on the CPU
+	$(BIN)/python -m pytest -m engines -k "$(subst $(SPACE), or ,$(strip $(ENGINES)))" $(ARGS) tests/e2e/test_engines.py \
+		tests/e2e/test_model_servers.py
 
 # Debian's redis-server, of the version that is the oldest supported: the scripts and deploy/redis on it.
 REDIS_FLOOR ?= redis-server
@@ -117,6 +118,10 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 	$(BIN)/python -m uv pip compile --quiet --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		$(foreach name,torch torchvision torchaudio torchcodec triton,--no-emit-package $(name)) \
 		--output-file requirements/vllm.txt requirements/vllm.in
+	for name in mlserver infinity transformers; do \
+		$(BIN)/python -m uv pip compile --quiet --python-version 3.11 --no-annotate --no-header --generate-hashes \
+			--override requirements/without-torch.in --output-file requirements/$$name.txt requirements/$$name.in || exit 1; \
+	done
 	cd tests/clients && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit
 
 grpc: $(TEST_READY) ## Write the modules of gateway/grpc/open_inference.proto anew
@@ -182,6 +187,10 @@ $(VENV)/.llama_cpp: requirements/llama-cpp.txt $(TEST_READY)
 
 $(VENV)/.vllm: requirements/vllm.txt $(VENV)/.llama_cpp
 	$(INSTALL) exact requirements/vllm.txt $(VENV)/vllm
+	@touch $@
+
+$(VENV)/.mlserver $(VENV)/.infinity $(VENV)/.transformers: $(VENV)/.%: requirements/%.txt $(TEST_READY)
+	$(INSTALL) exact $< $(VENV)/$*
 	@touch $@
 
 $(DOCS_READY): requirements/docs.txt $(INSTALLED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpu_pool.backends.openai_endpoint.settings import PREFIX
+from gpu_pool.backends.openai_endpoint.settings import SERVERS
 from scheduler.errors import StartError
 
 VARIABLE = "GPU_POOL_ENDPOINT"
@@ -55,7 +55,7 @@ class Access:
 
 def secrets_of(backend: str, access: Access) -> dict[str, str]:
     """The variables that the model process of this backend needs; none for backends other than an endpoint."""
-    return access.environment() if backend.startswith(PREFIX) else {}
+    return access.environment() if backend.startswith(SERVERS) else {}
 
 
 def take_access() -> Access:
@@ -80,7 +80,7 @@ class WorkerConfig:
     redis_url: str
     worker_id: str
     backend: str = "tiny"
-    """`tiny`, `simulated[:MS]`, `pkg.module:function`, `hf:DIR` or `openai:URL`."""
+    """`tiny`, `simulated[:MS]`, `pkg.module:function`, `hf:DIR`, `openai:URL` or `oip:URL`."""
     pool: str = "default"
     device: str = "auto"
     """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA if available."""
@@ -113,4 +113,4 @@ class WorkerConfig:
     service_token: str = field(default="", repr=False)
     """For older deployments: gateways may send it or the token derived from it. No token disables the endpoint."""
     endpoint: Access = field(default_factory=Access)
-    """For `openai:URL`."""
+    """For `openai:URL` and `oip:URL`."""

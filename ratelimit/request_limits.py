@@ -11,7 +11,10 @@ from typing import NamedTuple, Protocol
 ENDPOINT = "openai:"
 """Prefix of the backends that pass requests on to a server."""
 
-WITH_SLOTS = (ENDPOINT, "hf:", "tiny")
+SERVERS = (ENDPOINT, "oip:")
+"""Prefixes of the backends with a model server behind them."""
+
+WITH_SLOTS = (*SERVERS, "hf:", "tiny")
 """Prefixes of the backends whose requests start and end one by one, before a worker of them reports its slots."""
 
 
@@ -89,7 +92,7 @@ def limits_of_workers(workers: Sequence[ReportedWorker], before: RequestLimits =
 
     A worker that is still starting has no slots yet: only a healthy one shows that its backend is a function.
     """
-    if any(worker.slots > 0 or worker.backend.startswith(ENDPOINT) for worker in workers):
+    if any(worker.slots > 0 or worker.backend.startswith(SERVERS) for worker in workers):
         known = [worker.context_tokens for worker in workers if worker.context_tokens]
         return LANGUAGE_MODEL.with_context(min(known, default=before.context_tokens))
     return FUNCTION if any(worker.healthy for worker in workers) else before

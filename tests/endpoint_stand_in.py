@@ -44,6 +44,11 @@ class StandIn:
     """The time that the header Keep-Alive tells; 0: no header."""
     connections: list[asyncio.BaseTransport | None] = field(default_factory=list)
     """Those of the POSTs, probes included."""
+    loading: bool = False
+    """It has no model yet, as llama.cpp says it."""
+    stopped: bool = False
+    """Requests wait until `go_on` is set."""
+    go_on: threading.Event = field(default_factory=threading.Event)
     slow_s: float = 0.0
     chunk_s: float = 0.0
     """Delay between two chunks of a stream."""
@@ -65,12 +70,21 @@ class StandIn:
         return [body for name, body in self.calls if name == route]
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=16 << 20)
+        app = web.Application(client_max_size=16 << 20, middlewares=[self._guarded])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         for route in ("completions", "chat/completions", "embeddings"):
             app.router.add_post(f"/v1/{route}", self._post)
         return app
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.stopped:
+            await asyncio.to_thread(self.go_on.wait, 60)
+        if self.loading:
+            return _error(503, "Loading model")
+        response: web.StreamResponse = await handler(request)
+        return response
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -32,7 +32,9 @@ class Place(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """One engine. `running`, `waiting`, `generated`: its metrics of sequences and output tokens."""
+    """One engine. `running`, `waiting`, `generated`: its metrics of sequences and output tokens. `backend`: the value of
+    `--backend` for Tierlane, without the address of the server.
+    """
 
     name: str
     running: str
@@ -40,6 +42,8 @@ class Engine(NamedTuple):
     generated: str
     command: Callable[[Place], Sequence[str]]
     environment: Mapping[str, str]
+    health: str = "/health"
+    backend: str = f"openai:{{}}/v1#{MODEL}"
 
 
 def _llama_cpp(place: Place) -> Sequence[str]:
@@ -86,9 +90,10 @@ class Load(NamedTuple):
 class RunningEngine:
     """A running engine. Calls are blocking."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
+    def __init__(self, engine: Engine, url: str, pid: int) -> None:
         self.engine = engine
         self.url = url
+        self.pid = pid
 
     @property
     def api(self) -> str:
@@ -98,7 +103,7 @@ class RunningEngine:
     @property
     def backend(self) -> str:
         """The value of `--backend` for Tierlane."""
-        return f"openai:{self.api}#{MODEL}"
+        return self.engine.backend.format(self.url)
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a response. Raises OSError."""
@@ -124,17 +129,21 @@ def _metric(text: str, name: str) -> float:
     return float(found[1])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def running_engine(engine: Engine, home: Path, slots: int = 8) -> Iterator[RunningEngine]:
-    """Run an engine until the end of the block; its output is in `<home>/engine.log`. Raises RuntimeError."""
+def running_engine(engine: Engine, home: Path, slots: int = 8, port: int = 0) -> Iterator[RunningEngine]:
+    """Run an engine until the end of the block, on this or a free port; its output is in `<home>/engine.log`.
+
+    Raises RuntimeError.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    place, log = Place(home, _free_port(), slots), home / "engine.log"
+    place, log = Place(home, port or free_port(), slots), home / "engine.log"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -145,7 +154,7 @@ def running_engine(engine: Engine, home: Path, slots: int = 8) -> Iterator[Runni
             env=environment | dict(engine.environment),
             start_new_session=True,
         )
-    running = RunningEngine(engine, f"http://127.0.0.1:{place.port}")
+    running = RunningEngine(engine, f"http://127.0.0.1:{place.port}", process.pid)
     try:
         _wait_for(running, process, log)
         yield running
@@ -169,6 +178,6 @@ def _wait_for(running: RunningEngine, process: "subprocess.Popen[bytes]", log: P
 
 def _healthy(running: RunningEngine) -> bool:
     try:
-        return running.get("/health")[0] == 200
+        return running.get(running.engine.health)[0] == 200
     except OSError:
         return False

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from gpu_pool.backends.backend import Backend
-from gpu_pool.backends.openai_endpoint.settings import PREFIX, read_address
+from gpu_pool.backends.openai_endpoint.settings import OPEN_INFERENCE, PREFIX, SERVERS, read_address
 from scheduler.errors import StartError
 
 
@@ -24,8 +24,9 @@ BACKENDS = (
     BackendForm("pkg.module:function", steps="with `generate` or `answer`", vectors="with `embed`"),
     BackendForm("hf:DIR", texts="language models", steps="language models", vectors="embedding models"),
     BackendForm("openai:URL", texts="as its server", steps="as its server", vectors="as its server", passes_on=True),
+    BackendForm("oip:URL", vectors="with text inputs"),
 )
-FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR or openai:URL"
+FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR, openai:URL or oip:URL"
 _SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?)(?:\+(\d{1,5}(?:\.\d{1,3})?))?)?")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _HF = re.compile(r"hf:(.+)", re.DOTALL)
@@ -33,7 +34,7 @@ _HF = re.compile(r"hf:(.+)", re.DOTALL)
 
 def check_form(spec: str) -> None:
     """Raise StartError if `spec` has no known form. Imports nothing, so the worker may call it."""
-    if spec.startswith(PREFIX):
+    if spec.startswith(SERVERS):
         read_address(spec)
         return
     if _HF.fullmatch(spec):
@@ -62,6 +63,11 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype
         from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only the selected backend
 
         return EndpointBackend(spec)
+    if spec.startswith(OPEN_INFERENCE):
+        from gpu_pool.backends.open_inference.endpoint import OpenInferenceEndpoint  # noqa: PLC0415 - only the selected backend
+        from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only the selected backend
+
+        return EndpointBackend(spec, OpenInferenceEndpoint)
     if spec == "tiny":
         from gpu_pool.backends.tiny.backend import TinyBackend  # noqa: PLC0415 - only the selected backend
 

@@ -87,6 +87,7 @@ def _is_private(name: str, text: str) -> bool:
 _WORKER_LOG = 2  # The worker's stderr: what a model prints goes to the worker's log.
 _EXIT_GRACE_S = 0.1  # Grace time from the end of the socket to the end of the process.
 LAST_FRAMES_S = 0.02  # Time for the last frames after the end of the process.
+MOST_REASON = 300  # Characters of the reason for which a model is not available.
 
 
 PiecesCallback = Callable[[Sequence[Piece]], None]
@@ -141,6 +142,8 @@ class ModelProcess:
         self._availability = availability
         self.unavailable = ""
         """Why it accepts no batch now; "" if it does."""
+        self.note = ""
+        """The same, or what is wrong although it accepts batches."""
         self.brief = False
         """Whether it is unavailable for a short time only."""
         self._loaded: asyncio.Future[ModelMessage] = asyncio.get_running_loop().create_future()
@@ -323,7 +326,7 @@ class ModelProcess:
             self._fatal = message
         elif isinstance(message, Available):
             self.unavailable = "" if message.wanted else message.reason or "No reason given."
-            self.brief = message.brief
+            self.note, self.brief = message.reason[:MOST_REASON], message.brief
             self._availability()
         elif not self._loaded.done():
             self._loaded.set_result(message)

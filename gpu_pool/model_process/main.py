@@ -27,6 +27,7 @@ from gpu_pool.model_process.backend_registry import select_backend
 from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost
 from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
 from gpu_pool.model_process.messages import (
+    Available,
     Done,
     Fatal,
     FrameTooLarge,
@@ -95,6 +96,8 @@ def _ignore_signal(signum: int, frame: FrameType | None) -> None:
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     try:
         backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
+        if isinstance(backend, ServingBackend):
+            backend.report_waiting(lambda reason: link.send(Available(not reason, reason)))
         backend.load()
         backend.warmup()
         context_tokens = int(getattr(backend, "context_tokens", 0))

@@ -137,7 +137,10 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only. Sent after Ready."""
+    """Whether Runs are accepted from now on, and if not, why, and whether for a short time only.
+
+    Before Ready: why loading waits. With `wanted` and a reason: what is wrong although Runs are accepted.
+    """
 
     wanted: bool
     reason: str = ""

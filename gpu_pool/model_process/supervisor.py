@@ -124,6 +124,8 @@ class ModelSupervisor:
         self.status: ModelStatus = "starting"
         self.version = ""
         self.context_tokens = 0
+        self.reason = ""
+        """Why the model's server is not available or what is wrong with it, as last reported; "" if nothing is."""
         self.ready = asyncio.Event()
         self.start_error: StartError | None = None
 
@@ -191,14 +193,14 @@ class ModelSupervisor:
             self.context_tokens = process.context_tokens
             ready_at = time.monotonic()
             self._respawn.loaded()
-            process.resized = self._changed
+            self.reason, process.resized = process.note, self._changed
             self._set(_availability(process))
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
             self._slots = process.slots
         except StartError as error:
             # If the model was ready before, even this may be temporary: retry.
-            self.start_error = None if self.version else error
+            self.start_error, self.reason = None if self.version else error, str(error)
         except TimeoutError:
             log.warning("model did not load in time", seconds=self._load_timeout_s)
         except OSError as error:
@@ -226,9 +228,13 @@ class ModelSupervisor:
             log.error("model lost", pid=process.pid, reason=process.why_lost)
 
     def _availability_changed(self) -> None:
-        """The model process accepts batches, or none for now. Ignored before it is ready, when `_run_process` reads it."""
+        """The model process accepts batches, or none for now. Before it is ready, only the reason is of interest."""
         process = self._process
-        if process is None or self.status not in _LOADED:
+        if process is None:
+            return
+        self.reason = process.note
+        if self.status not in _LOADED:
+            self._changed()
             return
         log.info("model available" if not process.unavailable else "model paused", reason=process.unavailable)
         self._set(_availability(process))

@@ -70,7 +70,7 @@ FATAL_XIDS = {
 OFF_THE_BUS = "fell off the bus; restart the machine"
 UNTIL_RESET = "the driver requires a GPU reset"
 _MIB = 1 << 20
-_WITHOUT_GPU = ("simulated", "openai")  # Backends that use no GPU of this machine.
+_WITHOUT_GPU = ("simulated", "openai", "oip")  # Backends that use no GPU of this machine.
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import structlog
 
-from gpu_pool.backends.openai_endpoint.settings import PREFIX
+from gpu_pool.backends.openai_endpoint.settings import SERVERS
 from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.handle import ModelLaunch
@@ -56,6 +56,7 @@ class WorkerReading(NamedTuple):
     model_pid: int
     model_ms: float
     context_tokens: int
+    reason: str
 
 
 def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
@@ -84,6 +85,7 @@ def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadi
         model_ms=round(reading.model_ms, 1),
         timeout_ms=config.gpu_timeout_ms,
         context_tokens=reading.context_tokens,
+        reason=reading.reason,
     )
 
 
@@ -114,6 +116,7 @@ def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReadin
         slots_source=slots.source,
         free_slots=-1 if slots.is_claiming else max(0, slots.free),
         context_tokens=reading.context_tokens,
+        reason=reading.reason,
     )
 
 
@@ -159,7 +162,7 @@ class Worker:
         )
         self._supervisor = ModelSupervisor(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = execution = Execution(config, self._supervisor)
-        measured = config.measure_at_start and not config.backend.startswith(PREFIX)
+        measured = config.measure_at_start and not config.backend.startswith(SERVERS)
         self._trials = Trials(
             execution.slow_model, execution.trial, self._supervisor.ready, self._state_changed, at_start=measured
         )
@@ -466,6 +469,7 @@ class Worker:
             self._supervisor.pid,
             self._execution.slow_model.model_ms,
             self._supervisor.context_tokens,
+            self._supervisor.reason,
         )
 
     def _rejects_batches(self) -> bool:

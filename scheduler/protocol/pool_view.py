@@ -119,6 +119,7 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     slots_source: str = ""  # The evidence for that number.
     free_slots: int = -1  # -1: not known, because a claim is in progress.
     context_tokens: int = 0  # The most of prompt and output together; 0: not known, or not counted in tokens.
+    reason: str = ""  # Why its model's server is not available, or what is wrong with it; "": nothing.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -153,6 +154,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     slots: int = 0
     slots_source: str = ""
     context_tokens: int = 0
+    reason: str = ""
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

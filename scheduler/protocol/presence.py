@@ -427,6 +427,7 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         slots=heartbeat.slots,
         slots_source=heartbeat.slots_source,
         context_tokens=heartbeat.context_tokens,
+        reason=heartbeat.reason,
     )
 
 

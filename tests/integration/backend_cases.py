@@ -11,9 +11,11 @@ from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.answering import AnswerBackend
 from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.function import FunctionBackend
+from gpu_pool.backends.open_inference.endpoint import OpenInferenceEndpoint
 from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from hf_models import make_causal
+from open_inference_stand_in import OpenInferenceStandIn
 
 
 def upper(texts: list[str]) -> list[str]:
@@ -77,6 +79,19 @@ class ServedEndpoint(EndpointBackend):
         self._server.close()
 
 
+class ServedModel(EndpointBackend):
+    """`oip:URL` with a server that lives as long as the backend."""
+
+    def __init__(self) -> None:
+        self._server = ExitStack()
+        server = self._server.enter_context(serving(OpenInferenceStandIn()))
+        super().__init__(f"oip:{server.url}#{server.name}", OpenInferenceEndpoint)
+
+    def close(self) -> None:
+        super().close()
+        self._server.close()
+
+
 @dataclass(frozen=True)
 class Case:
     """One backend, of a form in BACKENDS. `make` returns it unloaded; the path is a folder that its tests share.
@@ -117,5 +132,6 @@ CASES = (
     Case("generators", "pkg.module:function", _answers(Generator), steps=True),
     Case("hf", "hf:DIR", _hf, steps=True, parameters=True),
     Case("openai", "openai:URL", lambda _: ServedEndpoint(), embeds=True, steps=True),
+    Case("oip", "oip:URL", lambda _: ServedModel()),
 )
 STEPPING = frozenset({"tiny", "answers", "generators", "hf"})

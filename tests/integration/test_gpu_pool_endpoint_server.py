@@ -12,8 +12,9 @@ from certificates import certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import PRIORITY_OWNER, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.availability import PRIORITY_OWNER, SILENT, EndpointAvailability
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
+from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
@@ -384,9 +385,71 @@ async def test_replaced_model_is_reported(stand_in: StandIn) -> None:
         stand_in.fault = lambda route, body: "404" if body else ""
         stand_in.models = []
         assert codes(await answered(endpoint, items("ab"))) == ["-"]
-        assert reports == ["The endpoint answers 404."]
+        assert reports == ["The endpoint has no model yet."]
         stand_in.models = ["b"]
         await eventually(lambda: replaced == ["b"], "another model is found")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"loading": True}, LOADING),
+        ({"models": ["b", "c"]}, "The endpoint has no model 'stand-in-1'; it has b, c."),
+        ({"api_key": "sk-new"}, NO_KEY),
+        ({"absent": frozenset({"completions", "chat/completions"})}, "The endpoint lacks a route that it had before."),
+    ],
+)
+async def test_states_of_a_running_server(stand_in: StandIn, changes: dict[str, object], reason: str) -> None:
+    """Each is reported by its reason, and the endpoint opens again when the state has ended."""
+    async with loaded(stand_in, fragment=f"#{MODEL}") as (endpoint, reports):
+        before = {name: getattr(stand_in, name) for name in changes}
+        stand_in.fault = lambda route, body: "404" if body and body["model"] not in stand_in.models else ""
+        for name, value in changes.items():
+            setattr(stand_in, name, value)
+        assert codes(await answered(endpoint, items("ab"))) == ["-"]
+        assert reports == [reason]
+        for name, value in before.items():
+            setattr(stand_in, name, value)
+        await eventually(lambda: reports[-1] == "open", "the endpoint is open")
+        assert outputs(await answered(endpoint, items("ab"))) == ["ba"]
+
+
+async def test_state_that_changes_is_reported_anew(stand_in: StandIn) -> None:
+    """A server that is gone, then loads."""
+    async with loaded(stand_in, fragment=f"#{MODEL}") as (endpoint, reports):
+        stand_in.api_key = "sk-new"
+        await answered(endpoint, items("ab"))
+        stand_in.api_key, stand_in.loading = "", True
+        await eventually(lambda: reports == [NO_KEY, LOADING], "the second state is reported")
+
+
+async def test_silence_of_a_server_with_requests_is_reported(stand_in: StandIn) -> None:
+    """It is stopped or hangs: requests go on, and are answered when it goes on."""
+    async with loaded(stand_in) as (endpoint, reports):
+        stand_in.stopped = True
+        call = asyncio.create_task(answered(endpoint, items("ab", seconds=60)))
+        endpoint.availability.report = lambda wanted, why, brief: reports.append(why or "open")
+        await eventually(lambda: endpoint.watch() or reports, "the silence is reported")
+        assert (reports, endpoint.availability.closed) == ([SILENT], "")
+        stand_in.stopped = False
+        stand_in.go_on.set()
+        assert outputs(await call) == ["ba"]
+        endpoint.watch()
+        assert reports == [SILENT, "open"]
+
+
+async def test_reason_for_which_loading_waits(stand_in: StandIn) -> None:
+    """It is reported before the model is ready."""
+    stand_in.loading = True
+    endpoint, reasons = Endpoint(read_address(f"openai:{stand_in.url}"), Access()), list[str]()
+    endpoint.waiting = reasons.append
+    loading = asyncio.create_task(endpoint.load())
+    await eventually(lambda: reasons, "a reason is reported")
+    stand_in.loading = False
+    await loading
+    await endpoint.close()
+
+    assert (reasons[0], reasons[-1]) == (LOADING, "")
 
 
 async def test_probe_ends_with_its_request(stand_in: StandIn) -> None:
@@ -405,7 +468,7 @@ async def test_probe_ends_with_its_request(stand_in: StandIn) -> None:
 async def test_failing_probe_is_repeated() -> None:
     """An exception in a probe does not leave the endpoint closed."""
     results = iter([ValueError("a bug"), ""])
-    reports: list[bool] = []
+    reports: list[str] = []
 
     async def probe() -> str:
         if isinstance(result := next(results), Exception):
@@ -413,9 +476,9 @@ async def test_failing_probe_is_repeated() -> None:
         return result
 
     availability = EndpointAvailability(probe)
-    availability.report = lambda wanted, why, brief: reports.append(wanted)
+    availability.report = lambda wanted, why, brief: reports.append(why)
     availability.broken("away")
-    await eventually(lambda: reports == [False, True], "the endpoint is open")
+    await eventually(lambda: reports == ["away", "The endpoint cannot be probed.", ""], "the endpoint is open")
     await availability.close()
 
 

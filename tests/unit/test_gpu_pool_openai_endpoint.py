@@ -11,6 +11,7 @@ import pytest
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import Failures, Pauses
 from gpu_pool.backends.openai_endpoint.errors import (
+    LOADING,
     Broken,
     Busy,
     read_refusal,
@@ -192,9 +193,24 @@ def test_status_codes() -> None:
     assert [error_of(status) for status in (429, 503)] == [Busy(None), Busy(None)]
     assert all(isinstance(error_of(status), Broken) for status in (301, 401, 403, 404, 405))
     assert (error_of(401).key, error_of(403).key) == (True, False)
+    assert error_of(503, {"error": {"code": 503, "message": "Loading model"}}) == Broken(LOADING, certain=True)
     assert [error_of(status).by_input for status in (408, 500, 502, 504)] == [False, True, False, False]
     codes = [error_of(status).error_code for status in (400, 413, 418, 422)]
     assert codes == ["invalid_request", "request_too_large", "invalid_request", "invalid_request"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"detail": "Server is pinned to '/models/b'; requested 'a'."},
+        {"error": {"message": "Invalid model: a", "code": "model_not_found"}},
+        {"error": "Request for unknown model: 'a' is not found"},
+        {"error": {"message": "The model `a` does not exist."}},
+    ],
+)
+def test_rejected_name_of_the_model(error: Any) -> None:
+    """A check shows whether it is that of the endpoint: transformers 5.24, infinity 0.0.78, Triton and others use 400."""
+    assert error_of(400, error) == Broken("The endpoint answers 400.")
 
 
 GENERIC = "The model does not accept this request."

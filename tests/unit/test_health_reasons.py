@@ -16,6 +16,8 @@ from gateway.operations.health.advice import ADVICE
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.losses import Loss, LostGateway, Restart
 from gateway.operations.health.outcomes import TierObjective
+from gpu_pool.backends.openai_endpoint.availability import SILENT
+from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from health_inputs import DOWN, INACTIVE, LOST, PAUSING, REDIS_DOWN, SERVING, inputs, observation, worker
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierOutcomes, TierStats, WorkerView
 from scheduler.tasks import EndedTask
@@ -110,8 +112,10 @@ CASES: dict[str, dict[str, Any]] = {
     "all workers are lost": {"observation": observation(LOST)},
     "a GPU fault": {"observation": observation(worker(1), LOST, DOWN)},
     "a failed model": {"observation": observation(worker(1), lost(2, "failed"), lost(3, "starting"))},
-    "an endpoint": {"observation": observation(worker(1), lost(2, "away"))},
+    "an endpoint": {"observation": observation(worker(1), changed(lost(2, "away"), reason=NO_KEY))},
+    "a silent endpoint": {"observation": observation(changed(worker(1), reason=SILENT), worker(2))},
     "a start": {"observation": observation(lost(2, "starting"))},
+    "a start of an endpoint": {"observation": observation(changed(lost(2, "starting"), reason=LOADING))},
     "a cordon": {"observation": observation(worker(1), lost(2, "cordoned"))},
     "a stop": {"observation": observation(worker(1), lost(2, "draining"))},
     "a short pause": {"observation": observation(worker(1), PAUSING)},

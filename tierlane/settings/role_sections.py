@@ -119,8 +119,8 @@ class WorkerSettings:
 
     backend: str = setting(
         "tiny",
-        "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, or "
-        "openai:URL[#MODEL]. A batch of a function may take 3 s (TIERLANE_GPU_TIMEOUT_MS), a request to it 4 s "
+        "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, "
+        "openai:URL[#MODEL], or oip:URL#MODEL (Triton, KServe, MLServer). A batch of a function may take 3 s (TIERLANE_GPU_TIMEOUT_MS), a request to it 4 s "
         "(TIERLANE_TOTAL_REQUEST_MS).",
         not_empty=True,
     )
@@ -172,7 +172,7 @@ class WorkerSettings:
 
 
 class EndpointSettings:
-    """Settings of a worker whose backend is `openai:URL`."""
+    """Settings of a worker whose backend is `openai:URL` or `oip:URL`."""
 
     endpoint_api_key: "SecretStr" = setting(
         "",

@@ -36,7 +36,7 @@ SECTIONS: dict[str, type] = {
     "Traces (gateway, worker)": TraceSettings,
     "Scheduler": SchedulerSettings,
     "Worker": WorkerSettings,
-    "Endpoint of `openai:URL` (worker)": EndpointSettings,
+    "Server of `openai:URL` or `oip:URL` (worker)": EndpointSettings,
     "Auditor": AuditorSettings,
     "Local stack (`tierlane up`)": StackSettings,
 }

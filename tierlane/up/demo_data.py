@@ -56,9 +56,9 @@ def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int
 def _model_name(kind: str, rest: str) -> str:
     if kind in ("tiny", "simulated"):
         return kind
-    if kind == "openai":
+    if kind in ("openai", "oip"):
         rest = rest.partition("#")[2] or kind  # The name at the server, as its clients know it.
-    name = rest.rstrip("/").rpartition("/")[2] if kind in ("hf", "openai") else rest
+    name = rest.rstrip("/").rpartition("/")[2] if kind in ("hf", "openai", "oip") else rest
     # Characters that the column does not accept become a dash.
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:128] or "model"
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ratelimit.request_limits import ENDPOINT, LANGUAGE_MODEL, RequestLimits
+from ratelimit.request_limits import ENDPOINT, LANGUAGE_MODEL, SERVERS, RequestLimits
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Presence
@@ -92,6 +92,8 @@ def limits_line(backend: str, of_backend: RequestLimits, settings: "Settings") -
     if backend.startswith(ENDPOINT):
         first, silence = settings.endpoint_first_token_ms, settings.endpoint_silence_ms
         run = [f"first token {_time(first)}", f"silence {_time(silence)}"]
+    elif backend.startswith(SERVERS):
+        run = []
     elif of_backend == LANGUAGE_MODEL:
         run = [f"silence {_time(settings.gpu_timeout_ms)}"]
     sizes = [f"body {_size(limits.body_bytes)}"]

@@ -121,6 +121,10 @@ ADVICE: dict[str, ProblemAdvice] = {
         "TierlaneGpuLost",
         _NO_CAPACITY,
     ),
+    "endpoint_silent": ProblemAdvice(
+        "Check the model server that {about} calls: it has requests, and does not answer a `GET /health` either.",
+        "TierlaneGpuLost",
+    ),
     "worker_starting": ProblemAdvice(
         "Wait until the model of {about} is loaded; if it takes minutes, read the log.", "TierlaneGpuLost", _NO_CAPACITY
     ),

@@ -184,6 +184,11 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
         return HealthFinding(name, kind, "healthy", 0, unit)
     if total == 0:
         return problem("no_gpu", name, kind, "down", 0, unit, "No GPU is known: no worker has sent a heartbeat.")
+    silent = [worker for worker in seen.workers if worker.reason] if seen else []
+    if not unhealthy and silent:
+        reason = "; ".join(f"{worker.id}: {worker.reason.rstrip('.')}" for worker in silent[:NAMED_WORKERS])
+        about = shortened([worker.id for worker in silent], NAMED_WORKERS)
+        return problem("endpoint_silent", name, kind, "degraded", total, unit, f"{reason}.", about)
     if not unhealthy:
         return HealthFinding(name, kind, "healthy", total, unit)
     # A pausing worker resumes before requests would be rejected for lack of GPUs.
@@ -231,8 +236,8 @@ def _worker_problem(worker: WorkerView) -> str:
         return f"{worker.id} is too slow: {slow_batches(worker)}"
     if worker.status in ACTIVE_STATUSES:
         return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
-    fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
-    return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
+    fault = (worker.gpu.fault if worker.gpu is not None else "") or worker.reason.rstrip(".")
+    return f"{worker.id} is {worker.status}{f' ({fault})' if fault else ''}, last seen {worker.age_ms / 1000:.1f} s ago"
 
 
 def _redis(inputs: HealthInputs) -> HealthFinding:

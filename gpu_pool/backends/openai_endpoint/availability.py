@@ -26,7 +26,7 @@ from gpu_pool.backends.openai_endpoint.client import (
     Transport,
 )
 from gpu_pool.backends.openai_endpoint.context import listed_context, read_context
-from gpu_pool.backends.openai_endpoint.errors import names_field
+from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, LOADING, NO_KEY, is_loading, names_field
 from gpu_pool.backends.openai_endpoint.messages import ROUTES, Body
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
@@ -113,9 +113,13 @@ def _are_several(customers: set[int]) -> bool:
 
 
 AvailabilityCallback = Callable[[bool, str, bool], None]
-"""Called with whether requests are accepted, the reason if not, and whether for a short time only."""
+"""Called with whether requests are accepted, the reason if not, and whether for a short time only.
+
+A reason although requests are accepted: what is wrong with the endpoint meanwhile.
+"""
 
 BUSY = "The endpoint accepts no more requests for now."
+SILENT = "The endpoint does not respond."
 
 
 def _ignore(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - a callback's signature
@@ -133,6 +137,7 @@ class EndpointAvailability:
         self.report: AvailabilityCallback = _ignore
         self.closed = ""
         """Why no request is accepted; "" if requests are."""
+        self._silent = False
 
     def worked(self) -> None:
         """A request was answered."""
@@ -174,6 +179,12 @@ class EndpointAvailability:
         if not self.closed:
             self._close(reason, self._probe_until_available(), brief=False)
 
+    def note_silence(self, *, silent: bool) -> None:
+        """Report whether a server that has requests does not respond; they go on, and new ones are accepted."""
+        if silent != self._silent and not self.closed:
+            self._silent = silent
+            self.report(True, SILENT if silent else "", False)  # noqa: FBT003 - positional in the callback
+
     async def close(self) -> None:
         """Stop waiting."""
         if self._work is not None:
@@ -181,12 +192,12 @@ class EndpointAvailability:
             await asyncio.gather(self._work, return_exceptions=True)
 
     def _close(self, reason: str, work: Coroutine[Any, Any, None], *, brief: bool) -> None:
-        self.closed = reason
+        self.closed, self._silent = reason, False
         self._work = asyncio.create_task(work, name="availability")
         self.report(False, reason, brief)  # noqa: FBT003 - positional in the callback
 
     async def _verify(self, reason: str) -> None:
-        if not await self._probe_succeeds():
+        if await self._fault():
             self.broken(reason)
 
     async def _wait(self, seconds: float) -> None:
@@ -196,16 +207,19 @@ class EndpointAvailability:
     async def _probe_until_available(self) -> None:
         while True:
             await asyncio.sleep(self._pauses.probe_s())
-            if await self._probe_succeeds():
+            if not (fault := await self._fault()):
                 self._open()
                 return
+            if fault != self.closed:
+                self.closed = fault
+                self.report(False, fault, False)  # noqa: FBT003 - positional in the callback
 
-    async def _probe_succeeds(self) -> bool:
+    async def _fault(self) -> str:
         try:
-            return not await self._probe()
+            return await self._probe()
         except Exception:  # noqa: BLE001 - the next probe may succeed; without one the endpoint stays closed
             traceback.print_exc()
-            return False
+            return "The endpoint cannot be probed."
 
     def _open(self) -> None:
         self.closed = ""
@@ -215,9 +229,7 @@ class EndpointAvailability:
 PROBE_TIMEOUT_S = 2.0
 NAMED_MODELS = 5  # Names listed in an error message.
 UNNAMED = "default"  # The model name for servers that list none; they ignore it.
-_KEY = frozenset({401, 403, 407})
-_ABSENT = frozenset({404, 405, 501})
-_NO_KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
+ABSENT = frozenset({404, 405, 501})
 
 
 class ProbeResult(NamedTuple):
@@ -247,24 +259,27 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
             return found
         tokens = found.context_tokens or await read_context(transport, address.root)
         return (await _routes(transport, found.model))._replace(owner=found.owner, context_tokens=tokens)
-    except (NoResponse, ResponseAborted, CallTimeout, InvalidOutput) as error:
+    except CallTimeout:
+        return ProbeResult(SILENT)
+    except (NoResponse, ResponseAborted, InvalidOutput) as error:
         return ProbeResult(str(error))
 
 
 async def _model(transport: Transport, address: EndpointUrl, before: str) -> ProbeResult:
     reply = await transport.get(address.base + "/models", PROBE_TIMEOUT_S)
-    if reply.status in _KEY:
-        return ProbeResult(_NO_KEY, ours=True)
+    if reply.status in KEY_STATUSES:
+        return ProbeResult(NO_KEY, ours=True)
     if reply.status == 200:
         return _chosen(reply, address.model, before)
     # Servers of one model may list none, and one that loads models on demand may fail to list them.
-    listless = ProbeResult(f"The endpoint answers {reply.status} to GET /models.")
-    if reply.status not in _ABSENT and not address.model:
+    loading = is_loading(reply.status, reply.body)
+    listless = ProbeResult(LOADING if loading else f"The endpoint answers {reply.status} to GET /models.")
+    if reply.status not in ABSENT and (loading or not address.model):
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
-    if health.status in _ABSENT and reply.status not in _ABSENT:
+    if health.status in ABSENT and reply.status not in ABSENT:
         return listless
-    if health.status in _ABSENT:
+    if health.status in ABSENT:
         return ProbeResult(
             f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health.", ours=True
         )
@@ -295,19 +310,17 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
 async def _routes(transport: Transport, model: str) -> ProbeResult:
     """Generates nothing: the status for a body without an input shows whether a route exists."""
     routes = sorted(set(ROUTES.values()))
-    found = await asyncio.gather(*(_status(transport, route, model) for route in routes))
-    if any(status in _KEY for status in found):
-        return ProbeResult(_NO_KEY, ours=True)
-    present = {route for route, status in zip(routes, found, strict=True) if status not in _ABSENT}
+    body = Body(_encode({"model": model, "max_tokens": 1}))
+    found = await asyncio.gather(*(transport.post(route, body, PROBE_TIMEOUT_S) for route in routes))
+    if any(reply.status in KEY_STATUSES for reply in found):
+        return ProbeResult(NO_KEY, ours=True)
+    if any(is_loading(reply.status, reply.body) for reply in found):
+        return ProbeResult(LOADING)
+    present = {route for route, reply in zip(routes, found, strict=True) if reply.status not in ABSENT}
     there = frozenset(task for task, route in ROUTES.items() if route in present)
     if not there:
         return ProbeResult("The endpoint has neither /completions nor /chat/completions nor /embeddings.", ours=True)
     return ProbeResult(model=model, tasks=there)
-
-
-async def _status(transport: Transport, route: str, model: str) -> int:
-    reply = await transport.post(route, Body(_encode({"model": model, "max_tokens": 1})), PROBE_TIMEOUT_S)
-    return reply.status
 
 
 class EndpointCapabilities:

@@ -1,4 +1,4 @@
-"""`openai:URL`: an external endpoint as the model of one worker, with slots: requests start and end by themselves.
+"""`openai:URL`, `oip:URL`: an external server as the model of one worker, with slots: requests start and end by themselves.
 
 One event loop is kept for the whole life of the backend. Unlike a GPU, an endpoint also reports between requests: that it
 accepts none for now, that it is back, and how many may run at a time.
@@ -21,14 +21,14 @@ from scheduler.errors import ErrorCode
 
 
 class EndpointBackend:
-    """`spec` is the value of `--backend`; credentials come from the environment."""
+    """`spec` is the value of `--backend`, `kind` the endpoint of its protocol; credentials come from the environment."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, kind: type[Endpoint] = Endpoint) -> None:
         """Raises StartError for an address or certificates that cannot be used."""
         self._access = take_access()
         self._serving: EndpointServing | None = None
         self._listeners = SlotListeners(lambda pieces: self._serving.send(pieces) if self._serving else None)
-        self._endpoint = Endpoint(read_address(spec), self._access, self._listeners.flush)
+        self._endpoint = kind(read_address(spec), self._access, self._listeners.flush)
         self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     @property
@@ -50,6 +50,10 @@ class EndpointBackend:
     def resume(self, slots: int) -> None:
         """Begin with as many slots as an earlier process of the worker had."""
         self._endpoint.policy.resume(slots)
+
+    def report_waiting(self, report: Callable[[str], None]) -> None:
+        """Call `report` while loading, with the reason for which that waits, and with "" at the end."""
+        self._endpoint.waiting = report
 
     def load(self) -> None:
         """Wait for the endpoint. Raises StartError for a rejected key or a missing model, EndpointAway after a while."""

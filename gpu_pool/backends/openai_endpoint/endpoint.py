@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import (
     BUSY,
     PRIORITY_OWNER,
+    PROBE_TIMEOUT_S,
     EndpointAvailability,
     EndpointCapabilities,
     Pauses,
@@ -26,8 +27,8 @@ from gpu_pool.backends.openai_endpoint.availability import (
     takes_priority,
 )
 from gpu_pool.backends.openai_endpoint.call_times import Call
-from gpu_pool.backends.openai_endpoint.client import Transport
-from gpu_pool.backends.openai_endpoint.engine_load import LoadReader
+from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
+from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
 from gpu_pool.backends.openai_endpoint.requests import (
@@ -50,6 +51,7 @@ MARGIN_S = 0.1
 LONGEST_S = 600.0
 """The limit of a call without any other."""
 LOAD_S = 60.0
+SILENT_S = 1.0
 WORKED_S = 10.0
 """An endpoint that has answered within this time works: it fails on an input, not on all."""
 
@@ -112,6 +114,10 @@ class Endpoint:
         """Events of streams that were no JSON object."""
         self.replaced: Callable[[], Any] = lambda: None
         """Called when a probe finds another model than was loaded."""
+        self.waiting: Callable[[str], Any] = lambda _: None
+        """Called while it is loaded with the reason for which that waits, and with "" at the end."""
+        self._heard_at = clock()
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> str:
@@ -127,33 +133,33 @@ class Endpoint:
         """Wait for the endpoint. Raises StartError if only other settings can help, EndpointAway after `within_s`."""
         await self._transport.open()
         pauses, until = Pauses(), self._clock() + within_s
-        while (seen := await probe(self._transport, self._address)).fault:
+        while (seen := await self._look("")).fault:
             if seen.ours:
                 raise StartError(f"{seen.fault} ({self._address.base})")
             if self._clock() >= until:
                 raise EndpointAway(seen.fault)
+            self.waiting(seen.fault)
             await asyncio.sleep(pauses.probe_s())
+        self.waiting("")
         self._probed = seen
-        if seen.owner == PRIORITY_OWNER:
-            self._context.capabilities.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
-        await self.load_reader.detect()
+        await self._learn()
 
     async def answer(self, item: Item, progress: CallProgress) -> ItemResult | HandBack:
         """Run one request, at most until its deadline."""
         if self.availability.closed:
             return HandBack(self.availability.closed, counted=False)
-        rejected = rejection(item, self._probed.tasks)
+        rejected = self._rejection(item)
         if rejected is not None:
             return rejected
         if item.listener is None:  # A stream ends at its own deadline.
             item = replace(item, until=_in_time(item.until, self._clock()))
         call = self.policy.start(self._clock(), streamed=item.listener is not None)
-        progress.on_output = lambda: self.policy.output(call, self._clock())
+        progress.on_output = lambda: self._heard(call)
         try:
-            result = await EndpointCall(self._context, item, progress).run()
+            result = await self._call(item, progress, again=False)
             if isinstance(result, Lost) and result.by_input:
                 # The server's failure may have another cause than this input: it is tried once more.
-                result = await EndpointCall(self._context, item, progress).run()
+                result = await self._call(item, progress, again=True)
         except BaseException:
             self.policy.leave(call)
             raise
@@ -171,14 +177,61 @@ class Endpoint:
         used = counted_so_far(progress.completion, item, self._context.body_dir)
         return ItemResult("", used.tokens_used, ErrorCode.CANCELLED, used.output_tokens)
 
+    async def _look(self, before: str) -> ProbeResult:
+        """Probe the server; `before`: the model chosen last."""
+        return await probe(self._transport, self._address, before)
+
+    async def _learn(self) -> None:
+        """Find out once what the server can do."""
+        seen = self._probed
+        if seen.owner == PRIORITY_OWNER:
+            self._context.capabilities.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
+        await self.load_reader.detect()
+
+    async def read_load(self) -> EngineLoad | None:
+        """What the server reports of its queue now; None if it reports nothing."""
+        return await self.load_reader.read()
+
+    def _rejection(self, item: Item) -> ItemResult | None:
+        """The error of an item that must not be sent; else None."""
+        return rejection(item, self._probed.tasks)
+
+    async def _call(self, item: Item, progress: CallProgress, *, again: bool) -> CallResult:  # noqa: ARG002 - for other servers
+        """The call of one item, `again` after it failed."""
+        return await EndpointCall(self._context, item, progress).run()
+
+    def watch(self) -> None:
+        """Called regularly: checks an endpoint that has requests and from which nothing was received for SILENT_S."""
+        now = self._clock()
+        if not self.policy.in_flight:
+            self._heard_at = now
+            self.availability.note_silence(silent=False)
+        elif now - self._heard_at >= SILENT_S and (self._watch is None or self._watch.done()):
+            self._watch = asyncio.create_task(self._check_silence(), name="silence")
+
+    async def _check_silence(self) -> None:
+        """Any response to a small request ends the silence."""
+        before, silent = self._heard_at, False
+        try:
+            await self._transport.get(self._address.root + "/health", PROBE_TIMEOUT_S)
+        except CallTimeout:
+            silent = self._heard_at == before
+        except (NoResponse, ResponseAborted, InvalidOutput):
+            pass  # The requests show it.
+        if not silent:
+            self._heard_at = self._clock()
+        self.availability.note_silence(silent=silent)
+
     async def close(self) -> None:
         """Close all connections."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self.availability.close()
         await self._transport.close()
 
     async def probe(self) -> str:
         """Why the endpoint cannot be used; "" if it can."""
-        seen = await probe(self._transport, self._address, self._probed.model)
+        seen = await self._look(self._probed.model)
         if seen.fault:
             return seen.fault
         if not self._probed.tasks <= seen.tasks:
@@ -192,13 +245,18 @@ class Endpoint:
         return ""
 
     def _note_call(self, call: Call, result: CallResult) -> None:
-        now = self._clock()
+        now = self._heard_at = self._clock()
         if isinstance(result, Busy):
             self.policy.refuse(call, now)
         elif isinstance(result, ItemResult) and not result.error_code:
             self.policy.end(call, now, result.output_tokens)
         else:
             self.policy.leave(call)
+
+    def _heard(self, call: Call) -> None:
+        """A stream sent a part of its output."""
+        self._heard_at = self._clock()
+        self.policy.output(call, self._heard_at)
 
     def _note_skipped(self, progress: CallProgress) -> None:
         """Log once that streams have events without meaning: a proxy may add them."""
@@ -212,16 +270,16 @@ class Endpoint:
 
         A probe may not need the key: if it was rejected for several customers, it is wrong.
         """
-        if not isinstance(result, Broken) or (result.key and self.availability.unusable(item.customer)):
+        if not isinstance(result, Broken) or result.certain:
             return result
-        return result if await self._probe_fails(item.until) else FORBIDDEN
-
-    async def _probe_fails(self, until: float) -> bool:
+        if result.key and self.availability.unusable(item.customer):
+            return result
         try:
-            async with asyncio.timeout(until - self._clock()):
-                return bool(await self.probe())
+            async with asyncio.timeout(item.until - self._clock()):
+                fault = await self.probe()
         except TimeoutError:
-            return True
+            return result
+        return Broken(fault) if fault else FORBIDDEN
 
     async def _pause(self, wait_s: float, until: float) -> None:
         """Keep the slot of a refused request, so that it is not sent again at once."""

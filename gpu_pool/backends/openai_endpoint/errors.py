@@ -19,9 +19,16 @@ from scheduler.errors import ErrorCode
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 """Limits for the pause that a server asks for."""
 
+KEY_STATUSES = frozenset({401, 403, 407})
+NO_KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
+LOADING = "The endpoint is loading its model."
 _BUSY = frozenset({429, 503, 529})
 _MISCONFIGURED = frozenset({401, 403, 404, 405, 407})
 _RETRYABLE = frozenset({408, 425})
+_NO_MODEL = re.compile(
+    r"unknown model|model_not_found|pinned to|model .{0,128}(?:not found|does not exist|not available)"
+)
+"""Servers that reject the name of a model with 400: `transformers serve`, infinity, Triton. A check confirms it."""
 _KINDS = (
     (("ratelimit", "overloaded", "toomany", "unavailable", "exhausted"), 429),
     (("authentication", "permission", "unauthorized"), 401),
@@ -57,6 +64,8 @@ class Broken:
     reason: str
     key: bool = False
     """It rejects the key, which the inputs of one customer may cause at most."""
+    certain: bool = False
+    """No client's input can cause it: it is loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +93,11 @@ def read_refusal(
 ) -> ItemResult | Busy | Broken | Lost:
     """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
     if status in _BUSY:
-        return Busy(retry_after_s(headers, now_s))
-    if status in _MISCONFIGURED or status < 400:
-        return Broken(f"The endpoint answers {status}.", key=status in (401, 407))
+        return Broken(LOADING, certain=True) if is_loading(status, body) else Busy(retry_after_s(headers, now_s))
     named, text = _error_fields(body)
+    if status in _MISCONFIGURED or status < 400 or (status in (400, 422) and _NO_MODEL.search(text)):
+        key = status in (401, 407)
+        return Broken(NO_KEY if key else f"The endpoint answers {status}.", key=key)
     if overflow := read_overflow(
         text
     ):  # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
@@ -97,6 +107,11 @@ def read_refusal(
     if status == 413:
         return ItemResult("The input is larger than the model takes.", 0, ErrorCode.REQUEST_TOO_LARGE)
     return ItemResult(_sentence(named, text, sent), 0, ErrorCode.INVALID_REQUEST)
+
+
+def is_loading(status: int, body: bytes) -> bool:
+    """Whether the server has started and its model has not, as llama.cpp says it."""
+    return status == 503 and "loading model" in _error_fields(body)[1]
 
 
 def read_reported(
@@ -175,7 +190,8 @@ def _error_fields(body: bytes) -> tuple[Sequence[str], str]:
     error = document.get("error", document)
     error = error if isinstance(error, dict) else {"message": error}
     named = [error.get("param"), *_fastapi_fields(document.get("detail"))]
-    text = f"{error.get('message') or ''} {error.get('code') or ''}".lower()
+    detail = document.get("detail")
+    text = f"{error.get('message') or detail or ''} {error.get('code') or ''}".lower()
     return [each for each in named if isinstance(each, str)], text
 
 

@@ -107,25 +107,21 @@ class EndpointCall:
         """
         result = await self._once()
         for _ in range(1, TRIES):
-            if not isinstance(result, _NoAnswer) or result.sent or self.left_s <= SECOND_TRY_S:
+            if not isinstance(result, NoResponse) or result.sent or self.left_s <= SECOND_TRY_S:
                 break
             await asyncio.sleep(SECOND_TRY_S)
             result = await self._once()
-        return result.meaning() if isinstance(result, _NoAnswer) else result
+        return failure_of(result) if isinstance(result, NoResponse) else result
 
-    async def _once(self) -> "CallResult | _NoAnswer":
+    async def _once(self) -> CallResult | NoResponse:
         try:
             return await (self._stream() if self._item.listener is not None else self._whole())
         except NoResponse as error:
-            return _NoAnswer(str(error), error.sent)
-        except CallTimeout:
-            return TOO_SLOW
+            return error
         except MissingBody:
             return MISSING_BODY
-        except ResponseAborted as error:
-            return Lost(str(error))
-        except InvalidOutput as error:
-            return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=is_unusual(self._item))
+        except (CallTimeout, ResponseAborted, InvalidOutput) as error:
+            return failure_of(error, by_input=isinstance(error, InvalidOutput) and is_unusual(self._item))
 
     async def _whole(self) -> CallResult:
         priority = self._context.capabilities.takes_priority
@@ -241,6 +237,18 @@ class EndpointCall:
             self._item.listener.emit(offset, text)
 
 
+def failure_of(
+    error: CallTimeout | NoResponse | ResponseAborted | InvalidOutput, *, by_input: bool = False
+) -> CallResult:
+    """The meaning of an error of a call. `by_input`: of an invalid output, see `ItemResult`."""
+    if isinstance(error, CallTimeout):
+        return TOO_SLOW
+    if isinstance(error, InvalidOutput):
+        return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT, by_input=by_input)
+    # A request that the server received may have crashed it, and counts as an attempt.
+    return Unreached(str(error)) if isinstance(error, NoResponse) and not error.sent else Lost(str(error))
+
+
 def rejection(item: Item, tasks: frozenset[Task]) -> ItemResult | None:
     """The error of an item that must not be sent to an endpoint that supports `tasks`; else None."""
     if item.task not in tasks:
@@ -292,15 +300,3 @@ class _PriorityRefused(Exception):
 
 class _UsageRefused(Exception):
     """The server does not know the field that asks for the tokens of a stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NoAnswer:
-    """No response was received."""
-
-    reason: str
-    sent: bool
-
-    def meaning(self) -> CallResult:
-        """After the last try. A request that the server received may have crashed it, and counts as an attempt."""
-        return Lost(self.reason) if self.sent else Unreached(self.reason)

@@ -99,9 +99,10 @@ class EndpointServing:
                 traceback.print_exc()
 
     async def _tick(self) -> None:
-        load = await self._endpoint.load_reader.read()
+        load = await self._endpoint.read_load()
         policy = self._endpoint.policy
         policy.tick(time.monotonic(), load)
+        self._endpoint.watch()
         if self._running:
             self._ticks += 1
             self.send(Progress(self._ticks))  # The endpoint may be silent; this process is not hung.

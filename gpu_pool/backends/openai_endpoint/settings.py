@@ -1,4 +1,4 @@
-"""The URL of an endpoint, parsed from the text after `openai:`. No I/O."""
+"""The URL of a model server, parsed from the text after `openai:` or `oip:`. No I/O."""
 
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -6,8 +6,10 @@ from urllib.parse import SplitResult, urlsplit
 from scheduler.errors import StartError
 
 PREFIX = "openai:"
-FORM = "openai:http://HOST:PORT/v1#MODEL"
-_VERSION = "/v1"
+OPEN_INFERENCE = "oip:"
+SERVERS = (PREFIX, OPEN_INFERENCE)
+"""Prefixes of the backends with a model server behind them."""
+_FORMS = {PREFIX: "openai:http://HOST:PORT/v1#MODEL", OPEN_INFERENCE: "oip:http://HOST:PORT#MODEL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +22,26 @@ class EndpointUrl:
 
 
 def read_address(spec: str) -> EndpointUrl:
-    """The address in `openai:URL[#MODEL]`; a URL without a path gets `/v1`. Raises StartError with what is wrong."""
+    """The address in `openai:URL[#MODEL]`, whose URL gets `/v1` if it has no path, or in `oip:URL#MODEL`, whose URL gets
+    `/v2` unless it ends with it. Raises StartError with what is wrong.
+    """
+    prefix = OPEN_INFERENCE if spec.startswith(OPEN_INFERENCE) else PREFIX
     try:
-        url = urlsplit(spec.removeprefix(PREFIX))
-        fault = _fault(url)
+        url = urlsplit(spec.removeprefix(prefix))
+        fault = _fault(url, prefix)
     except ValueError as error:  # An invalid port, or an unclosed bracket.
         fault = str(error)
     if fault:
-        raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {FORM}.")
-    path = url.path.rstrip("/") or _VERSION
-    place = f"{url.scheme}://{url.netloc}"
-    return EndpointUrl(place + path, place + path.removesuffix(_VERSION), url.fragment)
+        raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {_FORMS[prefix]}.")
+    place, path = f"{url.scheme}://{url.netloc}", url.path.rstrip("/")
+    if prefix == PREFIX:
+        path = path or "/v1"
+        return EndpointUrl(place + path, place + path.removesuffix("/v1"), url.fragment)
+    root = place + path.removesuffix("/v2")
+    return EndpointUrl(f"{root}/v2", root, url.fragment)
 
 
-def _fault(url: SplitResult) -> str:
+def _fault(url: SplitResult, prefix: str) -> str:
     if url.scheme not in ("http", "https"):
         return "the URL must begin with http:// or https://"
     if url.username is not None or url.password is not None:
@@ -42,6 +50,8 @@ def _fault(url: SplitResult) -> str:
         return "the URL names no host"
     if url.query:
         return "the URL must not have a query"
+    if prefix == OPEN_INFERENCE and not url.fragment:
+        return "the URL names no model"
     return "" if url.port != 0 else "the URL's port must not be 0"
 
 
