@@ -13,7 +13,6 @@ import asyncio
 import signal
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
 import structlog
 
@@ -27,98 +26,19 @@ from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
 from gpu_pool.worker.execution import Execution
 from gpu_pool.worker.gpu import GpuWatch, gpu_of
 from gpu_pool.worker.prefetch import AHEAD_MS
+from gpu_pool.worker.report import WorkerReading, report_of
 from gpu_pool.worker.slow_model import Trials
 from gpu_pool.worker.traces import BatchTraces
 from scheduler.cells.moves import LOST_S, PERIOD_S, MoveDecision
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.pool_view import GpuReading, WorkerReport
+from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import cell_of
 from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 from scheduler.tracing import Spans
-
-
-class WorkerReading(NamedTuple):
-    """The state of a worker now. `share` (0..1) is the busy share of its model, `address` that of its direct endpoint.
-
-    `model_ms`: see `SlowModel`; `context_tokens`: see `WorkerReport`.
-    """
-
-    status: str
-    share: float
-    in_flight: int
-    version: str
-    address: str
-    gpu: GpuReading | None
-    model_pid: int
-    model_ms: float
-    context_tokens: int
-    reason: str
-
-
-def worker_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
-    """The content of a heartbeat."""
-    if execution.slots.count:
-        return _slot_beat(config, execution, reading)
-    item_ms, base_ms = execution.service.fit()
-    return WorkerReport(
-        id=config.worker_id,
-        status=reading.status,
-        utilization=reading.share,
-        in_flight=reading.in_flight,
-        rps=execution.rate_rps,
-        service_p95_ms=execution.service_p95_ms,
-        backend=config.backend,
-        model_version=reading.version,
-        direct=reading.address,
-        base_ms=round(base_ms, 3),
-        item_ms=round(item_ms, 4),
-        seen_batch=round(execution.service.seen_batch, 1),
-        gpu=reading.gpu,
-        padding_waste=round(execution.padding_waste, 3),
-        model_pid=reading.model_pid,
-        fresh_batch=round(execution.service.fresh_batch, 1),
-        served_rps=round(execution.served.rps, 2),
-        model_ms=round(reading.model_ms, 1),
-        timeout_ms=config.gpu_timeout_ms,
-        context_tokens=reading.context_tokens,
-        reason=reading.reason,
-    )
-
-
-def _slot_beat(config: WorkerConfig, execution: Execution, reading: WorkerReading) -> WorkerReport:
-    slots, usage, now = execution.slots, execution.slots.usage, time.monotonic()
-    mean_ms = usage.mean_ms(now)
-    return WorkerReport(
-        id=config.worker_id,
-        status=reading.status,
-        utilization=reading.share,
-        in_flight=reading.in_flight,
-        rps=1000 * slots.count / mean_ms if mean_ms else 0.0,
-        service_p95_ms=slots.service.typical_p95_ms(1),
-        backend=config.backend,
-        model_version=reading.version,
-        direct=reading.address,
-        base_ms=round(mean_ms, 3),
-        seen_batch=round(usage.mean_running(now), 2),
-        gpu=reading.gpu,
-        padding_waste=round(slots.padding_waste, 3),
-        model_pid=reading.model_pid,
-        width=slots.count,
-        fresh_batch=round(usage.recent_running(now), 2),
-        served_rps=round(usage.served_rps(), 3),
-        model_ms=round(reading.model_ms, 1),
-        timeout_ms=config.gpu_timeout_ms,
-        slots=slots.count,
-        slots_source=slots.source,
-        free_slots=-1 if slots.is_claiming else max(0, slots.free),
-        context_tokens=reading.context_tokens,
-        reason=reading.reason,
-    )
-
 
 __all__ = ["BLOCK_S", "Worker", "WorkerConfig", "run_worker"]
 
@@ -442,7 +362,7 @@ class Worker:
         execution = self._execution
         if link.left:
             reading = self._reading("draining", link.in_flight, 0.0, "")
-            return worker_beat(self._config, execution, reading)
+            return report_of(self._config, execution, reading)
         in_flight = link.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
         begun = execution.batches + execution.slots.started
@@ -454,7 +374,7 @@ class Worker:
         reading = self._reading(self._status(), in_flight, share, address)
         changing = (begun, reading, execution.slots.count, execution.slots.free)
         if self._last_report is None or changing != self._changing:
-            self._changing, self._last_report = changing, worker_beat(self._config, execution, reading)
+            self._changing, self._last_report = changing, report_of(self._config, execution, reading)
         self._idle = not share and not in_flight
         return self._last_report
 
