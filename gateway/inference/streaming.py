@@ -116,7 +116,7 @@ class StreamedResponse:
         self._started = asyncio.Event()
         self._assembly = StreamAssembly()
         self._lines = ""  # Headers.
-        self._opened = False
+        self._opening = b""  # Events that are sent before the next ones.
         self._stream: EventStream | None = None
         self._held = ""  # Text that arrived before the headers were written, or that the client was too slow for.
         self._reply: Reply | None = None
@@ -162,7 +162,7 @@ class StreamedResponse:
     async def _play(self, stream: EventStream) -> None:
         try:
             stream.start()
-            self._stream = stream
+            self._opening, self._stream = self._chunks.opening(), stream
             self._send("")
             reply = self._reply or await self._completed(await stream.outcome(self._future))
             rest = self._held + self._rest(reply)
@@ -184,9 +184,9 @@ class StreamedResponse:
             self.close()
 
     def _write(self, stream: EventStream, events: bytes) -> None:
-        if events and not self._opened:
-            self._opened, events = True, self._chunks.opening() + events
-        stream.send(events)
+        if events:
+            stream.send(self._opening + events)
+            self._opening = b""
 
     def _send(self, text: str) -> None:
         stream = self._stream

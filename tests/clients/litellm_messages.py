@@ -29,7 +29,7 @@ def tools() -> None:
     (call,) = message.tool_calls
     Weather.model_validate_json(call.function.arguments)
     result = {"role": "tool", "tool_call_id": call.id, "content": "21 °C"}
-    assert complete([*HELLO, message, result], tools=TOOLS).choices[0].message.tool_calls
+    assert complete([*HELLO, message, result], tools=TOOLS).choices[0].message.content == "C° 12"
 
 
 def streamed_tools() -> None:

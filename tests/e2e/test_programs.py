@@ -34,8 +34,9 @@ doc_to_text: "{{question}}"
 """
 LM_EVAL_FILES = {
     "questions.json": '[{"question": "Is it so?"}, {"question": "Is water wet?"}]',
-    "choice.yaml": f"{TASK}task: choice\noutput_type: multiple_choice\ndoc_to_target: 0\ndoc_to_choice: ['yes', 'no, never']",
-    "write.yaml": f"{TASK}task: write\noutput_type: generate_until\ndoc_to_target: '?os ti sI'\n"
+    "choice.yaml": f"{TASK}task: choice\noutput_type: multiple_choice\ndoc_to_target: 0\ndoc_to_choice: ['yes', 'no, never']\n"
+    "metric_list: [{metric: acc}]",
+    "write.yaml": f"{TASK}task: write\noutput_type: generate_until\ndoc_to_target: any\n"
     "generation_kwargs: {until: ['x']}\nmetric_list: [{metric: exact_match}]",
 }
 LM_EVAL = """python -m lm_eval run --model local-completions --include_path . --tasks choice,write \
@@ -65,8 +66,8 @@ PROGRAMS = {
         for name in names
     },
     "litellm-proxy": Program("python $SCRIPTS/proxy.py", "all three APIs"),
-    "lm-eval": Program(LM_EVAL, "|exact_match|↑  |  0.5|", LM_EVAL_FILES),
-    "guidellm": Program(GUIDELLM, "'successful': 6, 'incomplete': 0, 'errored': 0"),
+    "lm-eval": Program(LM_EVAL, "|acc        |↑  |    1|", LM_EVAL_FILES),
+    "guidellm": Program(GUIDELLM, "'successful': 6, 'errored': 0, 'incomplete': 0"),
 }
 """`make clients` selects by the beginning of the name, which is the group."""
 

@@ -101,7 +101,7 @@ class Slow:
 async def test_text_for_a_client_that_is_slow_for_a_moment_is_kept() -> None:
     """It is written with the next text; what is beyond the limit is left to the stored reply."""
     call: Any = SimpleNamespace(
-        api_format=SimpleNamespace(chunks=lambda *_: SimpleNamespace(opening=bytes, delta=str.encode)),
+        api_format=SimpleNamespace(chunks=lambda *_: SimpleNamespace(delta=str.encode)),
         body=SimpleNamespace(document=None),
     )
     pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4))
