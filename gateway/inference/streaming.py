@@ -203,9 +203,8 @@ class StreamedResponse:
         """The text that was not sent yet. Raises RequestError if the reply does not continue the text that was sent."""
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
-            self._call.pipeline.give_up(
-                self._pending, ErrorCode.WORKER_LOST
-            )  # The client gets another end than Redis has.
+            # The client gets another end than Redis has.
+            self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
             raise RequestError(ErrorCode.WORKER_LOST)
         return rest
 
