@@ -173,7 +173,8 @@ class ApiFormat:
     def bad_parameters(self, sentence: str) -> RequestError:
         """The error for the model's message about parameters, which it calls `parameters.<name>`, in the terms of this format."""
         if not self.flat:
-            return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
+            param = self.input_field if sentence.startswith("The input") else "parameters"
+            return RequestError(ErrorCode.INVALID_REQUEST, sentence, param)
         message = sentence.removeprefix("parameters.")
         if message == sentence:
             return RequestError(ErrorCode.INVALID_REQUEST, message)

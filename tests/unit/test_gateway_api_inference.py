@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from gateway.api.inference import MAX_PARAMETERS, read_inference
+from gateway.api.inference import INFERENCE, MAX_PARAMETERS, read_inference
 from gateway.catalog import ServedModels
 from ledger.catalog.snapshot import Model, Snapshot
 from scheduler.errors import ErrorCode, RequestError
@@ -126,3 +126,10 @@ def test_the_model_is_the_requested_the_default_or_the_only_one(
         with pytest.raises(RequestError) as error:
             ServedModels(pool, default).choose(catalog, requested)
         assert (error.value.code, error.value.param) == (NOT_FOUND, "model")
+
+
+def test_field_that_a_model_refuses() -> None:
+    """A sentence of a model about its input names the input; others are about parameters."""
+    sentences = ("The input must be JSON.", "parameters.top_k is not accepted by the model.")
+
+    assert [INFERENCE.bad_parameters(sentence).param for sentence in sentences] == ["input", "parameters"]
