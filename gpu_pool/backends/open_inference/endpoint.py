@@ -34,8 +34,8 @@ from gpu_pool.model_process import inputs
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task
 
-MOST_SENTENCE, MOST_STATE = 300, 40
-"""Characters of a server's sentence that a client gets, and of a model's state."""
+MOST_STATE = 40
+"""Characters of a model's state."""
 
 
 class _Indexed(msgspec.Struct):
@@ -43,12 +43,7 @@ class _Indexed(msgspec.Struct):
     state: str = "READY"
 
 
-class _ServerError(msgspec.Struct):
-    error: str
-
-
 _index = msgspec.json.Decoder(list[_Indexed])
-_error = msgspec.json.Decoder(_ServerError)
 
 
 class OpenInferenceEndpoint(Endpoint):
@@ -144,18 +139,16 @@ class OpenInferenceEndpoint(Endpoint):
             body, trace = Body(call_body(tensors)), traceparent_of(items)
             reply = await self._transport.post(f"{self._model_path}/infer", body, max(0.0, left_s), trace)
             if reply.status != 200:
-                return read_failure(reply, items[0])
+                return read_failure(reply, items[0], self._spec)
             return read_outputs(reply.body, tensors, [item.task is Task.EMBED for item in items])
         except (CallTimeout, NoResponse, ResponseAborted, InvalidOutput) as error:
             return failure_of(error)
 
 
-def read_failure(reply: EndpointResponse, item: Item) -> CallResult:
-    """The meaning of a response other than 200. A client gets the server's sentence about its tensors."""
+def read_failure(reply: EndpointResponse, item: Item, spec: ModelSpec) -> CallResult:
+    """The meaning of a response other than 200. The client of a rejected input gets the model's inputs."""
     found = read_refusal(reply.status, reply.headers, reply.body, item.parameters, time.time())
-    sentence = ""
-    with suppress(*UNREADABLE):
-        sentence = " ".join(_error.decode(reply.body).error[:MOST_SENTENCE].split())
-    if isinstance(found, ItemResult) and found.error_code == ErrorCode.INVALID_REQUEST and sentence:
-        return ItemResult(f"The model does not accept this input: {sentence}", 0, ErrorCode.INVALID_REQUEST)
+    if isinstance(found, ItemResult) and found.error_code == ErrorCode.INVALID_REQUEST and spec.inputs:
+        known = ", ".join(map(str, spec.inputs))
+        return ItemResult(f"The model does not accept this input. Its inputs are: {known}.", 0, found.error_code)
     return found
