@@ -351,10 +351,7 @@ ANTHROPIC: tuple[ApiEndpoint, ...] = (
         rules={
             "service_tier": only(None, "standard_only", *KNOWN),
             "thread": only(None),
-            "top_k": {
-                "type": "null",
-                "description": "An integer for a model whose row has the capability `extensions`.",
-            },
+            "top_k": only(None, -1, 0) | {"description": "Any integer for a model with an endpoint."},
         },
         conditions=(TOOLS_FOR_CHOICE,),
         events=MessageEvent,

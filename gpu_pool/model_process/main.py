@@ -96,8 +96,8 @@ def _ignore_signal(signum: int, frame: FrameType | None) -> None:
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     try:
         backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
-        if isinstance(backend, ServingBackend):
-            backend.report_waiting(lambda reason: link.send(Available(not reason, reason)))
+        if (report_waiting := getattr(backend, "report_waiting", None)) is not None:
+            report_waiting(lambda reason: link.send(Available(not reason, reason)))
         backend.load()
         backend.warmup()
         context_tokens = int(getattr(backend, "context_tokens", 0))

@@ -165,7 +165,7 @@ async def test_a_message_that_comes_late(stack: Stack, channel: Channel, monkeyp
 
 async def test_a_limit_says_when_to_retry(stack: Stack, channel: Channel) -> None:
     """RESOURCE_EXHAUSTED with the wait; a list is admitted as a whole."""
-    stack.catalog.set(key={"burst": 12.0, "requests_per_second": 0.001})  # A new bucket holds a quarter: three.
+    stack.catalog.set(key={"burst": 12.0, "requests_per_second": 0.05})  # A new bucket holds a quarter: three.
 
     status, _, trailing = await failure(infer(stack, channel, request("a", "b", "c", "d")))
     response = await infer(stack, channel, request("a", "b", "c"))

@@ -109,10 +109,10 @@ async def test_requests_run_concurrently(pool: Pool, start_worker: StartWorker, 
 
 
 async def test_direct_batches(start_here: StartHere, stand_in: StandIn) -> None:
-    """A broken connection splits the batch; a rejected batch is refused at once and may run elsewhere."""
+    """An input that breaks connections again, while others are answered, fails alone; a rejected batch is refused at once and may run elsewhere."""
     stand_in.fault = lambda route, body: "half" if "evil" in str(body) else ""
     client = await DirectClient.connected(await start_here(f"openai:{stand_in.url}"))
-    assert await client.outputs(item("hello"), item("evil")) == {"hello": "olleh", "evil": "worker_lost"}
+    assert await client.outputs(item("hello"), item("evil")) == {"hello": "olleh", "evil": "poison_request"}
 
     stand_in.retry_after = "20"
     stand_in.fault = lambda route, body: "429" if body else ""

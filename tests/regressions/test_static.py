@@ -16,6 +16,7 @@ WALL_CLOCK = {
     "gateway/operations/health/collector.py": "times that are shown: of the observation, and the age of the audit",
     "gateway/translations/message_endpoints.py": "the dates in Anthropic's rate-limit headers",
     "gpu_pool/backends/openai_endpoint/requests.py": "a Retry-After that is a date; its delay is bounded",
+    "gpu_pool/backends/open_inference/endpoint.py": "a Retry-After that is a date; its delay is bounded",
     "tierlane/admin/tiers_and_models.py": "whether a price starts in the past, which is stored as a date",
     "tierlane/check/system.py": "the difference between the clocks of Redis, PostgreSQL and this host",
     "tierlane/roles/tracing.py": "the start of a span; durations use the monotonic clock",

@@ -25,7 +25,7 @@ from gateway.inference.submission import (
     stored_reply,
     token_estimate,
 )
-from gpu_pool.config import PREFIX
+from gpu_pool.backends.openai_endpoint.settings import PREFIX
 from identities import identity
 from ledger.catalog.snapshot import Model
 from ratelimit.limits import effective
