@@ -62,6 +62,10 @@ async def pausing(stack: Stack) -> bool:
     return (await stack.health())["healthy_gpus"] == 0
 
 
+async def serves(stack: Stack) -> bool:
+    return all(answer.status == 200 for answer in await load(stack, 10, 0.5, TIERS))
+
+
 @pytest.mark.timeout(90)
 async def test_nothing_is_lost_with_an_endpoint_that_fails_in_every_way(tmp_path: Path) -> None:
     """Most requests are served, the others end with a code of the endpoint. After 503s of all calls serving resumes."""
@@ -78,8 +82,9 @@ async def test_nothing_is_lost_with_an_endpoint_that_fails_in_every_way(tmp_path
     ):
         await stack.healthy(2)
         endpoint.fault = fault
-        # One call in eight is refused, at any load: that leaves each worker a slot or two.
-        answers = await load(stack, 20, 8.0, TIERS)
+        # One call in eight is refused, at any load: that leaves each worker a slot or two, and a stalled call takes one for
+        # 0.7 s. So they serve about 20 requests a second; of more, the rest would be shed.
+        answers = await load(stack, 12, 12.0, TIERS)
         await check(stack, answers)
         codes = Counter(a.code for a in answers)
         assert set(seen) == set(FAULTS)
@@ -92,7 +97,7 @@ async def test_nothing_is_lost_with_an_endpoint_that_fails_in_every_way(tmp_path
         endpoint.fault = lambda _route, _body: ""
         answers = await loading
         await check(stack, answers)
-        assert answers[-1].status == 200
+        await eventually(lambda: serves(stack), "serving resumes", 10.0)
         await stack.healthy(2)
         client = command_client(stack.redis_url)
         assert await leaked_keys(client) == []
