@@ -7,6 +7,7 @@ requests are served between two pieces.
 import asyncio
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from multidict import CIMultiDictProxy
@@ -52,8 +53,11 @@ def coding_of(headers: CIMultiDictProxy[str]) -> str:
     return CODINGS[codings[0]] if codings else ""
 
 
-async def decoded(raw: bytes, coding: str, max_bytes: int) -> bytes | None:
-    """The decoded body; None if it is larger than `max_bytes`. Raises EncodingError if `raw` is not valid in this coding."""
+async def decoded(raw: bytes, coding: str, max_bytes: int, take: Callable[[int], None]) -> bytes | None:
+    """The decoded body; None if it is larger than `max_bytes`. Raises EncodingError if `raw` is not valid in this coding.
+
+    `take` is called with the size of each piece: several bodies are decoded at a time. What it raises ends the decoding.
+    """
     decoder = _decoder(raw, coding)
     pieces: list[bytes] = []
     size = 0
@@ -64,6 +68,7 @@ async def decoded(raw: bytes, coding: str, max_bytes: int) -> bytes | None:
             size += len(piece)
             if size > max_bytes:
                 return None
+            take(len(piece))
             if not piece and (decoder.needs_input if coding == "zstd" else not raw):
                 raise _invalid(coding, "ends before its last block")
             pieces.append(piece)

@@ -169,13 +169,21 @@ def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int, als
 
 async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
     """The whole body, decoded. Raises RequestError if it is too large, too slow, truncated, or over the budget of its `share`."""
-    raw = await _read_raw(request, max_bytes, share)
-    if coding := coding_of(request.headers):
-        body = await decoded(raw, coding, max_bytes)
-        if body is None:
-            raise too_large("The decoded body", max_bytes)
-        return body
-    return raw
+    raw, coding = await _read_raw(request, max_bytes, share), coding_of(request.headers)
+    if not coding:
+        return raw
+    try:
+        body = await decoded(raw, coding, max_bytes, _not_counted if share is None else share.take)
+    finally:
+        if share is not None:
+            share.give_back()
+    if body is None:
+        raise too_large("The decoded body", max_bytes)
+    return body
+
+
+def _not_counted(_: int) -> None:
+    """The bytes of an operator's body, which is small."""
 
 
 async def _read_raw(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:

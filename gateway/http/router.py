@@ -14,6 +14,11 @@ from gateway.http.errors import ResponseForm
 from gateway.http.response import HttpResponse
 from scheduler.errors import ErrorCode, RequestError
 
+_SLASHES = re.compile("/{2,}")
+_TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
+TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
+NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
+
 
 class CountedConnection(Protocol):
     """A connection that is counted to the customer of its last request."""
@@ -47,11 +52,6 @@ class RoutedRequest:
         """Count the connection to this customer. Raises RequestError if it has too many."""
         cast("CountedConnection", self.request.protocol).occupy(customer_id)
 
-
-_SLASHES = re.compile("/{2,}")
-_TWO_VERSIONS = re.compile(r".*/v[12](?=/v[12]/)", re.DOTALL)
-TWO_VERSIONS = "The path has two versions, such as /v1/v1: remove /v1 from the end of the client's base URL."
-NO_VERSION = "The path lacks /v1: add it to the end of the client's base URL."
 
 Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]
 

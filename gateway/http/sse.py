@@ -12,6 +12,13 @@ from aiohttp import web
 
 from gateway.http.response import HttpResponse
 
+EVENTS = "text/event-stream"
+PING = b": ping\n\n"
+PING_EVERY_S = 1.75
+"""A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
+BREAK_OFF_S = 0.5
+"""From the error of a stream to the end of its connection: Node's `fetch` drops the events that its client has not read then."""
+
 T = TypeVar("T", bound=Hashable)
 Result = TypeVar("Result")
 
@@ -51,16 +58,6 @@ class ProgressTimers(Generic[T]):
         for item in due:
             del self._deadlines[item]
         return due
-
-
-EVENTS = "text/event-stream"
-PING = b": ping\n\n"
-PING_EVERY_S = 1.75
-"""A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
-
-
-BREAK_OFF_S = 0.5
-"""From the error of a stream to the end of its connection: Node's `fetch` drops the events that its client has not read then."""
 
 
 class EventStreamConnection(Protocol):

@@ -151,8 +151,8 @@ class ModelProcess:
         self._piece_callbacks: dict[int, PiecesCallback] = {}
         self._slot_runs: dict[int, RunListener] = {}
         self._seq = 0
-        self.slots = 0
         self.context_tokens = 0
+        self.slots = 0
         """Requests that may run at a time now, each by itself; 0: it runs batches."""
         self.slots_source = ""
         self._tpot_ms = 0.0

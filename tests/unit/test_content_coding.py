@@ -8,6 +8,8 @@ from backports import zstd
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http.content_coding import PIECE_BYTES, EncodingError, coding_of, decoded
+from gateway.http.request import BodyBudget
+from identities import identity
 from scheduler.errors import ErrorCode, RequestError
 
 BODY = b'{"input": "' + bytes(range(32, 127)).replace(b'"', b"").replace(b"\\", b"") * 9_000 + b'"}'
@@ -21,6 +23,10 @@ ENCODED = (
     ("deflate", RAW_DEFLATE),
     ("zstd", zstd.compress(BODY)),
 )
+
+
+def ignore(_: int) -> None:
+    """Count nothing."""
 
 
 def headers(*values: str) -> CIMultiDictProxy[str]:
@@ -57,9 +63,9 @@ def test_other_codings_are_rejected_with_those_that_are_accepted(values: tuple[s
 async def test_a_body_is_decoded_up_to_its_limit(coding: str, raw: bytes) -> None:
     """The limit holds for the decoded size, to the byte."""
     assert len(BODY) > 3 * PIECE_BYTES
-    assert await decoded(raw, coding, MOST) == BODY
-    assert await decoded(raw, coding, len(BODY)) == BODY
-    assert await decoded(raw, coding, len(BODY) - 1) is None
+    assert await decoded(raw, coding, MOST, ignore) == BODY
+    assert await decoded(raw, coding, len(BODY), ignore) == BODY
+    assert await decoded(raw, coding, len(BODY) - 1, ignore) is None
 
 
 @pytest.mark.parametrize(("coding", "raw"), ENCODED)
@@ -73,7 +79,7 @@ async def test_faults_of_a_coded_body_are_named(coding: str, raw: bytes) -> None
         (plain, "cannot be decoded"),
     ):
         with pytest.raises(RequestError, match=fault) as caught:
-            await decoded(faulty, coding, MOST)
+            await decoded(faulty, coding, MOST, ignore)
         assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, "Content-Encoding")
 
 
@@ -83,4 +89,18 @@ async def test_a_window_of_zstd_is_at_most_8_mib() -> None:
     compressor = zstd.ZstdCompressor(options=options)
     raw = compressor.compress(BODY * 20) + compressor.flush()
     with pytest.raises(RequestError, match="cannot be decoded"):
-        await decoded(raw, "zstd", 1 << 30)
+        await decoded(raw, "zstd", 1 << 30, ignore)
+
+
+@pytest.mark.parametrize(("coding", "raw"), ENCODED)
+async def test_a_body_counts_while_it_is_decoded(coding: str, raw: bytes) -> None:
+    """Against the budget of its key, so that many small bodies do not become large ones at the same time."""
+    budget = BodyBudget(in_all=MOST, of_customer=MOST, of_key=len(BODY) - 1)
+    share = budget.share(identity())
+
+    with pytest.raises(RequestError, match="Too many bytes of request bodies") as caught:
+        await decoded(raw, coding, MOST, share.take)
+    assert caught.value.code is ErrorCode.RATE_LIMIT_EXCEEDED
+    assert budget.in_all > 2 * PIECE_BYTES
+    share.give_back()
+    assert budget.in_all == 0

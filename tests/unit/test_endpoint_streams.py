@@ -126,7 +126,7 @@ def test_odd_events_do_not_fail_an_answer(last: tuple[Any, ...], *, document: bo
         ([piece("a" * 40)], 12, 10),  # Not counted: a quarter of the bytes of input and output.
         ([piece("a" * 40), {"usage": {"prompt_tokens": 8}}], 18, 10),  # Without the output.
         ([piece("a" * 40), {"usage": {"prompt_tokens": None, "completion_tokens": 3}}], 5, 3),  # Without the input.
-        ([piece("a" * 40), {"usage": USAGE}, piece("b" * 40)], 21, 13),  # What came after the count is added.
+        ([piece("a" * 40), {"usage": USAGE}, piece("b" * 40)], 21, 13),  # The tokens of the later text are estimated.
         ([piece("a" * 40), {"usage": USAGE}, END], 11, 3),  # Nothing came.
         ([piece("a" * 40), {"usage": USAGE}, {"usage": {"prompt_tokens": 0, "completion_tokens": 0}}], 11, 3),
         ([piece("a" * 40), {"usage": {"completion_tokens": 10**12}}], 2**30 - 1, 2**30 - 1),  # As many as are charged.
