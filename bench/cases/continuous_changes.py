@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cases.continuous_setup import PACE, QUICK, Plan, direct, run_side, stack_before, through
+from cases.continuous_setup import PACE, QUICK, Plan, direct, in_thread, run_side, stack_before, through
 from cases.outcome import Check, Outcome, at_most, figure
 from chat_load.figures import QUEUE_PART, engine_figures, tokens_at
 from chat_load.generator import Span
@@ -104,23 +104,19 @@ def _phases(engine: RunningEngine, side: Any, phase_s: float) -> list[dict[str, 
 @contextmanager
 def _changing(engine: RunningEngine, first_s: float, phase_s: float) -> Iterator[None]:
     """Change the engine at the beginning of each phase, from a thread; at the end it is as it was."""
-    stopped = threading.Event()
     began = time.monotonic()
 
-    def change() -> None:
+    def change(stopped: threading.Event) -> None:
         for number, phase in enumerate(PHASES):
             if stopped.wait(max(0.0, began + first_s + number * phase_s - time.monotonic())):
                 return
             if phase.change:
                 engine.control(**phase.change)
 
-    thread = threading.Thread(target=change, name="changes")
-    thread.start()
     try:
-        yield
+        with in_thread(change):
+            yield
     finally:
-        stopped.set()
-        thread.join()
         engine.control(factor=1.0, slots=PACE.slots, refuse=0)
 
 

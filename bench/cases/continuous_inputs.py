@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cases.continuous_setup import CAPACITY, QUICK, Plan, Run, run_side, stack_before, through
+from cases.continuous_setup import CAPACITY, QUICK, Plan, Run, in_thread, run_side, stack_before, through
 from cases.continuous_tiers import wait_for_key
-from cases.outcome import Check, Outcome, at_most, figure, none_of, over
+from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, over
 from cases.stack import Stack
 from chat_load.connection import Answer
 from chat_load.figures import latencies
@@ -30,6 +30,8 @@ CUSTOMER = "INSERT INTO customers (name, tier) VALUES ('inputs', 'free')"
 KEY = "SELECT issue_api_key('inputs', 'bench')"
 DRAIN_S = 20.0
 HEALTH_S = 0.25
+LEAST_READINGS = 1.0
+"""Per second: without readings the checks of health would show nothing."""
 
 
 def run(*, quick: bool, plan: Plan | None = None) -> Outcome:
@@ -83,9 +85,8 @@ def bad(key: str) -> list[Load]:
 @contextmanager
 def read_health(stack: Stack, found: list[dict[str, Any]]) -> Iterator[None]:
     """Add what health says to `found`, several times a second, from a thread."""
-    stopped = threading.Event()
 
-    def read() -> None:
+    def read(stopped: threading.Event) -> None:
         while not stopped.wait(HEALTH_S):
             health = stack.operator_get("/internal/health")
             checks = [each for name in health["checks"] for each in health["checks"][name]]
@@ -101,13 +102,8 @@ def read_health(stack: Stack, found: list[dict[str, Any]]) -> Iterator[None]:
                 }
             )
 
-    thread = threading.Thread(target=read, name="health")
-    thread.start()
-    try:
+    with in_thread(read):
         yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def codes(answers: Iterator[Answer]) -> dict[str, dict[str, int]]:
@@ -131,7 +127,7 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
         *checks,
         none_of("enterprise refused or failed", sum(sum(beside[each].values()) for each in ("refused", "errors"))),
         none_of("readings of health without the worker", sum(each["healthy_gpus"] < 1 for each in health)),
-        figure("readings of health", f"{len(health):,}"),
+        at_least("readings of health", len(health), LEAST_READINGS * data["seconds"], "", 0),
         figure("health", _counted([each["status"] for each in health])),
         figure("of the customer", _counted([each["refused"] or "nothing" for each in health])),
     ]

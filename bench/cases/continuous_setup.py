@@ -1,5 +1,6 @@
 """The setup of the cases with a stand-in engine: the engine alone and a stack before it, loaded by turns."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,19 @@ class Plan:
 
 
 QUICK = Plan(seconds=10.0, rounds=1, warm_s=4.0)
+
+
+@contextmanager
+def in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread beside the block. It must return soon after its event is set, at the end of the block."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=work, args=(stopped,), name=work.__name__)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
 
 class Side(NamedTuple):
