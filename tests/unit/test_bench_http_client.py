@@ -75,19 +75,19 @@ def test_invalid_responses(data: bytes) -> None:
         ResponseParser().feed(data)
 
 
-@pytest.mark.parametrize(
-    ("chunk", "read"), [('data: {"error":{"code":"x"}}\n\n', True), ("data: {}\n\n", False), ("", False)]
-)
-def test_a_stream_that_ends_incomplete_after_its_error(chunk: str, read: bool) -> None:
-    """It is the response to its request; without an error the response is lost."""
+def test_a_stream_that_ends_incomplete_after_its_error() -> None:
+    """The response is complete with the error event, without waiting for the end of the connection."""
     parser = ResponseParser()
-    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-    assert parser.feed(f"{head}\r\n\r\n{len(chunk):x}\r\n{chunk}\r\n".encode() if chunk else b"") is None
-    response = parser.broken_off()
+    events = ('data: {"choices":[]}\n\n', 'data: {"error":{"code":"x"}}\n\n')
+    first, last = (f"{len(event):x}\r\n{event}\r\n".encode() for event in events)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    assert (response is not None) == read
-    if response is not None:
-        assert (response.status, response.body, response.keep_alive) == (200, chunk.encode(), False)
+    assert parser.feed(head + first) is None
+    assert parser.feed(last[:-1]) is None
+    response = parser.feed(last[-1:])
+
+    assert response is not None
+    assert (response.status, response.body, response.keep_alive) == (200, "".join(events).encode(), False)
 
 
 def test_a_chunked_response_in_many_reads() -> None:

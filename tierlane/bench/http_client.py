@@ -24,6 +24,8 @@ _CONNECTION = b"onnection:"
 _CHUNKED = b"\r\ntransfer-encoding: chunked"
 _LAST_CHUNK = b"0\r\n\r\n"
 _EVENTS, _ERROR = b"text/event-stream", b'data: {"error":'
+_EVENT_END = b"\n\n\r\n"  # An event at the end of a chunk.
+_MAX_ERROR_BYTES = 4096
 _BODYLESS = (204, 304)
 
 
@@ -113,27 +115,18 @@ class ResponseParser:
         return BenchResponse(status, data[:head_end], data[start:], _keeps_alive(head))
 
     def _parse_chunked(self, data: bytes, status: int, head_end: int) -> BenchResponse | None:
-        body = _joined(data, head_end + 4) if data.endswith(_LAST_CHUNK) else None
+        head = data[:head_end].lower()
+        # A stream that fails ends with its error event, without a last chunk.
+        failed = data.endswith(_EVENT_END) and _ERROR in data[-_MAX_ERROR_BYTES:] and _EVENTS in head
+        whole = data + _LAST_CHUNK if failed else data
+        body = _joined(whole, head_end + 4) if whole.endswith(_LAST_CHUNK) else None
         if body is None:
             if len(data) > MAX_BODY_BYTES:
                 raise WireError(f"The answer's body is larger than {MAX_BODY_BYTES} bytes.")
             self._buffer, self._wanted = data, 0
             return None
         self._buffer, self._wanted = b"", 0
-        return BenchResponse(status, data[:head_end], body, _keeps_alive(data[:head_end].lower()))
-
-    def broken_off(self) -> BenchResponse | None:
-        """At the end of the connection: a stream that the server ended with an error, without the end of its body."""
-        data = self._buffer
-        head_end = data.find(_HEAD_END)
-        head = data[: max(0, head_end)].lower()
-        try:
-            body = _joined(data + _LAST_CHUNK, head_end + 4) if _CHUNKED in head and _EVENTS in head else None
-        except WireError:
-            return None
-        return (
-            BenchResponse(_status(head), data[:head_end], body, keep_alive=False) if body and _ERROR in body else None
-        )
+        return BenchResponse(status, data[:head_end], body, keep_alive=not failed and _keeps_alive(head))
 
 
 def _joined(data: bytes, at: int) -> bytes | None:
@@ -276,11 +269,6 @@ class BenchConnection(asyncio.Protocol):
             self._owner.answered(self, pending, response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        pending, response = self.pending, self._parser.broken_off()
-        if self._transport is not None and pending is not None and response is not None:
-            self.pending = None
-            self._owner.answered(self, pending, response)
-            return
         self._end(UnansweredCause.CLOSED, f"The server closed the connection ({exc or 'end of stream'}).")
 
     def expire(self) -> None:
