@@ -1,26 +1,27 @@
 """Runs llama.cpp's server, which xllamacpp has as a library: its routes are those of `llama-server`.
 
-    python bench/real_engines/llama_cpp_server.py MODEL.gguf PORT SLOTS CONTEXT
+    python bench/real_engines/llama_cpp_server.py MODEL.gguf PORT SLOTS CONTEXT NAME KEY
 
-`SLOTS` sequences at a time, each with `CONTEXT` tokens. The parent ends it with a signal.
+`SLOTS` sequences at a time, each with `CONTEXT` tokens. Clients need `KEY`, unless it is "". The parent ends it with a signal.
 """
 
 import signal
 import sys
+from collections.abc import Sequence
 
 import xllamacpp
 
-MODEL = "random"
-"""The name of the model, as of the other engine."""
 
-
-def main(model: str, port: int, slots: int, context: int) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT, which end the process without Python's cleanup."""
+    path, *numbers, name, key = arguments
+    port, slots, context = map(int, numbers)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     params = xllamacpp.CommonParams()
-    params.model.path = model
-    params.model_alias = {MODEL}
+    params.model.path = path
+    params.model_alias = {name}
+    params.api_keys = [key] if key else []
     params.hostnames = ["127.0.0.1"]
     params.port = port
     params.n_parallel = slots
@@ -42,4 +43,4 @@ def main(model: str, port: int, slots: int, context: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))
+    main(sys.argv[1:])

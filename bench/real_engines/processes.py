@@ -24,11 +24,15 @@ CALL_S = 10.0
 
 
 class Place(NamedTuple):
-    """An empty folder, a free port, and the number of sequences that may run at a time."""
+    """An empty folder, a free port, the number of sequences that may run at a time, the name of the model, and the key that
+    clients need, "" for none.
+    """
 
     home: Path
     port: int
     slots: int
+    model: str = MODEL
+    key: str = ""
 
 
 class Engine(NamedTuple):
@@ -49,14 +53,16 @@ class Engine(NamedTuple):
 def _llama_cpp(place: Place) -> Sequence[str]:
     model = write_gguf(place.home / "model.gguf")
     script = Path(__file__).with_name("llama_cpp_server.py")
-    return [sys.executable, str(script), str(model), str(place.port), str(place.slots), str(CONTEXT)]
+    numbers = map(str, (place.port, place.slots, CONTEXT))
+    return [sys.executable, str(script), str(model), *numbers, place.model, place.key]
 
 
 def _vllm(place: Place) -> Sequence[str]:
     model = write_directory(place.home / "model")
     # Its command `vllm` asks for the version of a package of that name, which the build for CPUs is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(place.port)]
+    command += ["--served-model-name", place.model, "--host", "127.0.0.1", "--port", str(place.port)]
+    command += ["--api-key", place.key] if place.key else []
     return [*command, "--max-num-seqs", str(place.slots), "--dtype", "float32", "--enforce-eager"]
 
 
@@ -137,13 +143,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_engine(engine: Engine, home: Path, slots: int = 8, port: int = 0) -> Iterator[RunningEngine]:
+def running_engine(
+    engine: Engine, home: Path, slots: int = 8, *, port: int = 0, model: str = MODEL, key: str = ""
+) -> Iterator[RunningEngine]:
     """Run an engine until the end of the block, on this or a free port; its output is in `<home>/engine.log`.
 
     Raises RuntimeError.
     """
     home.mkdir(parents=True, exist_ok=True)
-    place, log = Place(home, port or free_port(), slots), home / "engine.log"
+    place, log = Place(home, port or free_port(), slots, model, key), home / "engine.log"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -34,7 +34,12 @@ def _mlserver(place: Place) -> Sequence[str]:
     text, rows = (
         {"name": name, "datatype": kind, "shape": [-1]} for name, kind in (("text", "BYTES"), ("rows", "INT64"))
     )
-    model = {"name": MODEL, "implementation": "reverse_runtime.Reverse", "inputs": [text], "outputs": [text, rows]}
+    model = {
+        "name": place.model,
+        "implementation": "reverse_runtime.Reverse",
+        "inputs": [text],
+        "outputs": [text, rows],
+    }
     (folder / "model-settings.json").write_text(json.dumps(model))
     ports = {"http_port": place.port, "grpc_port": free_port(), "metrics_port": free_port()}
     (folder / "settings.json").write_text(json.dumps({"host": "127.0.0.1", "parallel_workers": 0, **ports}))
@@ -43,14 +48,14 @@ def _mlserver(place: Place) -> Sequence[str]:
 
 def _transformers(place: Place) -> Sequence[str]:
     # The model has the name of its folder, which is relative to the working directory of the server.
-    write_directory(place.home / MODEL)
+    write_directory(place.home / place.model)
     command = f"import os; os.chdir({str(place.home)!r}); from transformers.cli.transformers import main; main()"
     return [
         sys.executable,
         "-c",
         command,
         "serve",
-        MODEL,
+        place.model,
         "--host",
         "127.0.0.1",
         "--port",
@@ -63,7 +68,8 @@ def _transformers(place: Place) -> Sequence[str]:
 def _infinity(place: Place) -> Sequence[str]:
     model = write_bert(place.home / "model")
     command = [sys.executable, "-c", "from infinity_emb.cli import cli; cli()", "v2", "--model-id", str(model)]
-    command += ["--served-model-name", MODEL, "--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
+    command += ["--served-model-name", place.model, "--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
+    command += ["--api-key", place.key] if place.key else []
     return [*command, "--no-model-warmup", "--url-prefix", "/v1", "--host", "127.0.0.1", "--port", str(place.port)]
 
 

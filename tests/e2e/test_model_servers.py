@@ -1,25 +1,30 @@
-"""Tierlane before real model servers, beside the server alone, and what health says of their states: `make engines`."""
+"""Tierlane before real model servers, beside the server alone, and what health says of the states of servers and engines:
+`make engines`.
+"""
 
 import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from real_engines.processes import MODEL, RunningEngine, running_engine
+from real_engines.processes import ENGINES, MODEL, RunningEngine, running_engine
 from real_engines.servers import SERVERS
 
 from eventually import eventually
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(700)]
-STARTS_S = 120.0
+ALL = {**ENGINES, **SERVERS}
+STARTS_S = 300.0
 STOPPED_S = 5.0
+TAKES_KEY = ("llama_cpp", "vllm", "infinity")
+WITHOUT_MODEL = "The endpoint has no model 'random'; it has renamed"
 
 
 class ServedModel:
@@ -32,20 +37,24 @@ class ServedModel:
         self._starts = 0
         self.engine = self.start()
 
-    def start(self) -> RunningEngine:
-        """Start it; it has the same address each time."""
+    def start(self, **changes: str) -> RunningEngine:
+        """Start it, with another `model` or a `key`; it has the same address each time."""
         port = int(self.engine.url.rpartition(":")[2]) if self._starts else 0
         self._starts += 1
         home = self._home / str(self._starts)
-        self.engine = self._up.enter_context(running_engine(SERVERS[self.name], home, port=port))
+        self.engine = self._up.enter_context(running_engine(ALL[self.name], home, port=port, **changes))
         return self.engine
+
+    def kill(self) -> None:
+        """End it without a chance to close its connections."""
+        os.killpg(self.engine.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End it."""
         self._up.close()
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=ALL)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """One running server."""
     running = ServedModel(request.param, tmp_path_factory.mktemp(request.param))
@@ -74,7 +83,7 @@ async def outputs(server: ServedModel, url: str, headers: dict[str, str] | None,
         if server.name == "infinity":
             status, document = await post(f"{url}/v1/embeddings", {"model": MODEL, "input": text}, headers)
             return document["data"][0]["embedding"] if status == 200 else document
-        if server.name == "transformers":
+        if server.name != "mlserver":
             chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
             status, document = await post(f"{url}/v1/chat/completions", {"model": MODEL, **chat}, headers)
             return document["choices"][0]["message"]["content"] if status == 200 else document
@@ -103,6 +112,7 @@ async def reason_in_health(stack: Stack, reason: str) -> None:
     await eventually(said, f"health has the reason {reason!r}", STARTS_S)
 
 
+@pytest.mark.parametrize("server", SERVERS, indirect=True)
 async def test_outputs_are_those_of_the_server(server: ServedModel, stack: Stack) -> None:
     """One request alone, and several at a time."""
     texts = [f"text {number}" for number in range(12)]
@@ -135,29 +145,74 @@ async def test_input_over_the_context_of_infinity(server: ServedModel, stack: St
     assert await through(stack, server, "x " * 200) == [pytest.approx(alone, abs=1e-5)]
 
 
-async def test_states_of_the_server_are_said_in_health(server: ServedModel, stack: Stack) -> None:
-    """Stopped for five seconds, and killed: requests wait, and end with their outputs when it is back."""
-    (expected,) = await through(stack, server, "before")
+async def answers(stack: Stack, server: ServedModel, expected: Any) -> None:
+    """Wait until requests have this output."""
+
+    async def answered() -> bool:
+        (found,) = await through(stack, server, "before")
+        return bool(not isinstance(found, dict) and found == expected)
+
+    await eventually(answered, "requests are answered again", STARTS_S)
+    await stack.healthy(1)
+
+
+@pytest.fixture
+async def expected(server: ServedModel, stack: Stack) -> Any:
+    """The output before a test, which is that after it."""
+    (output,) = await through(stack, server, "before")
+    return pytest.approx(output, abs=1e-5) if server.name == "infinity" else output
+
+
+async def test_a_stopped_server_is_said_in_health(server: ServedModel, stack: Stack, expected: Any) -> None:
+    """For five seconds: its request waits, and ends with its output."""
     os.killpg(server.engine.pid, signal.SIGSTOP)
     call = asyncio.create_task(through(stack, server, "before"))
     await reason_in_health(stack, "The endpoint does not respond")
     await asyncio.sleep(STOPPED_S / 2)
     os.killpg(server.engine.pid, signal.SIGCONT)
-    (found,) = await call
-    equal = pytest.approx(expected, abs=1e-5) if server.name == "infinity" else expected
-    assert found == equal
+
+    assert await call == [expected]
     await stack.healthy(1)
 
-    os.killpg(server.engine.pid, signal.SIGKILL)
+
+async def test_a_killed_server_is_said_in_health(server: ServedModel, stack: Stack, expected: Any) -> None:
+    """Requests wait or are rejected, until it is back."""
+    server.kill()
     calls = asyncio.create_task(through(stack, server, *["before"] * 4))
     await reason_in_health(stack, "The endpoint cannot be reached")
     server.start()
+
     waited = [each if isinstance(each, dict) else "" for each in await calls]
     assert {each and each["error"]["code"] for each in waited} <= {"", "no_capacity"}
+    await answers(stack, server, expected)
 
-    async def answered() -> bool:
-        (again,) = await through(stack, server, "before")
-        return bool(not isinstance(again, dict) and again == equal)
 
-    await eventually(answered, "requests are answered again", STARTS_S)
-    await stack.healthy(1)
+@asynccontextmanager
+async def killed(stack: Stack, server: ServedModel) -> AsyncIterator[None]:
+    """Kill it while a request is on its way, which shows that it is gone; start it again at the end."""
+    server.kill()
+    call = asyncio.create_task(through(stack, server, "before"))
+    await reason_in_health(stack, "The endpoint cannot be reached")
+    yield
+    call.cancel()
+    server.kill()
+    server.start()
+
+
+async def test_a_renamed_model_is_said_in_health(server: ServedModel, stack: Stack, expected: Any) -> None:
+    """It is not used under its new name, also by servers that ignore the name; under the old one it is used again."""
+    async with killed(stack, server):
+        server.start(model="renamed")
+        await reason_in_health(stack, WITHOUT_MODEL)
+
+    await answers(stack, server, expected)
+
+
+@pytest.mark.parametrize("server", TAKES_KEY, indirect=True)
+async def test_a_wrong_key_is_said_in_health(server: ServedModel, stack: Stack, expected: Any) -> None:
+    """With the setting that corrects it."""
+    async with killed(stack, server):
+        server.start(key="of-the-server")
+        await reason_in_health(stack, "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY")
+
+    await answers(stack, server, expected)

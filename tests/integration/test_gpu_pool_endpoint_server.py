@@ -312,6 +312,19 @@ async def test_input_that_breaks_connections_ends(stand_in: StandIn, fault: str)
     assert (codes(found), reports) == (["-", "poison_request", "-"], [])
 
 
+async def test_an_answered_input_did_not_break_its_connection(stand_in: StandIn) -> None:
+    """When its connection is lost again, as at a restart of the server, that is the first time."""
+    faults = iter(["", "reset", "", "reset"])
+    stand_in.fault = lambda route, body: next(faults) if "ab" in str(body) else ""
+    async with loaded(stand_in) as (endpoint, _):
+        found = []
+        for _ in range(4):
+            found += await answered(endpoint, items("ab"))
+            assert outputs(await answered(endpoint, items("cd"))) == ["dc"]
+
+    assert codes(found) == ["", "-", "", "-"]
+
+
 async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None:
     """After three lost requests, also with others between them that are rejected without a call; then only probes."""
     server = StandIn()

@@ -43,7 +43,7 @@ def test_each_engines_way_is_recognised(message: str, status: int) -> None:
     """With the numbers, whatever the status."""
     body = json.dumps({"error": {"message": message, "type": "BadRequestError", "param": "input_tokens"}}).encode()
 
-    found = read_refusal(status, {}, body, (), 0.0)
+    found = read_refusal(status, {}, body, tuple, 0.0)
 
     assert isinstance(found, ItemResult)
     assert (found.error_code, read_overflow(found.output)) == ("context_length_exceeded", ContextOverflow(5100, 4096))
@@ -62,7 +62,7 @@ def test_other_messages_are_not_about_the_context(message: str) -> None:
 def test_a_message_without_numbers_is_recognised() -> None:
     """By the code; no number is invented."""
     body = json.dumps({"error": {"message": "prompt is too long"}}).encode()
-    found: Any = read_refusal(400, {}, body, (), 0.0)
+    found: Any = read_refusal(400, {}, body, tuple, 0.0)
 
     assert (found.error_code, read_overflow(found.output)) == ("context_length_exceeded", ContextOverflow())
 

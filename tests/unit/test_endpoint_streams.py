@@ -217,7 +217,7 @@ def test_an_error_in_a_response_of_200_is_that_of_its_status(error: dict[str, An
     ):
         with pytest.raises(ReportedError) as raised:
             read()
-        found = read_reported(raised.value.document, (), 0.0)
+        found = read_reported(raised.value.document, tuple, 0.0)
         assert found.error_code == expected if isinstance(found, ItemResult) else type(found) is expected
         assert "sk-secret" not in repr(found)
 

@@ -185,7 +185,7 @@ def test_retry_after(headers: dict[str, str], wait_s: float | None) -> None:
 
 
 def error_of(status: int, error: Any = "", sent: tuple[str, ...] = ()) -> Any:
-    return read_refusal(status, {}, json.dumps(error).encode(), sent, 0.0)
+    return read_refusal(status, {}, json.dumps(error).encode(), lambda: sent, 0.0)
 
 
 def test_status_codes() -> None:
@@ -223,6 +223,17 @@ GENERIC = "The model does not accept this request."
         ({"detail": [{"loc": ["body", "seed"], "msg": "m"}]}, (), "parameters.seed is not accepted by the model."),
         ({"error": "`stop` must hold 4"}, ("stop",), "parameters.stop is not accepted by the model."),
         ({"error": {"message": "do stop saying sk-1"}}, (), GENERIC),
+        (
+            {"error": "unsupported content[].type"},
+            ("messages", "file"),
+            "parameters.file is not accepted by the model.",
+        ),
+        (
+            {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice'}},
+            ("messages", "temperature", "tools"),
+            "parameters.tools is not accepted by the model.",
+        ),
+        ({"error": {"message": "At most 0 image(s) may be provided"}}, ("messages", "text"), GENERIC),
         ({"error": {"message": "sk-secret in /srv/x", "param": "prompt"}}, (), GENERIC),
         ("<html>", (), GENERIC),
         ({"error": None, "detail": 7}, (), GENERIC),
@@ -231,6 +242,15 @@ GENERIC = "The model does not accept this request."
 def test_client_errors_do_not_quote_the_server(error: Any, sent: tuple[str, ...], sentence: str) -> None:
     """The server's own text may contain secrets."""
     assert error_of(400, error, sent).output == sentence
+
+
+def test_failures_for_what_the_server_does_not_support() -> None:
+    """They are the client's, if the request has it: llama.cpp answers 500 to an image that its model cannot read."""
+    error = {"error": {"code": 500, "message": "image input is not supported", "type": "server_error"}}
+
+    found = error_of(500, error, ("messages", "image_url"))
+    assert (found.error_code, found.output) == ("invalid_request", "parameters.image_url is not accepted by the model.")
+    assert error_of(500, error, ("messages",)).by_input
 
 
 def test_pauses_grow_until_a_batch_succeeds() -> None:

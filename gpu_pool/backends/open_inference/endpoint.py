@@ -147,7 +147,7 @@ class OpenInferenceEndpoint(Endpoint):
 
 def read_failure(reply: EndpointResponse, item: Item, spec: ModelSpec) -> CallResult:
     """The meaning of a response other than 200. The client of a rejected input gets the model's inputs."""
-    found = read_refusal(reply.status, reply.headers, reply.body, item.parameters, time.time())
+    found = read_refusal(reply.status, reply.headers, reply.body, lambda: item.parameters, time.time())
     if isinstance(found, ItemResult) and found.error_code == ErrorCode.INVALID_REQUEST and spec.inputs:
         known = ", ".join(map(str, spec.inputs))
         return ItemResult(f"The model does not accept this input. Its inputs are: {known}.", 0, found.error_code)

@@ -57,8 +57,8 @@ WORKED_S = 10.0
 
 MOST_REFUSALS, MOST_LOSSES = 8, 2
 """Refusals and lost connections of one request after which it ends, if the server has answered others meanwhile."""
-MOST_REMEMBERED = 1024
-"""Requests whose refusals or losses are remembered."""
+MOST_REMEMBERED, REMEMBERED_S = 1024, 60.0
+"""Requests whose refusals or losses are remembered, and the time after the first one."""
 
 OVERLOADED = ItemResult("The model's server refuses this request, although it serves others.", 0, ErrorCode.NO_CAPACITY)
 FORBIDDEN = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
@@ -255,7 +255,7 @@ class Endpoint:
 
     def _heard(self, call: Call) -> None:
         """A stream sent a part of its output."""
-        self._heard_at = self._clock()
+        self._heard_at = self._answered_at = self._clock()
         self.policy.output(call, self._heard_at)
 
     def _note_skipped(self, progress: CallProgress) -> None:
@@ -299,6 +299,8 @@ class Endpoint:
             elif result is not MISSING_BODY and result is not FORBIDDEN:
                 self._answered_at = now
                 self.availability.worked()
+                self._refusals.forget(item)
+                self._losses.forget(item)
             return result
         if isinstance(result, Busy):
             return self._refused(item, now)
@@ -312,11 +314,11 @@ class Endpoint:
 
     def _is_by_input(self, result: Lost, item: Item, now: float) -> bool:
         """A lost connection may have another cause than this input, which has run alone: so it is run once more."""
-        return result.by_input or self._losses.add(_key(item), now, MOST_LOSSES, self._answered_at)
+        return result.by_input or self._losses.add(item, now, MOST_LOSSES, self._answered_at)
 
     def _refused(self, item: Item, now: float) -> ItemResult | HandBack:
         """A request that the server refuses again and again, while it answers others, ends; it may cost more than the server takes."""
-        if self._refusals.add(_key(item), now, MOST_REFUSALS, self._answered_at):
+        if self._refusals.add(item, now, MOST_REFUSALS, self._answered_at):
             return OVERLOADED
         return HandBack(BUSY, counted=False)
 
@@ -327,18 +329,26 @@ class Repeats:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, float]] = {}
 
-    def add(self, key: int, now: float, most: int, answered_at: float) -> bool:
-        """Count a failure; whether it is the last one of `most` and other requests were answered since the first one.
+    def add(self, item: Item, now: float, most: int, answered_at: float) -> bool:
+        """Count a failure; whether it is the last one of `most` and other requests had an output since the first one.
 
-        `answered_at`: when the last request was answered.
+        `answered_at`: when the server sent the last part of an output.
         """
+        key = _key(item)
         count, first_at = self._seen.pop(key, (0, now))
+        if now - first_at > REMEMBERED_S:
+            count, first_at = 0, now
         if count + 1 >= most and answered_at > first_at:
             return True
         self._seen[key] = count + 1, first_at
         if len(self._seen) > MOST_REMEMBERED:
             del self._seen[next(iter(self._seen))]
         return False
+
+    def forget(self, item: Item) -> None:
+        """The request was answered: its input was not the cause."""
+        if self._seen:
+            self._seen.pop(_key(item), None)
 
 
 def _key(item: Item) -> int:

@@ -4,7 +4,7 @@ Text of the server is never passed on: it may contain paths, keys and other clie
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -46,6 +46,24 @@ _KINDS = (
     ),
 )
 """Words of an error's type -> the status that it would have."""
+_NOT_SUPPORTED = re.compile(r"not support|unsupported|not implemented")
+_NOT_ACCEPTED, _REFUSED = "parameters.{} is not accepted by the model.", "The model does not accept this request."
+_EVERYWHERE = frozenset({"messages", "prompt", "text"})
+"""Of every request: these names say nothing."""
+_WORDS = tuple(
+    (re.compile(words), names)
+    for words, names in (
+        (r"image|vision|mmproj|multi-?modal", ("image_url",)),
+        (r"audio|multi-?modal", ("input_audio", "audio")),
+        (r"\bfile", ("file",)),
+        (r"tool|function", ("tools", "functions", "tool_choice")),
+        (r"schema|grammar|json|structured|guided", ("response_format",)),
+        (r"logprob", ("logprobs", "top_logprobs")),
+        (r"choice|\bn\b|number of (?:completions|sequences)", ("n", "best_of")),
+        (r"content.{0,12}type|content.{0,3}part", ("file", "input_audio", "image_url")),
+    )
+)
+"""Words of a server's message -> the names of a request that they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +105,31 @@ class Unreached:
 CallResult = ItemResult | Busy | Broken | Lost | Unreached
 """The result of one item."""
 
+NamesSent = Callable[[], Collection[str]]
+"""The names of the request by which a server may name its fault, read when they are needed."""
+
 
 def read_refusal(
-    status: int, headers: Mapping[str, str], body: bytes, sent: Collection[str], now_s: float
+    status: int, headers: Mapping[str, str], body: bytes, sent: NamesSent, now_s: float
 ) -> ItemResult | Busy | Broken | Lost:
-    """The meaning of a response other than 200 to a call with the parameters `sent`; `now_s` is UNIX time."""
+    """The meaning of a response other than 200 to a call; `now_s` is UNIX time."""
     if status in _BUSY:
         return Broken(LOADING, certain=True) if is_loading(status, body) else Busy(retry_after_s(headers, now_s))
     named, text = _error_fields(body)
     if status in _MISCONFIGURED or status < 400 or (status in (400, 422) and _NO_MODEL.search(text)):
         key = status in (401, 407)
         return Broken(NO_KEY if key else f"The endpoint answers {status}.", key=key)
-    if overflow := read_overflow(
-        text
-    ):  # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
+    # First: vLLM 0.32 names max_tokens in such an error, and some servers answer 500.
+    if overflow := read_overflow(text):
         return ItemResult(overflow.sentence(), 0, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
-    if status >= 500 or status in _RETRYABLE:
+    fails = status >= 500 or status in _RETRYABLE
+    # llama.cpp answers 500 to an image or a sound that its model does not support.
+    fault = None if fails and not _NOT_SUPPORTED.search(text) else _fault(named, text, sent())
+    if fails and fault is None:
         return Lost(f"The endpoint answers {status}.", by_input=status == 500)
     if status == 413:
         return ItemResult("The input is larger than the model takes.", 0, ErrorCode.REQUEST_TOO_LARGE)
-    return ItemResult(_sentence(named, text, sent), 0, ErrorCode.INVALID_REQUEST)
+    return ItemResult(_NOT_ACCEPTED.format(fault) if fault else _REFUSED, 0, ErrorCode.INVALID_REQUEST)
 
 
 def is_loading(status: int, body: bytes) -> bool:
@@ -114,9 +137,7 @@ def is_loading(status: int, body: bytes) -> bool:
     return status == 503 and "loading model" in _error_fields(body)[1]
 
 
-def read_reported(
-    document: Mapping[str, Any], sent: Collection[str], now_s: float
-) -> ItemResult | Busy | Broken | Lost:
+def read_reported(document: Mapping[str, Any], sent: NamesSent, now_s: float) -> ItemResult | Busy | Broken | Lost:
     """The meaning of an error that the server reports in a response of status 200: that of the status which it names.
 
     Without one it is the failure of the server, unless the error's type names the client's.
@@ -162,15 +183,15 @@ def _number(text: str | None, divisor: float) -> float | None:
     return value if value >= 0 else None  # Excludes NaN too.
 
 
-def _sentence(named: Sequence[str], text: str, sent: Collection[str]) -> str:
-    if name := next((each for each in named if each in PARAMETERS or each in sent), None):
-        return f"parameters.{name} is not accepted by the model."
-    mentioned = next((name for name in sorted(sent) if re.search(rf"\b{re.escape(name)}\b", text)), None)
-    return (
-        f"parameters.{mentioned} is not accepted by the model."
-        if mentioned
-        else "The model does not accept this request."
+def _fault(named: Sequence[str], text: str, sent: Collection[str]) -> str | None:
+    """The first name of the request that the server gives as the fault, exactly or in its words."""
+    names = sorted(name for name in sent if name not in _EVERYWHERE)
+    given = (
+        *(each for each in named if each in PARAMETERS or each in names),
+        *(each for each in names if re.search(rf"\b{re.escape(each)}\b", text)),
+        *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
     )
+    return next(iter(given), None)
 
 
 def names_field(body: bytes, name: str) -> bool:

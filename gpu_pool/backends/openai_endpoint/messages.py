@@ -1,6 +1,6 @@
 """Request bodies for an endpoint, in OpenAI's format. No I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,7 +46,15 @@ MISSING_BODY = ItemResult(
 )
 
 _PLAIN = PARAMETERS | {"messages", "prompt", "max_completion_tokens"}
+_READ_BYTES = 1 << 20
 _encode = msgspec.json.encode
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: Any = None
+
+
+_contents = msgspec.json.Decoder(list[_Message])
 
 
 def rejected_early(item: Item) -> ItemResult | None:
@@ -137,6 +145,27 @@ def is_unusual(item: Item) -> bool:
     except ValueError:
         return True
     return not members.keys() <= _PLAIN
+
+
+def document_of(item: Item, body_dir: str) -> bytes:
+    """The chat or completion that is passed on. Raises OSError if its file is gone."""
+    if not is_reference(item.input):
+        return item.input.encode()
+    return b"".join(StoredChat(body_dir, item.input).pieces(0, _READ_BYTES))
+
+
+def names_sent(item: Item, body_dir: str) -> Collection[str]:
+    """The names by which a server may name the fault of a request: its fields, and the types of the parts of its messages."""
+    if item.task not in DOCUMENTS:
+        return item.parameters
+    try:
+        members = read_members(document_of(item, body_dir))
+        messages = _contents.decode(members.get("messages", b"[]"))
+    except (OSError, ValueError):
+        return item.parameters
+    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    types = (part.get("type") for part in parts if isinstance(part, dict))
+    return {*item.parameters, *members, *(each for each in types if isinstance(each, str))}
 
 
 def traceparent_of(items: Sequence[Item]) -> str:

@@ -5,7 +5,7 @@ A call is made again only if the server has not received it.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -27,7 +27,9 @@ from gpu_pool.backends.openai_endpoint.messages import (
     ROUTES,
     MissingBody,
     body_of,
+    document_of,
     is_unusual,
+    names_sent,
     rejected_early,
     traceparent_of,
 )
@@ -35,7 +37,6 @@ from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, Repor
 from gpu_pool.backends.openai_endpoint.reading.event_stream import EventParser
 from gpu_pool.backends.openai_endpoint.reading.streamed import StreamedCompletion, StreamedDocument
 from gpu_pool.backends.openai_endpoint.stream_sweep import StreamSweep
-from scheduler.body_store import StoredChat, is_reference
 from scheduler.errors import ErrorCode
 from scheduler.payload import DOCUMENTS, Task
 from scheduler.token_estimates import document_tokens, estimate, line_tokens
@@ -43,7 +44,6 @@ from scheduler.token_estimates import document_tokens, estimate, line_tokens
 TOO_SLOW = ItemResult("The endpoint did not respond in time.", 0, ErrorCode.GPU_TIMEOUT)
 ABORTED = ItemResult("The model's response broke off.", 0, ErrorCode.WORKER_LOST)
 TRIES = 2
-_READ_BYTES = 1 << 20
 _FIRST_LINES = 1 << 14
 """Characters that usually include a text."""
 SECOND_TRY_S = 0.05
@@ -147,8 +147,11 @@ class EndpointCall:
                 later = "" if result.output_tokens else result.output
                 return counted_result(result, later, self._item, self._context.body_dir)
             except ReportedError as error:
-                return read_reported(error.document, self._item.parameters, time.time())
-        return read_refusal(reply.status, reply.headers, reply.body, self._item.parameters, time.time())
+                return read_reported(error.document, self._names_sent, time.time())
+        return read_refusal(reply.status, reply.headers, reply.body, self._names_sent, time.time())
+
+    def _names_sent(self) -> Collection[str]:
+        return names_sent(self._item, self._context.body_dir)
 
     async def _stream(self) -> CallResult:
         capabilities = self._context.capabilities
@@ -190,7 +193,7 @@ class EndpointCall:
             if completion.length:
                 return self._partial(completion, ABORTED)
             if isinstance(error, ReportedError):
-                return read_reported(error.document, item.parameters, time.time())
+                return read_reported(error.document, self._names_sent, time.time())
             if isinstance(error, ResponseAborted):
                 return Lost(str(error))
             raise
@@ -260,10 +263,8 @@ def _input_tokens(item: Item, body_dir: str) -> int:
     """An estimate of the tokens that the server reads."""
     if item.task not in DOCUMENTS:
         return estimate(len(item.input.encode()))
-    if not is_reference(item.input):
-        return document_tokens(item.input.encode())
     try:
-        return document_tokens(b"".join(StoredChat(body_dir, item.input).pieces(0, _READ_BYTES)))
+        return document_tokens(document_of(item, body_dir))
     except OSError:
         return 0
 
