@@ -32,7 +32,7 @@ class SharedSettings:
     )
     service_token: "SecretStr" = setting(
         "",
-        "At least 16 characters, for /internal/*. Unset: `tierlane up` generates one.",
+        "16 to 256 characters, for /internal/*. Unset: `tierlane up` generates one.",
         secret=True,
         check=checks.token,
     )
