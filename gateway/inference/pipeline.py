@@ -42,6 +42,7 @@ from gateway.inference.submission import (
     with_document,
 )
 from gateway.inference.traces import RequestTraces, trace_id
+from gateway.limits.auxiliary import AuxiliaryLimitReached
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
@@ -114,6 +115,7 @@ class InferencePipeline:
         self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
         self.clock, self.bodies = parts.clock, parts.bodies
         self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
+        self.charge = self._authenticator.charge
         self.events = RequestEvents(
             parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
         )
@@ -469,10 +471,13 @@ class InferenceCall:
         request_id, replayed = self.request_id, isinstance(error, ReplayedFailure)
         if isinstance(error, ReplayedFailure):
             request_id = error.request_id
+        elif isinstance(error, AuxiliaryLimitReached):
+            pass  # Admission has not rejected it.
         elif pending is not None and (verdict is None or verdict.outcome not in ENTERED):
             pipeline.record_rejection(pending.submission, identity, error, verdict)
         pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
-        headers = pipeline.customer_limits.headers(identity, verdict)
+        headers = error.headers if isinstance(error, AuxiliaryLimitReached) else None
+        headers = headers or pipeline.customer_limits.headers(identity, verdict)
         if replayed:
             headers = [*headers, REPLAYED]
         problem, form = wants_problem(self.headers), self.api_format.form
