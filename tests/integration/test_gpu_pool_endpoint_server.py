@@ -326,7 +326,7 @@ async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None
                 # The first may be sent on a connection whose end is not known yet.
                 assert not (found.counted and number)
                 assert codes([rejected]) == ["invalid_request"]
-            assert reports == ["The endpoint cannot be reached: ClientConnectorError."]
+            assert reports == ["The endpoint cannot be reached: connection refused."]
             before = server.model_list_calls
             with serving(server):
                 await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
@@ -575,11 +575,20 @@ async def test_tls_verifies_both_sides(tmp_path: Path) -> None:
         async with loaded(server, Access("sk-1", **files)) as (endpoint, _):
             assert outputs(await answered(endpoint, items("hello"))) == ["olleh"]
         calls = server.model_list_calls
-        for access, fault in ((Access("sk-1", files["ca_file"]), "The endpoint"), (Access("sk-1"), "Certificate")):
+        for access, fault in (
+            (Access("sk-1", files["ca_file"]), "The endpoint"),
+            (Access("sk-1"), "certificate is not accepted"),
+        ):
             with pytest.raises(EndpointAway, match=fault):
                 async with loaded(server, access, within_s=0.0):
                     pass
         assert server.model_list_calls == calls
+
+    with serving(StandIn()) as plain:
+        plain.scheme = "https"
+        with pytest.raises(EndpointAway, match="does the URL need http://"):
+            async with loaded(plain, within_s=0.0):
+                pass
 
     for change, setting in (
         ({"ca_file": "absent.pem"}, "CA_FILE"),

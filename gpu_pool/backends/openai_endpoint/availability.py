@@ -247,7 +247,7 @@ class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-_models = msgspec.json.Decoder(_Models)
+_models = msgspec.json.Decoder(_Models | list[dict[str, Any]])  # Some services send the list alone.
 _encode = msgspec.json.encode
 
 
@@ -273,27 +273,38 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
         return _chosen(reply, address.model, before)
     # Servers of one model may list none, and one that loads models on demand may fail to list them.
     loading = is_loading(reply.status, reply.body)
-    listless = ProbeResult(LOADING if loading else f"The endpoint answers {reply.status} to GET /models.")
-    if reply.status not in ABSENT and (loading or not address.model):
+    listless = ProbeResult(LOADING) if loading else unexpected(reply.status, "GET /models")
+    if reply.status not in ABSENT and (loading or is_redirect(reply.status) or not address.model):
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
-    if health.status in ABSENT and reply.status not in ABSENT:
-        return listless
     if health.status in ABSENT:
+        nothing = f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health."
+        return listless if reply.status not in ABSENT else ProbeResult(nothing, ours=True)
+    if health.status != 200:
+        return unexpected(health.status, "GET /health")
+    return ProbeResult(model=address.model or UNNAMED)
+
+
+def is_redirect(status: int) -> bool:
+    """Whether a server names another address. It is not followed: that would send the key there."""
+    return 300 <= status < 400
+
+
+def unexpected(status: int, request: str) -> ProbeResult:
+    """The result of a probe whose request got this status."""
+    if is_redirect(status):
         return ProbeResult(
-            f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health.", ours=True
+            f"The endpoint redirects {request} ({status}): its URL must be the one that it redirects to."
         )
-    return ProbeResult(
-        "" if health.status == 200 else f"The endpoint answers {health.status} to GET /health.",
-        model=address.model or UNNAMED,
-    )
+    return ProbeResult(f"The endpoint answers {status} to {request}.")
 
 
 def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     try:
-        listed = {str(model["id"]): model for model in _models.decode(reply.body).data}
+        found = _models.decode(reply.body)
+        listed = {str(model["id"]): model for model in (found.data if isinstance(found, _Models) else found)}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        return ProbeResult("The endpoint's list of models cannot be read.")
+        return ProbeResult("The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?")
     names = list(listed)
     if not names:
         return ProbeResult(model=wanted) if wanted else ProbeResult("The endpoint has no model yet.")
