@@ -123,6 +123,8 @@ def test_a_token_that_nobody_can_send_is_refused(monkeypatch: pytest.MonkeyPatch
         ("CALLBACK_SECRET", " ", "whsec_"),
         ("CALLBACK_SECRET", "whsec_", "whsec_"),
         ("CALLBACK_SECRET", "whsec_" + "A" * 32, "zeros are an empty key"),
+        # What docs/platform.md derives from a service token that is not set.
+        ("DIRECT_TOKEN", "b5f94e79a58c0b4e9f30c404937b8425de3a46228b600f234bf61e973cd663d4", "was empty"),
         ("ENDPOINT_API_KEY", " ", "printable ASCII without spaces"),
         ("ENDPOINT_API_KEY", "\n", "printable ASCII without spaces"),
     ],

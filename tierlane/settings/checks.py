@@ -60,6 +60,16 @@ def token(value: "SecretStr") -> "SecretStr":
     return value
 
 
+def direct_token(value: "SecretStr") -> "SecretStr":
+    """Check a token of direct calls, which is normally derived by a command that takes an empty service token as well."""
+    if value.get_secret_value():
+        from scheduler.protocol.direct import is_of_nothing
+
+        if is_of_nothing(value.get_secret_value()):
+            raise ValueError("must follow from TIERLANE_SERVICE_TOKEN, which was empty when this one was computed")
+    return token(value)
+
+
 def is_token(text: str) -> bool:
     """Whether a text can be sent as a bearer token and guessed by nobody: blanks are a key that everybody knows."""
     return (
