@@ -359,12 +359,15 @@ async def test_the_context_length_is_learnt(stand_in: StandIn) -> None:
         assert (await endpoint.probe(), replaced) == ("", [8192])
 
 
-@pytest.mark.parametrize(("told_s", "is_used"), [(0, True), (1, False)])
+@pytest.mark.parametrize(
+    ("told_s", "form", "is_used"),
+    [(0, "", True), (1, "timeout={}, max=100", False), (1, 'max=100, Timeout = "{}"', False), (60, "timeout={}", True)],
+)
 async def test_a_connection_is_not_used_once_the_server_may_close_it(
-    stand_in: StandIn, told_s: int, is_used: bool
+    stand_in: StandIn, told_s: int, form: str, is_used: bool
 ) -> None:
     """That is after half the time that the server tells: no request is sent on a connection that is just being closed."""
-    stand_in.idle_s = told_s
+    stand_in.idle_s, stand_in.idle_form = told_s, form
     async with loaded(stand_in) as (endpoint, _):
         for pause_s in (0.0, 0.6):
             await asyncio.sleep(pause_s)
