@@ -14,7 +14,8 @@ from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
-from integration.endpoint_fixtures import answered, codes, items, outputs
+from integration.endpoint_fixtures import Reader, answered, codes, items, outputs
+from scheduler.payload import Task
 
 COUNT = 6
 APART_S = 0.02
@@ -135,6 +136,49 @@ async def test_each_request_runs_once_and_gets_its_own_answer(way: str) -> None:
             await eventually(lambda number=number: engine.ended == number, "the server has written everything")
 
     assert outputs(found) == [text[::-1] for text in texts]
+    assert engine.runs == texts
+
+
+def events(body: bytes) -> bytes:
+    """The events that complete a prompt."""
+    text = json.loads(body)["prompt"][::-1]
+    choices = [{"index": 0, "text": char, "finish_reason": None} for char in text]
+    choices.append({"index": 0, "text": "", "finish_reason": "stop"})
+    written = b"".join(b"data: %b\n\n" % json.dumps({"choices": [each]}).encode() for each in choices)
+    return written + b"data: [DONE]\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of a body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
+STREAMS: dict[str, Callable[[bytes], list[bytes | None]]] = {
+    "http_1_0": lambda body: [STREAM.replace(b"1.1", b"1.0") + b"\r\n" + events(body), None],
+    "until_the_connection_ends": lambda body: [STREAM + b"\r\n" + events(body), None],
+    "with_a_length": lambda body: [STREAM + b"Content-Length: %d\r\n\r\n" % len(events(body)) + events(body)],
+    "shorter_than_its_length": lambda body: [STREAM + b"Content-Length: 9999\r\n\r\n" + events(body), None],
+    "without_a_last_chunk": lambda body: [CHUNKED + chunk(events(body)), None],
+    "a_response_after_the_last_chunk": lambda body: [CHUNKED + chunk(events(body)) + b"0\r\n\r\n", FORGED],
+    "interim_responses": lambda body: [INTERIM + CHUNKED, chunk(events(body)) + b"0\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("way", STREAMS)
+async def test_each_stream_runs_once_and_is_read_to_its_end(way: str) -> None:
+    """What arrives together with the end of the connection is read, however the server ends it."""
+    engine = RawEngine(STREAMS[way])
+    texts = [f"text {number}" for number in range(COUNT)]
+    readers = [Reader() for _ in texts]
+    async with endpoint_of(engine) as endpoint:
+        for number, (text, reader) in enumerate(zip(texts, readers, strict=True), 1):
+            item = Item(text, {}, Task.COMPLETE, reader, time.monotonic() + 10)
+            assert codes(await answered(endpoint, [item])) == [""]
+            await eventually(lambda number=number: engine.ended == number, "the server has written everything")
+
+    assert [reader.text for reader in readers] == [text[::-1] for text in texts]
     assert engine.runs == texts
 
 
