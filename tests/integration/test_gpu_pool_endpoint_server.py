@@ -12,7 +12,7 @@ from certificates import certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import PRIORITY_OWNER, SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.availability import NO_MODEL, PRIORITY_OWNER, SILENT, EndpointAvailability
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
@@ -398,6 +398,7 @@ async def test_replaced_model_is_reported(stand_in: StandIn) -> None:
     [
         ({"loading": True}, LOADING),
         ({"models": ["b", "c"]}, "The endpoint has no model 'stand-in-1'; it has b, c."),
+        ({"models": []}, NO_MODEL),
         ({"api_key": "sk-new"}, NO_KEY),
         ({"absent": frozenset({"completions", "chat/completions"})}, "The endpoint lacks a route that it had before."),
     ],

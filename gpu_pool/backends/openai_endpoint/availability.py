@@ -230,10 +230,14 @@ PROBE_TIMEOUT_S = 2.0
 NAMED_MODELS = 5  # Names listed in an error message.
 UNNAMED = "default"  # The model name for servers that list none; they ignore it.
 ABSENT = frozenset({404, 405, 501})
+NO_MODEL = "The endpoint has no model yet."
 
 
 class ProbeResult(NamedTuple):
-    """The result of a probe. `fault`: why the endpoint cannot be used, or ""; `ours`: only other settings can help."""
+    """The result of a probe. `fault`: why the endpoint cannot be used, or ""; `ours`: only other settings can help.
+
+    `listed`: whether the server lists the model, None without a list; some list none and serve it all the same.
+    """
 
     fault: str = ""
     ours: bool = False
@@ -241,6 +245,7 @@ class ProbeResult(NamedTuple):
     tasks: frozenset[Task] = frozenset()
     owner: str = ""
     context_tokens: int = 0
+    listed: bool | None = None
 
 
 class _Models(msgspec.Struct):
@@ -258,7 +263,8 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
         if found.fault:
             return found
         tokens = found.context_tokens or await read_context(transport, address.root)
-        return (await _routes(transport, found.model))._replace(owner=found.owner, context_tokens=tokens)
+        seen = await _routes(transport, found.model)
+        return seen._replace(owner=found.owner, context_tokens=tokens, listed=found.listed)
     except CallTimeout:
         return ProbeResult(SILENT)
     except (NoResponse, ResponseAborted, InvalidOutput) as error:
@@ -307,7 +313,7 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
         return ProbeResult("The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?")
     names = list(listed)
     if not names:
-        return ProbeResult(model=wanted) if wanted else ProbeResult("The endpoint has no model yet.")
+        return ProbeResult(model=wanted, listed=False) if wanted else ProbeResult(NO_MODEL)
     if wanted and wanted not in names:
         return ProbeResult(
             f"The endpoint has no model {wanted!r}; it has {', '.join(names[:NAMED_MODELS])}.", ours=True
@@ -315,7 +321,8 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     # Servers of several models list them in no stable order.
     model = wanted or (before if before in names else names[0])
     entry = listed[model]
-    return ProbeResult(model=model, owner=str(entry.get("owned_by")), context_tokens=listed_context(entry))
+    owner, context_tokens = str(entry.get("owned_by")), listed_context(entry)
+    return ProbeResult(model=model, owner=owner, context_tokens=context_tokens, listed=True)
 
 
 async def _routes(transport: Transport, model: str) -> ProbeResult:
