@@ -117,7 +117,7 @@ OTHER = LINE.replace('"a"', '"b"')
         ("\n".join([LINE] * 3).encode("utf-16"), 3, ["invalid_encoding"]),
         ("\n".join([LINE] * 3).encode("utf-16-le"), 3, ["invalid_encoding"]),
         ("\n".join([LINE] * 3).encode("utf-16-be"), 3, ["invalid_encoding"]),
-        (gzip.compress(LINE.encode()), None, ["invalid_encoding"]),
+        (gzip.compress(LINE.encode(), mtime=0), None, ["invalid_encoding"]),
         (f"[\n{LINE},\n{OTHER}\n]\n".encode(), 4, ["invalid_json_line"]),
         (b"\xef\xbb\xbf\r\n \n\x1a", 0, ["empty_file"]),
     ],
