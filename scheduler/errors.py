@@ -61,7 +61,10 @@ CHARGED_FAILURES = REFUSED | {ErrorCode.POISON_REQUEST}
 
 
 class HttpError(NamedTuple):
-    """The HTTP response of one code, its cause, and what to do. `retry`: None if the client's default for the status is right."""
+    """The HTTP response of one code, its cause, and what to do.
+
+    `retry`: False if waiting does not mend it, True if a client must retry although it would not by the status, else None.
+    """
 
     status: int
     type: str
@@ -85,6 +88,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The request is not valid.",
         "Malformed body, unknown field, wrong type, or a parameter that the model rejects.",
         "Correct the field in `param`; do not retry.",
+        retry=False,
     ),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: HttpError(
         400,
@@ -92,6 +96,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The request exceeds the model's context length. Shorten the conversation, or lower max_tokens.",
         "The input and `max_tokens` together have more tokens than the model's context; the message has the numbers.",
         "Shorten the conversation, or lower `max_tokens`.",
+        retry=False,
     ),
     ErrorCode.INVALID_API_KEY: HttpError(
         401,
@@ -99,6 +104,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The API key is not valid: check that it was copied whole, has not expired, and was not revoked.",
         "No key or JWT, or it is malformed, unknown, revoked or expired.",
         "Send `Authorization: Bearer KEY` with a valid key.",
+        retry=False,
     ),
     ErrorCode.CATALOG_UNAVAILABLE: HttpError(
         503,
@@ -113,6 +119,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "This account is suspended.",
         "An administrator suspended the customer.",
         "Ask the administrator.",
+        retry=False,
     ),
     ErrorCode.NOT_FOUND: HttpError(
         404,
@@ -120,6 +127,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "There is no resource at this path: /docs lists all paths.",
         "The path, request, result or worker does not exist.",
         "Check the path and the id; results expire.",
+        retry=False,
     ),
     ErrorCode.METHOD_NOT_ALLOWED: HttpError(
         405,
@@ -127,6 +135,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "This path does not accept this method: the response header Allow lists those that it accepts.",
         "The path accepts other methods.",
         "Use a method of the `Allow` header.",
+        retry=False,
     ),
     ErrorCode.MODEL_NOT_FOUND: HttpError(
         404,
@@ -134,6 +143,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "There is no such model.",
         "No enabled model has this name, or there is no default model.",
         "Choose a name from `GET /v1/models`.",
+        retry=False,
     ),
     ErrorCode.REQUEST_TIMEOUT: HttpError(
         408,
@@ -149,6 +159,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The request is too large.",
         "The body, an input or the list exceeds its maximum size.",
         "Send a smaller input or a shorter list; operator: raise `TIERLANE_MAX_BODY_BYTES`.",
+        retry=False,
     ),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: HttpError(
         415,
@@ -157,6 +168,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "`Content-Type` is missing or another one; `curl -d` alone sends a form. Earlier versions returned "
         "`unsupported_encoding` here: a client that checks the code accepts both.",
         "Send JSON with `Content-Type: application/json`.",
+        retry=False,
     ),
     ErrorCode.UNSUPPORTED_ENCODING: HttpError(
         415,
@@ -165,6 +177,7 @@ HTTP: dict[ErrorCode, HttpError] = {
         "The body has another coding than gzip, deflate or zstd, or several, or a transfer encoding other than chunked; a file "
         "is only accepted uncompressed.",
         "Send the body uncompressed, or in one of the codings that `Accept-Encoding` of the response names.",
+        retry=False,
     ),
     ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(
         429,

@@ -42,6 +42,7 @@ class StandIn:
     """The context length in the list of models; 0: none."""
     idle_s: int = 0
     """The time that the header Keep-Alive tells; 0: no header."""
+    idle_form: str = "timeout={}, max=100"
     connections: list[asyncio.BaseTransport | None] = field(default_factory=list)
     """Those of the POSTs, probes included."""
     loading: bool = False
@@ -160,7 +161,7 @@ class StandIn:
     async def _whole(self, request: web.Request, document: dict[str, Any], fault: str) -> web.StreamResponse:
         text = "<html>It works!</html>" if fault == "junk" else json.dumps(document)
         if fault != "half":
-            told = {"Keep-Alive": f"timeout={self.idle_s}, max=100"} if self.idle_s else {}
+            told = {"Keep-Alive": self.idle_form.format(self.idle_s)} if self.idle_s else {}
             return web.Response(text=text, content_type="application/json", headers=told)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.content_length = len(text)

@@ -39,6 +39,8 @@ class OpenInferenceStandIn:
     fault: Callable[[dict[str, Any]], str] = lambda body: ""
     sentence: str = "It went wrong."
     silent: bool = False
+    instead: tuple[int, str] | None = None
+    """Status and body of every response."""
     calls: list[dict[str, Any]] = field(default_factory=list)
     aborted: int = 0
     port: int = 0
@@ -63,6 +65,8 @@ class OpenInferenceStandIn:
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.silent:
             await asyncio.sleep(60)
+        if self.instead:
+            return web.Response(status=self.instead[0], text=self.instead[1], content_type="text/html")
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": "no"}, status=401)
         wanted = request.match_info.get("name")

@@ -63,7 +63,8 @@ class TokenLookup(Protocol):
 class Authenticator:
     """Authenticates all requests. `wall` is seconds since the epoch. Without `throttle` failures are not limited.
 
-    `charge`: called once for each auxiliary request of a known caller; raises RequestError if the caller sends too many.
+    `charge`: called once for each auxiliary request of a known caller, and for each stored response that is sent again; raises
+    RequestError if the caller sends too many.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Authenticator:
         self._tokens = tokens
         self._throttle = throttle
         self._wall = wall
-        self._charge = charge
+        self.charge = charge
         self._max_jwt_bytes = tokens.max_bytes if tokens else 0
 
     @property
@@ -121,7 +122,7 @@ class Authenticator:
         request.occupy(identity.customer_id)
         if request.auxiliary:
             request.auxiliary = False  # After a slow body the caller is identified again.
-            self._charge(identity)
+            self.charge(identity)
         return identity
 
     def check_service(self, request: HttpRequest, expected: str) -> None:

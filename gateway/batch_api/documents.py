@@ -6,7 +6,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.batch_api.lines import ENDPOINTS, LineFault
+from gateway.batch_api.lines import ENDPOINTS, LineFault, endpoint_of
 from gateway.http.request import check_duplicates, decode
 from gateway.http.validation import invalid
 from ledger.batches import BatchRow
@@ -163,7 +163,8 @@ def read_batch(raw: bytes) -> BatchBody:
     """Decode and check the body. Raises RequestError that names the field."""
     body = decode(_body, raw)
     check_duplicates(raw)
-    if body.endpoint not in ENDPOINTS:
+    endpoint = endpoint_of(body.endpoint)
+    if not endpoint:
         raise invalid("endpoint", f"`endpoint` must be one of: {', '.join(ENDPOINTS)}.")
     if body.completion_window != WINDOW:
         raise invalid("completion_window", f"`completion_window` must be {WINDOW}.")
@@ -175,7 +176,7 @@ def read_batch(raw: bytes) -> BatchBody:
             raise invalid("metadata", "Names in `metadata` have at most 64 characters, values at most 512.")
         if "\0" in name + value:
             raise invalid("metadata", "`metadata` must have no control characters.")
-    return body
+    return msgspec.structs.replace(body, endpoint=endpoint)
 
 
 class PageQuery(NamedTuple):

@@ -4,6 +4,7 @@ Faults of the file itself fail the batch before a line runs: invalid JSON, a mis
 URL. A body that its endpoint rejects fails its line only.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -23,7 +24,32 @@ ENVELOPE_BYTES = 4096
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _BLANK = b" \t\r\n\xef\xbb\xbf\x1a"  # A byte order mark may precede the first line, and Ctrl-Z follow the last one.
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_UTF_16 = "The file is in UTF-16: save it as UTF-8."
+_COMPRESSED = "The file is compressed: upload it uncompressed."
+_ARRAY = (
+    "The file is a JSON array: write each request on a line of its own, without brackets and commas around it (JSONL)."
+)
+_BEGINNINGS = (
+    ((b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{"), "invalid_encoding", _UTF_16),
+    ((b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd"), "invalid_encoding", _COMPRESSED),  # gzip, zip, zstd
+    ((b"[",), "invalid_json_line", _ARRAY),
+)
+"""How files begin whose lines all have the same fault, which is reported once."""
+
+_SLASHES = re.compile("/{2,}")
+_URL = re.compile(r"(?:https?:/[^/?#\s]+)?(?:/openai)?(?:/v1)?(/[a-z/]*[a-z])/?(?:\?[^#\s]*)?")  # With single slashes.
+DEPLOYMENTS = "/deployments/"
+
+
+def endpoint_of(url: str) -> str:
+    """The endpoint that a client means; "" if there is none.
+
+    Clients write its path without the version (Azure's), with a slash or a query at its end, or behind a scheme and a host,
+    which do not matter: the line runs here.
+    """
+    found = _URL.fullmatch(_SLASHES.sub("/", url))
+    endpoint = f"/v1{found[1]}" if found else ""
+    return endpoint if endpoint in ENDPOINTS else ""
 
 
 class InputLine(msgspec.Struct, frozen=True):
@@ -32,7 +58,7 @@ class InputLine(msgspec.Struct, frozen=True):
     custom_id: str
     url: str
     body: msgspec.Raw
-    method: str = "POST"
+    method: str | None = None  # POST.
 
 
 class LineFault(msgspec.Struct, gc=False):
@@ -192,9 +218,11 @@ class FileCheck:
     def _fault(self, line: FileLine) -> LineFault | None:
         if not line.raw:
             return LineFault("line_too_long", f"A line must not be longer than {self._max_line_bytes} bytes.")
-        if self.total == 1 and line.raw.startswith(_UTF_16):
-            self._is_unreadable = True
-            return LineFault("invalid_encoding", "The file is in UTF-16: save it as UTF-8.")
+        if self.total == 1:
+            for beginnings, code, message in _BEGINNINGS:
+                if line.raw.startswith(beginnings):
+                    self._is_unreadable = True
+                    return LineFault(code, message)
         try:
             found = _decoder.decode(line.raw)
             check_duplicates(line.raw)
@@ -212,13 +240,11 @@ class FileCheck:
             return LineFault(
                 "invalid_custom_id", f"`custom_id` must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
             )
-        if found.method.upper() != "POST":
+        if found.method is not None and found.method.upper() != "POST":
             return LineFault("invalid_method", "`method` must be POST.", "method")
-        if found.url.rstrip("/") not in (
-            self._endpoint,
-            self._endpoint.removeprefix("/v1"),
-        ):  # Azure's have no version.
-            return LineFault("mismatched_url", f"`url` must be the batch's endpoint, {self._endpoint}.", "url")
+        if endpoint_of(found.url) != self._endpoint:
+            model = " Name the model in `body`, not as a deployment." if DEPLOYMENTS in found.url else ""
+            return LineFault("mismatched_url", f"`url` must be the batch's endpoint, {self._endpoint}.{model}", "url")
         if bytes(memoryview(found.body)[:1]) != b"{":
             return LineFault("invalid_body", "`body` must be an object: the body of a request to `url`.", "body")
         first = self._seen.setdefault(found.custom_id, number)

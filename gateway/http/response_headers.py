@@ -71,7 +71,9 @@ RESPONSE_HEADERS = {
     ),
     "retry-after-ms": ResponseHeader("The same in milliseconds.", 1125, COUNT),
     "x-should-retry": ResponseHeader(
-        "Sent where the client's default for the status would be wrong.", "false", only("true", "false")
+        "`false` where waiting does not help, `true` where a client must retry whatever the status.",
+        "false",
+        only("true", "false"),
     ),
     "Server-Timing": ResponseHeader(
         "Milliseconds in the tier queue, in a batch outside the GPU, and on the GPU.",

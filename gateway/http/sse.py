@@ -1,10 +1,12 @@
 """Server-sent events, and timeouts of connections without a timer per connection.
 
 The server's timeouts apply to streams too: a client that does not read is disconnected, and until then nothing more is
-written to it (`full`). HTTP/1.0 has no chunks: there the end of the connection ends the stream.
+written to it (`full`). HTTP/1.0 has no chunks: there the end of the connection ends the stream, and a reset breaks it off.
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -18,6 +20,9 @@ PING_EVERY_S = 1.75
 """A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
 BREAK_OFF_S = 0.5
 """From the error of a stream to the end of its connection: Node's `fetch` drops the events that its client has not read then."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: the end of the connection is a reset, which HTTP/1.0 does not take for the end of a body."""
 
 T = TypeVar("T", bound=Hashable)
 Result = TypeVar("Result")
@@ -99,6 +104,8 @@ class EventStream(HttpResponse):
             pings.stop(self)
         if self.abort:
             await asyncio.sleep(BREAK_OFF_S)
+            if not self._chunked and request.transport is not None:
+                request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             request.protocol.force_close()
         else:
             await self.drain()

@@ -31,6 +31,7 @@ SMALL_BYTES = 4096  # A body up to this size counts for no share: 256 of them ar
 SHARE_BYTES = MAX_CALL_BYTES // 4
 """Bytes that the larger bodies of one customer may take of a call while others wait."""
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
+NOT_REJECTED = (*ENTERED, Admission.REPLAYED)
 
 
 Hold = Callable[[PendingRequest, Callable[[PendingRequest], bool]], None]

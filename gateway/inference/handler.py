@@ -144,7 +144,6 @@ class AwaitedCall(InferenceCall):
             for pending, future in zip(self._pending_requests, self._futures, strict=True):
                 outcome = await future
                 if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
-                    self._replayed = True
                     reply = await self.replayed_reply(pending, outcome)
                 else:
                     reply = self.completed(pending, outcome)
@@ -155,6 +154,20 @@ class AwaitedCall(InferenceCall):
             self.pipeline.fail_list(self._pending_requests, code)
             raise
         self.release()
+
+    async def replayed_reply(self, pending: PendingRequest, verdict: Verdict) -> Reply:
+        """As InferenceCall. Raises also what `charge_replay` does."""
+        self.charge_replay()
+        return await super().replayed_reply(pending, verdict)
+
+    def charge_replay(self) -> None:
+        """Count a call that gets a stored response as an auxiliary one, since admission does not count it; a list counts once.
+
+        Raises RequestError if the customer sends too many.
+        """
+        if not self._replayed:
+            self._replayed = True
+            self.pipeline.charge(self.identity)
 
     async def keep(self, reply: Reply) -> None:
         """Store the reply for later reads, before the end of its response is sent. Raises RequestError if that fails."""

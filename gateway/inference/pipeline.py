@@ -26,7 +26,7 @@ from gateway.http.request import BodyBudget, HttpRequest, check_media, read_body
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.http.sse import EventStream
-from gateway.inference.admission import ENTERED, AdmissionBatcher
+from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
@@ -109,11 +109,11 @@ class InferencePipeline:
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
-        self._authenticator = parts.authenticator or Authenticator(parts.catalog)
+        auth = parts.authenticator or Authenticator(parts.catalog)
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
         self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
         self.clock, self.bodies = parts.clock, parts.bodies
-        self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
+        self.identify, self.authenticate, self.charge = auth.identify, auth.authenticate, auth.charge
         self.events = RequestEvents(
             parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
         )
@@ -469,10 +469,10 @@ class InferenceCall:
         request_id, replayed = self.request_id, isinstance(error, ReplayedFailure)
         if isinstance(error, ReplayedFailure):
             request_id = error.request_id
-        elif pending is not None and (verdict is None or verdict.outcome not in ENTERED):
+        elif pending is not None and (verdict is None or verdict.outcome not in NOT_REJECTED):
             pipeline.record_rejection(pending.submission, identity, error, verdict)
         pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
-        headers = pipeline.customer_limits.headers(identity, verdict)
+        headers = getattr(error, "headers", None) or pipeline.customer_limits.headers(identity, verdict)
         if replayed:
             headers = [*headers, REPLAYED]
         problem, form = wants_problem(self.headers), self.api_format.form

@@ -215,6 +215,7 @@ class JobCall(AwaitedCall):
         """Store the job and build the 202, or the earlier response to its Idempotency-Key. Raises RequestError."""
         outcome, pending = cast("Outcome", self._outcome), self._pending_requests[0]
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
+            self.charge_replay()
             return await self.known_job(outcome)
         if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
             return self.respond([pending], [self.completed(pending, outcome)])  # Raises the error of the rejection.

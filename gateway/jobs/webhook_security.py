@@ -27,6 +27,8 @@ def secret_bytes(secret: str) -> bytes:
         key = b""
     if not secret.startswith(PREFIX) or not LEAST_BYTES <= len(key) <= MOST_BYTES:
         raise ValueError(f"must be {PREFIX} and {LEAST_BYTES} to {MOST_BYTES} bytes in base64")
+    if not any(key):  # HMAC fills up keys with zeros, so zeros are the same key as none.
+        raise ValueError("must be random bytes: zeros are an empty key")
     return key
 
 

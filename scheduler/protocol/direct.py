@@ -27,9 +27,18 @@ def direct_token(service_token: str) -> str:
     """The token of direct calls, derived from the service token, which cannot be derived from it.
 
     Workers have only this token, because they also run user code. It is an HMAC-SHA256 (RFC 2104) in hexadecimal digits:
-    `printf 'tierlane direct 1' | openssl dgst -sha256 -hmac "$SERVICE_TOKEN" -r | cut -d ' ' -f 1` prints the same.
+    `printf 'tierlane direct 1' | openssl dgst -sha256 -hmac "${SERVICE_TOKEN:?}" -r | cut -d ' ' -f 1` prints the same.
     """
-    return hmac.digest(service_token.encode(), _PURPOSE, "sha256").hex() if service_token else ""
+    return _derived(service_token) if service_token else ""
+
+
+def is_of_nothing(token: str) -> bool:
+    """Whether this token was derived, as by that command, from an empty service token, so that everybody knows it."""
+    return token == _derived("")
+
+
+def _derived(service_token: str) -> str:
+    return hmac.digest(service_token.encode(), _PURPOSE, "sha256").hex()
 
 
 class DirectError(TierlaneError):

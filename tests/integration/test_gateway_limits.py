@@ -87,6 +87,47 @@ async def test_requests_rejected_by_a_reduced_limit_get_503(
     assert (rejected[2][header], "x-should-retry" in rejected[2]) == (limit, False)
 
 
+SAID = [{"role": "user", "content": "a"}]
+TENSOR = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/inference", {"input": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "a", "stream": True}),
+        ("/v1/chat/completions", {"messages": SAID}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 5}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 5, "stream": True}),
+        ("/v1/responses", {"input": "a", "store": False}),
+        ("/v2/models/tiny/infer", {"inputs": [TENSOR]}),
+    ],
+)
+async def test_what_waiting_does_not_mend_is_not_to_be_retried(stack: Stack, path: str, body: dict[str, Any]) -> None:
+    """Each API has the header: some clients repeat every error, or sleep until the end of a quota."""
+
+    async def sent(change: dict[str, Any], key: dict[str, str] | None = None) -> tuple[int, str | None]:
+        model = change.pop("model", "tiny")
+        url = f"{stack.url}{path.replace('tiny', model)}"
+        document = body | change if "models" in path else {"model": model} | body | change
+        async with stack.http.post(url, json=document, headers=stack.key() if key is None else key) as response:
+            return response.status, response.headers.get("x-should-retry")
+
+    assert await sent({"model": "nowhere"}) == (404, "false")
+    assert await sent({"max_tokens": "x", "inputs": 1, "dimensions": "x"}) == (400, "false")
+    assert await sent({}, {"Authorization": "Bearer nobody"}) == (401, "false")
+    stack.catalog.set(key={"suspended": True})
+    assert await sent({}) == (403, "false")
+    stack.catalog.set(key={"quotas": (("1day", 1),)})
+    await stack.infer()
+    assert await sent({}) == (429, "false")
+    stack.catalog.set(key={"requests_per_second": 0.5, "burst": 1.0})
+    await stack.infer()
+    assert await sent({}) == (429, None)
+
+
 async def test_problem_details(stack: Stack) -> None:
     """With Accept `application/problem+json` errors of limits, of bodies and of the router are RFC 9457 documents."""
     stack.catalog.set(key={"quotas": (("1day", 1),)})
@@ -248,6 +289,30 @@ async def test_an_auxiliary_request_above_the_limit(stack: Stack) -> None:
     assert 'tierlane_rate_limited_total{scope="auxiliary_limit",tier="free"} 2.0' in metrics
     labels = 'endpoint="/v1/messages/count_tokens",outcome="rate_limit_exceeded",tier="free"'
     assert f"tierlane_requests_total{{{labels}}} 1.0" in metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("inference", {"input": "a"}),
+        ("completions", {"model": "tiny", "prompt": ["a", "b"]}),  # A list counts once.
+        ("chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ],
+)
+async def test_stored_responses_are_auxiliary_requests(stack: Stack, path: str, body: dict[str, Any]) -> None:
+    """Admission does not count the repetitions of an Idempotency-Key; other requests are admitted all the same."""
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, auxiliary_rate=0.001, auxiliary_burst=2.0),))
+    found = []
+    for _ in range(4):
+        key = stack.key() | {"Idempotency-Key": "k"}
+        async with stack.http.post(f"{stack.url}/v1/{path}", json=body, headers=key) as response:
+            text, headers = await response.text(), lower(response.headers)
+            found.append((response.status, headers.get("idempotent-replayed")))
+
+    assert found == [(200, None), (200, "true"), (200, "true"), (429, None)]
+    assert "requests that run no model" in text
+    assert '"auxiliary-requests";r=0;' in headers["ratelimit"]
+    assert (await stack.infer())[0] == 200
 
 
 def replace_parts(stack: Stack, **changes: Any) -> None:

@@ -49,13 +49,13 @@ class Writer:
         await self._channel.publish("g1", [increment])
 
 
-def request(stack: Stack, more: str = "", version: str = "1.1") -> bytes:
+def request(stack: Stack, more: str = "", version: str = "1.1", path: str = "completions", body: bytes = BODY) -> bytes:
     """Return the bytes of a request for a stream."""
     head = (
-        f"POST /v1/completions HTTP/{version}\r\nHost: x\r\nAuthorization: {stack.key()['Authorization']}\r\n{more}"
-        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+        f"POST /v1/{path} HTTP/{version}\r\nHost: x\r\nAuthorization: {stack.key()['Authorization']}\r\n{more}"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return head.encode() + BODY
+    return head.encode() + body
 
 
 def documents(events: bytes) -> list[Any]:
@@ -243,17 +243,57 @@ async def test_an_error_before_the_text_has_its_status(stack: Stack, path: str, 
     assert len(stack.worker.seen) == 3
 
 
-async def test_a_failed_stream_ends_incomplete(client: Redis, redis_url: str) -> None:
+STREAMS: list[tuple[str, dict[str, Any], list[bytes]]] = [
+    ("completions", {"prompt": "olleh"}, [b"[DONE]", b'"role"']),
+    ("chat/completions", {"messages": TEXT}, [b"[DONE]"]),
+    ("messages", {"messages": TEXT, "max_tokens": 5}, [b"message_stop", b"message_delta", b"[DONE]"]),
+    ("responses", {"input": "olleh", "store": False}, [b"response.completed", b"response.incomplete", b"[DONE]"]),
+]
+"""Path, body, and what a stream must not have that did not end well."""
+
+
+@pytest.mark.parametrize(("path", "body", "absent"), STREAMS)
+@pytest.mark.parametrize("text", ["", "he"])
+async def test_a_failed_stream_ends_incomplete(
+    client: Redis, redis_url: str, path: str, body: dict[str, Any], absent: list[bytes], text: str
+) -> None:
     """After the error event the connection is closed without the end of the body: no program takes the stream for whole."""
+    raw = json.dumps({"model": "tiny", "stream": True} | body).encode()
     async with running_stack(client, redis_url, worker=False, total_ms=1000) as stack:
         begin_early(stack)
-        head, _, body = (await stack.raw(request(stack))).partition(b"\r\n\r\n")
+        answering = asyncio.create_task(stack.raw(request(stack, path=path, body=raw)))
+        if text:
+            await Writer(stack).write(0, text)
+        head, _, rest = (await answering).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 200 OK")
     with pytest.raises(ValueError, match="invalid literal"):
-        unchunked(body)
-    (event,) = documents(unchunked(body + b"0\r\n\r\n"))
-    assert event["error"]["code"] == "deadline_exceeded"
+        unchunked(rest)
+    events = unchunked(rest + b"0\r\n\r\n")
+    last = json.loads(events.rstrip().rpartition(b"\ndata: ")[2].removeprefix(b"data: "))
+    assert "deadline_exceeded" in str(last["error"])
+    assert [each for each in absent if each in events] == []
+    assert (b'"he"' in events) == bool(text)
+    for once in (
+        b"event: message_start",
+        b"event: response.created",
+        b"event: response.output_item.added",
+        b'"role":"assistant","content":"he"',
+    ):
+        assert events.count(once) <= 1
+
+
+async def test_a_failed_stream_of_http_1_0_is_reset(client: Redis, redis_url: str) -> None:
+    """There the end of the connection would be the end of the body, as for a proxy that uses this version."""
+    async with running_stack(client, redis_url, worker=False, total_ms=1000) as stack:
+        begin_early(stack)
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+        writer.write(request(stack, version="1.0"))
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"deadline_exceeded")
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from certificates import certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import PRIORITY_OWNER, SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.availability import NO_MODEL, PRIORITY_OWNER, SILENT, EndpointAvailability
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
@@ -339,7 +339,7 @@ async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None
                 # The first may be sent on a connection whose end is not known yet.
                 assert not (found.counted and number)
                 assert codes([rejected]) == ["invalid_request"]
-            assert reports == ["The endpoint cannot be reached: ClientConnectorError."]
+            assert reports == ["The endpoint cannot be reached: connection refused."]
             before = server.model_list_calls
             with serving(server):
                 await eventually(lambda: reports[1:] == ["open"], "the endpoint is open")
@@ -372,12 +372,15 @@ async def test_the_context_length_is_learnt(stand_in: StandIn) -> None:
         assert (await endpoint.probe(), replaced) == ("", [8192])
 
 
-@pytest.mark.parametrize(("told_s", "is_used"), [(0, True), (1, False)])
+@pytest.mark.parametrize(
+    ("told_s", "form", "is_used"),
+    [(0, "", True), (1, "timeout={}, max=100", False), (1, 'max=100, Timeout = "{}"', False), (60, "timeout={}", True)],
+)
 async def test_a_connection_is_not_used_once_the_server_may_close_it(
-    stand_in: StandIn, told_s: int, is_used: bool
+    stand_in: StandIn, told_s: int, form: str, is_used: bool
 ) -> None:
     """That is after half the time that the server tells: no request is sent on a connection that is just being closed."""
-    stand_in.idle_s = told_s
+    stand_in.idle_s, stand_in.idle_form = told_s, form
     async with loaded(stand_in) as (endpoint, _):
         for pause_s in (0.0, 0.6):
             await asyncio.sleep(pause_s)
@@ -408,6 +411,7 @@ async def test_replaced_model_is_reported(stand_in: StandIn) -> None:
     [
         ({"loading": True}, LOADING),
         ({"models": ["b", "c"]}, "The endpoint has no model 'stand-in-1'; it has b, c."),
+        ({"models": []}, NO_MODEL),
         ({"api_key": "sk-new"}, NO_KEY),
         ({"absent": frozenset({"completions", "chat/completions"})}, "The endpoint lacks a route that it had before."),
     ],
@@ -588,11 +592,20 @@ async def test_tls_verifies_both_sides(tmp_path: Path) -> None:
         async with loaded(server, Access("sk-1", **files)) as (endpoint, _):
             assert outputs(await answered(endpoint, items("hello"))) == ["olleh"]
         calls = server.model_list_calls
-        for access, fault in ((Access("sk-1", files["ca_file"]), "The endpoint"), (Access("sk-1"), "Certificate")):
+        for access, fault in (
+            (Access("sk-1", files["ca_file"]), "The endpoint"),
+            (Access("sk-1"), "certificate is not accepted"),
+        ):
             with pytest.raises(EndpointAway, match=fault):
                 async with loaded(server, access, within_s=0.0):
                     pass
         assert server.model_list_calls == calls
+
+    with serving(StandIn()) as plain:
+        plain.scheme = "https"
+        with pytest.raises(EndpointAway, match="does the URL need http://"):
+            async with loaded(plain, within_s=0.0):
+                pass
 
     for change, setting in (
         ({"ca_file": "absent.pem"}, "CA_FILE"),

@@ -172,6 +172,10 @@ def stopped(server: OpenInferenceStandIn) -> None:
     server.silent = True
 
 
+def redirecting(server: OpenInferenceStandIn) -> None:
+    server.instead = 301, ""
+
+
 KEY = "The endpoint rejects the key: set TIERLANE_ENDPOINT_API_KEY."
 STATES: list[tuple[Callable[[OpenInferenceStandIn], None], str]] = [
     (renamed, "The server has no model 'model-1'; it has model-2, model-3."),
@@ -180,6 +184,7 @@ STATES: list[tuple[Callable[[OpenInferenceStandIn], None], str]] = [
     (loading_unlisted, "The server is loading its models: it answers 503 to GET /health/ready."),
     (new_key, KEY),
     (stopped, "The endpoint does not respond."),
+    (redirecting, "The endpoint redirects GET /models (301): its URL must be the one that it redirects to."),
 ]
 
 
@@ -194,7 +199,7 @@ async def test_states_of_a_running_server(
         found = await answered(endpoint, items("a", "b", "c", seconds=0.5))
         assert {"-" if isinstance(each, HandBack) else each.error_code for each in found} <= {"-", "gpu_timeout"}
         await eventually(lambda: reason in reports, f"the reason {reason!r} is reported", 20.0)
-        for name in ("name", "others", "state", "lists", "api_key", "silent"):
+        for name in ("name", "others", "state", "lists", "api_key", "silent", "instead"):
             setattr(server, name, getattr(before, name))
         await eventually(lambda: reports[-1] == "open", "the endpoint is open", 20.0)
         assert outputs(await answered(endpoint, items("ab"))) == ["ba"]

@@ -410,6 +410,16 @@ def end(data_dir: DataDir, *, replace: bool = False, answer: bool = False) -> st
     return "".join(questions) + stream.getvalue().decode()
 
 
+@pytest.mark.parametrize("content", ["", "\n", " " * 40, "short\n"])
+def test_a_service_token_that_was_cut_off_is_replaced(data_dir: DataDir, content: str) -> None:
+    """As after a full disk; a whole one stays."""
+    (data_dir.path / "service-token").write_text(content)
+    token = data_dir.service_token()
+
+    assert len(token) > 40
+    assert data_dir.service_token() == token
+
+
 def test_remaining_processes_are_ended_after_a_confirmation(data_dir: DataDir, sleeper: Sleeper) -> None:
     """They are named as in stack.json, and the others counted; without a confirmation they keep running."""
     known, unknown = sleeper("ours"), sleeper("ours")

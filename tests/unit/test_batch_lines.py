@@ -1,5 +1,6 @@
 """Lines of batch files: splitting, faults with their line numbers, and which errors end a line."""
 
+import gzip
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batch_api.calls import member_id
+from gateway.batch_api.documents import read_batch
 from gateway.batch_api.lines import MAYBE_ITS_OWN, FileCheck, FileLine, LineSplitter, is_final
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.request_id import created_ms, new_request_id
@@ -40,6 +42,30 @@ def fault_of(**fields: Any) -> tuple[str, str | None] | None:
     return (faults[0].code, faults[0].param) if faults else None
 
 
+URLS = (
+    "/v1/completions/",
+    "/v1/completions?api-version=2025-01-01",
+    "https://api.example.com/v1/completions",
+    "http://127.0.0.1:8080//v1/completions/",
+    "/completions",  # Azure's.
+    "/openai/v1/completions",
+)
+OTHER_URLS = (
+    "",
+    "/",
+    "v1/completions",
+    "/v2/completions",
+    "/v1/v1/completions",
+    "/v1/completions#a",
+    "/v1/COMPLETIONS",
+    "https://api.example.com",
+    "ftp://api.example.com/v1/completions",
+    "/openai/deployments/tiny/completions",
+    "/v1/chat/completions",
+    "/v1/completions\0",
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
@@ -53,8 +79,8 @@ def fault_of(**fields: Any) -> tuple[str, str | None] | None:
         ({"body": "text"}, ("invalid_body", "body")),
         ({"body": None}, ("invalid_line", "body")),
         ({"method": "post", "metadata": {}}, None),
-        ({"url": f"{ENDPOINT}/"}, None),
-        ({"url": ENDPOINT.removeprefix("/v1")}, None),  # Azure's.
+        *(({"url": url}, None) for url in URLS),
+        *(({"url": url}, ("mismatched_url", "url")) for url in OTHER_URLS),
     ],
 )
 def test_faults(fields: dict[str, Any], fault: tuple[str, str | None] | None) -> None:
@@ -70,13 +96,46 @@ def faults_of(raw: bytes) -> tuple[int, list[str]]:
     return check.total, [fault.code for fault in check.end()]
 
 
-def test_files_of_other_systems() -> None:
-    """A Ctrl-Z at the end is no line. UTF-16 is named once, and so is a key that a line has twice."""
-    line = json.dumps({"custom_id": "a", "url": ENDPOINT, "body": {}})
+LINE = json.dumps({"custom_id": "a", "url": ENDPOINT, "body": {}})
+OTHER = LINE.replace('"a"', '"b"')
 
-    assert faults_of(f"{line}\n\x1a".encode()) == (1, [])
-    assert faults_of("\n".join([line] * 3).encode("utf-16"))[1] == ["invalid_encoding"]
-    assert faults_of(line.replace('"url"', '"custom_id": "b", "url"').encode())[1] == ["invalid_line"]
+
+@pytest.mark.parametrize(
+    ("raw", "lines", "faults"),
+    [
+        (f"{LINE}\n\x1a".encode(), 1, []),  # Ctrl-Z is no line.
+        (f"\ufeff{LINE}\r\n\r\n\ufeff{OTHER}\r\n".encode(), 2, []),  # Two files with byte order marks, joined.
+        (LINE.replace('"url"', '"method": null, "url"').encode(), 1, []),
+        (LINE.replace('"url"', '"custom_id": "b", "url"').encode(), 1, ["invalid_line"]),
+        (LINE.replace("{}", '{"a": 1, "a": 2}').encode(), 1, ["invalid_line"]),
+        (LINE.replace('"a"', '"\\ud800"').encode(), 1, ["invalid_json_line"]),
+        (LINE.replace('"a"', '"\xe9"').encode("latin-1"), 1, ["invalid_json_line"]),
+        (LINE.replace("{}", '{"input": "\xe9"}').encode("latin-1"), 1, ["invalid_line"]),
+        (f"{LINE}\n\0\0\0\n".encode(), 2, ["invalid_json_line"]),
+        (f"{LINE}{OTHER}\n".encode(), 1, ["invalid_json_line"]),
+        (f"{LINE}\r{OTHER}\r".encode(), 1, ["invalid_json_line"]),
+        ("\n".join([LINE] * 3).encode("utf-16"), 3, ["invalid_encoding"]),
+        ("\n".join([LINE] * 3).encode("utf-16-le"), 3, ["invalid_encoding"]),
+        ("\n".join([LINE] * 3).encode("utf-16-be"), 3, ["invalid_encoding"]),
+        (gzip.compress(LINE.encode(), mtime=0), None, ["invalid_encoding"]),
+        (f"[\n{LINE},\n{OTHER}\n]\n".encode(), 4, ["invalid_json_line"]),
+        (b"\xef\xbb\xbf\r\n \n\x1a", 0, ["empty_file"]),
+    ],
+)
+def test_files_of_other_systems(raw: bytes, lines: int | None, faults: list[str]) -> None:
+    """What other tools write around lines is no line. A fault of the whole file is reported once."""
+    total, found = faults_of(raw)
+
+    assert found == faults
+    assert lines in (None, total)  # Of compressed data the number depends on the library.
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/completions", "/v1/completions/"])
+def test_the_endpoint_of_a_batch_is_written_as_those_of_its_lines(endpoint: str) -> None:
+    """Azure's clients send it without the version."""
+    body = {"input_file_id": "f", "endpoint": endpoint, "completion_window": "24h"}
+
+    assert read_batch(json.dumps(body).encode()).endpoint == ENDPOINT
 
 
 def test_files_with_many_faults() -> None:

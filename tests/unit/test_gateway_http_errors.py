@@ -11,13 +11,11 @@ from gateway.http.response import HttpResponse
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 REQUEST_ID = "req_0198b0c5d2c07cc29a0d7a4f6f1e2d3c"
-NO_RETRY = {
-    ErrorCode.QUOTA_EXCEEDED,
-    ErrorCode.QUEUE_TIMEOUT,
-    ErrorCode.DEADLINE_EXCEEDED,
-    ErrorCode.POISON_REQUEST,
-}
-"""Among the codes below: those for which clients would retry by the status alone."""
+MENDED_BY_WAITING = {
+    "catalog_unavailable", "rate_limit_exceeded", "too_many_connections", "backpressure", "reduced_capacity",
+    "shed_for_priority", "queue_full", "no_capacity", "draining", "invalid_output", "worker_lost", "gateway_lost",
+    "internal_error",
+}  # fmt: skip
 
 
 def respond(error: RequestError, jitter: float = 0.0, *, problem: bool = False) -> HttpResponse:
@@ -40,8 +38,8 @@ def test_every_code_has_its_body_and_headers(code: ErrorCode) -> None:
     retryable = response.status in (429, 503) or code is ErrorCode.IDEMPOTENCY_IN_PROGRESS
     assert (header(response, "Retry-After") is not None) == ("retry_after_ms" in error) == retryable
     assert (header(response, "WWW-Authenticate") == "Bearer") == (response.status == 401)
-    if code in NO_RETRY | {ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.WORKER_LOST}:
-        assert header(response, "x-should-retry") == ("false" if code in NO_RETRY else None)
+    advice = {ErrorCode.IDEMPOTENCY_IN_PROGRESS: "true", ErrorCode.CANCELLED: None}.get(code, "false")
+    assert header(response, "x-should-retry") == (None if code.value in MENDED_BY_WAITING else advice)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,9 @@ def test_other_parameters_are_those_of_the_call() -> None:
     assert one.kind == read_item(model(TEXT), "other", {"top_k": 1}).kind
 
 
+BINARY = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [2, 1], "parameters": {"binary_data_size": 8}}]}'
+
+
 def output(*tensors: tuple[str, str, list[int], list[Any]]) -> bytes:
     names = ("name", "datatype", "shape", "data")
     return msgspec.json.encode({"outputs": [dict(zip(names, each, strict=True)) for each in tensors]})
@@ -128,10 +131,20 @@ def test_outputs_of_joined_requests_are_split() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"<html>", b"{}", output(), output(("y", "FP32", [2, 2], [1])), output(("y", "FP32", [1, 1], [1]))],
+    [
+        b"<html>",
+        b"{}",
+        output(),
+        output(("y", "FP32", [2, 2], [1])),
+        output(("y", "FP32", [1, 1], [1])),
+        output(("y", "FP32", [2] + [1] * 50_000, [1, 2])),
+        output(("y", "FP32", [-2, -1], [1, 2])),
+        BINARY,
+        BINARY + bytes(8),
+    ],
 )
 def test_unusable_outputs(body: bytes) -> None:
-    """Joined requests need a row for each input."""
+    """Joined requests need a row for each input; binary data were not asked for, and are not understood."""
     group = [read_item(model(ROW), "[1, 2, 3]", {})] * 2
 
     with pytest.raises(InvalidOutput):

@@ -49,6 +49,7 @@ class Listener:
         ("openai:http://h:8000", EndpointUrl("http://h:8000/v1", "http://h:8000", "")),
         ("openai:https://h/#org/m-7b", EndpointUrl("https://h/v1", "https://h", "org/m-7b")),
         ("openai:http://[::1]:80/x", EndpointUrl("http://[::1]:80/x", "http://[::1]:80/x", "")),
+        ("openai:http://engine_1.svc.", EndpointUrl("http://engine_1.svc./v1", "http://engine_1.svc.", "")),
     ],
 )
 def test_address(spec: str, url: EndpointUrl) -> None:
@@ -61,6 +62,10 @@ def test_address(spec: str, url: EndpointUrl) -> None:
     [
         ("openai:ftp://h/v1", "must begin with http"),
         ("openai:http://", "names no host"),
+        ("openai:http://engine..svc:8000/v1", "host name is not valid"),
+        ("openai:http://%s.svc/v1" % ("e" * 64), "host name is not valid"),
+        ("openai:http://an engine/v1", "host name is not valid"),
+        ("oip:http://.svc#m", "host name is not valid"),
         ("openai:http://h:port/v1", "Port could not be cast"),
         ("openai:http://h:0/v1", "must not be 0"),
         ("openai:http://h/v1?key=hunter2", "must not have a query"),

@@ -232,6 +232,13 @@ def test_a_bad_secret_is_not_in_the_message(secret: str) -> None:
     assert not key or key not in str(error.value)
 
 
+@pytest.mark.parametrize("count", [24, 64])
+def test_zeros_are_no_secret(count: int) -> None:
+    """HMAC signs with them as with an empty key, so anybody can."""
+    with pytest.raises(ValueError, match="zeros are an empty key"):
+        secret_bytes(secret_text(bytes(count)))
+
+
 @pytest.mark.parametrize(
     ("tries", "left_s", "status", "wait_s"),
     [

@@ -1,16 +1,19 @@
 """Streams of background responses: their events, the shared wait for jobs, and the bounds of one customer."""
 
 import asyncio
+import json
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from eventually import eventually
 from gateway.http.response import encode_json
+from gateway.http.sse import EventStream
 from gateway.translations.response_document import started
-from gateway.translations.response_store import CustomerTurns
-from gateway.translations.response_streams import JobEnds, closing_events, opening_events
+from gateway.translations.response_store import CustomerTurns, ResponseStore
+from gateway.translations.response_streams import JobEnds, ResponseStreams, closing_events, opening_events
 from gateway.translations.responses import read_responses
 from ledger.responses import ResponseRow
 from scheduler.errors import ErrorCode, RequestError
@@ -99,6 +102,53 @@ async def test_waits_end_with_an_error() -> None:
         with pytest.raises(RequestError) as caught:
             await pending
         assert caught.value.code is ErrorCode.DRAINING
+
+
+class Written:
+    """What is written to a client."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.abort = self.ended = False
+
+    def start(self) -> None:
+        pass
+
+    def send(self, events: bytes) -> None:
+        self.events += [json.loads(each.partition(b"\ndata: ")[2]) for each in events.split(b"\n\n") if each]
+
+    async def drain(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (RequestError(ErrorCode.CATALOG_UNAVAILABLE), "catalog_unavailable"),
+        (ValueError("junk"), "internal_error"),
+        (None, "draining"),
+    ],
+)
+async def test_a_stream_that_cannot_be_finished_is_incomplete(found: Exception | None, code: str) -> None:
+    """Its last event is the error, with the number after which the client continues, and its body has no end."""
+
+    async def find(response_id: str, customer_id: str) -> ResponseRow:
+        assert found is not None
+        raise found
+
+    asked, written = Asked(), Written()
+    asked.running = set()
+    streams = ResponseStreams(cast("ResponseStore", SimpleNamespace(running=asked, find=find)))
+    if found is None:
+        streams.ends.close()
+    await streams.of_new(DOCUMENT, "c")._play(cast("EventStream", written))
+
+    assert [event["type"] for event in written.events[-2:]] == ["response.in_progress", "error"]
+    assert [event["sequence_number"] for event in written.events] == [0, 1, 2, 2]
+    assert (written.events[-1]["code"], written.abort, written.ended, streams.count) == (code, True, False, {})
 
 
 async def test_turns_of_a_customer() -> None:

@@ -94,6 +94,53 @@ def test_a_bad_secret_is_not_in_the_message(monkeypatch: pytest.MonkeyPatch, nam
     assert "hunter2" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["SERVICE_TOKEN", "DIRECT_TOKEN"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        " " * 16,
+        "\t" * 16,
+        "\N{NO-BREAK SPACE}" * 16,
+        "hunter2-hunter2-hunter2\n",
+        " hunter2-hunter2-hunter2",
+        "hunter2\0hunter2\0hunter2",
+        "a" * 15,
+        "a" * 257,
+        "schlüssel-schlüssel",
+    ],
+)
+def test_a_token_that_nobody_can_send_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Blanks would still sign cookies and direct calls, with a key that everybody knows."""
+    monkeypatch.delenv(f"TIERLANE_{name}", raising=False)
+
+    with pytest.raises(SettingsError, match=f"^TIERLANE_{name}: must have 16 to 256 printable ASCII characters"):
+        load_settings({name.lower(): value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "demand"),
+    [
+        ("CALLBACK_SECRET", " ", "whsec_"),
+        ("CALLBACK_SECRET", "whsec_", "whsec_"),
+        ("CALLBACK_SECRET", "whsec_" + "A" * 32, "zeros are an empty key"),
+        # What docs/platform.md derives from a service token that is not set.
+        ("DIRECT_TOKEN", "b5f94e79a58c0b4e9f30c404937b8425de3a46228b600f234bf61e973cd663d4", "was empty"),
+        ("ENDPOINT_API_KEY", " ", "printable ASCII without spaces"),
+        ("ENDPOINT_API_KEY", "\n", "printable ASCII without spaces"),
+    ],
+)
+def test_a_secret_without_content_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, demand: str
+) -> None:
+    """An empty one is not set; blanks and zeros are neither unset nor secret."""
+    monkeypatch.setenv(f"TIERLANE_{name}", "")
+    assert load_settings()
+    monkeypatch.setenv(f"TIERLANE_{name}", value)
+
+    with pytest.raises(SettingsError, match=f"^TIERLANE_{name}: must .*{demand}"):
+        load_settings()
+
+
 def test_secrets_are_not_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings may be logged as a whole."""
     monkeypatch.setenv("TIERLANE_REDIS_URL", "redis://:hunter2@host")

@@ -75,7 +75,7 @@ def test_a_gateway_gets_secrets_by_environment_only() -> None:
 
 def test_a_worker_gets_no_secret_beyond_direct_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker runs foreign code, so it gets the token of direct calls, and neither service token nor database."""
-    service, callback = "a-token-of-some-length", "whsec_" + "A" * 32
+    service, callback = "a-token-of-some-length", "whsec_" + "c2VjcmV0" * 4
     database = "postgresql+asyncpg://u:secret@host/db"
     monkeypatch.setenv("TIERLANE_SERVICE_TOKEN", service)
     monkeypatch.setenv("TIERLANE_DATABASE_URL", database)
@@ -91,7 +91,7 @@ def test_a_worker_starts_where_callbacks_are_allowed(tmp_path: Path, monkeypatch
     """Their hosts may be set in the environment or in the settings file of the stack; a worker gets no secret for them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tierlane.toml").write_text('callback_hosts = "hooks.example"\npools = "other=tiny"\n')
-    monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", "whsec_" + "A" * 32)
+    monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", "whsec_" + "c2VjcmV0" * 4)
     monkeypatch.setenv("TIERLANE_CALLBACK_HOSTS", "hooks.example")
     env = RoleEnvironment(load_settings()).for_role("worker", "worker-1", {"backend": "tiny", "pool": "other"})
 

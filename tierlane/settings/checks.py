@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
 MIN_TOKEN_CHARS = 16
+MAX_TOKEN_CHARS = 256  # Of a bearer token that gateways read (gateway/auth/authenticator.py).
 REDIS_SCHEMES = (
     "redis://",
     "rediss://",
@@ -50,10 +51,33 @@ def database_url(value: str) -> str:
 
 
 def token(value: "SecretStr") -> "SecretStr":
-    """Check the length of a token; empty is not set."""
-    if 0 < len(value.get_secret_value()) < MIN_TOKEN_CHARS:
-        raise ValueError(f"must have at least {MIN_TOKEN_CHARS} characters")
+    """Check a token; empty is not set."""
+    text = value.get_secret_value()
+    if text and not is_token(text):
+        raise ValueError(
+            f"must have {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} printable ASCII characters, without white space at its ends"
+        )
     return value
+
+
+def direct_token(value: "SecretStr") -> "SecretStr":
+    """Check a token of direct calls, which is normally derived by a command that takes an empty service token as well."""
+    if value.get_secret_value():
+        from scheduler.protocol.direct import is_of_nothing
+
+        if is_of_nothing(value.get_secret_value()):
+            raise ValueError("must follow from TIERLANE_SERVICE_TOKEN, which was empty when this one was computed")
+    return token(value)
+
+
+def is_token(text: str) -> bool:
+    """Whether a text can be sent as a bearer token and guessed by nobody: blanks are a key that everybody knows."""
+    return (
+        MIN_TOKEN_CHARS <= len(text) <= MAX_TOKEN_CHARS
+        and text.isascii()
+        and text.isprintable()
+        and text == text.strip()
+    )
 
 
 def log_format(value: str) -> str:

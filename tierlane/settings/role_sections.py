@@ -32,7 +32,7 @@ class SharedSettings:
     )
     service_token: "SecretStr" = setting(
         "",
-        "At least 16 characters, for /internal/*. Unset: `tierlane up` generates one.",
+        "16 to 256 characters, for /internal/*. Unset: `tierlane up` generates one.",
         secret=True,
         check=checks.token,
     )
@@ -40,7 +40,7 @@ class SharedSettings:
         "",
         "Token of direct endpoints, the only one that a worker needs. Unset: derived from TIERLANE_SERVICE_TOKEN (docs/deploy.md); without both: no endpoint.",
         secret=True,
-        check=checks.token,
+        check=checks.direct_token,
     )
     # It becomes part of Redis keys, where braces and colons have a meaning.
     pool: str = setting(

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from tierlane.settings.checks import is_token
+
 NAME_WIDTH = 11  # "scheduler-1".
 MAX_LINE_BYTES = 64 << 10  # A longer line is split, to limit the memory.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -119,10 +121,10 @@ class DataDir:
         os.close(self.lock_fd)
 
     def service_token(self) -> str:
-        """The service token, created at the first start."""
+        """The service token, created at the first start, and anew if its file was emptied or cut off."""
         path = self.path / "service-token"
-        with contextlib.suppress(OSError):
-            if token := path.read_text().strip():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if is_token(token := path.read_text().strip()):
                 return token
         token = secrets.token_urlsafe(32)
         write_private(path, token + "\n")

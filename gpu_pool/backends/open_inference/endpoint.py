@@ -17,7 +17,15 @@ from gpu_pool.backends.generation import named_turns, prompt_of
 from gpu_pool.backends.open_inference.joining import Joiner, TensorItem
 from gpu_pool.backends.open_inference.model import UNREADABLE, ModelSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
-from gpu_pool.backends.openai_endpoint.availability import ABSENT, NAMED_MODELS, PROBE_TIMEOUT_S, SILENT, ProbeResult
+from gpu_pool.backends.openai_endpoint.availability import (
+    ABSENT,
+    NAMED_MODELS,
+    PROBE_TIMEOUT_S,
+    SILENT,
+    ProbeResult,
+    is_redirect,
+    unexpected,
+)
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
@@ -75,6 +83,8 @@ class OpenInferenceEndpoint(Endpoint):
         described = await self._get(self._model_path)
         if described.status in KEY_STATUSES:
             return ProbeResult(NO_KEY, ours=True)
+        if is_redirect(described.status):
+            return unexpected(described.status, "GET /models")
         if described.status != 200:
             return await self._missing()
         status = (await self._get(f"{self._model_path}/ready")).status

@@ -187,6 +187,8 @@ def read_outputs(body: bytes, group: Sequence[ItemTensors], vectors: Sequence[bo
         raise InvalidOutput("The server's response cannot be read.") from None
     rows = sum(each.rows for each in group)
     for each in outputs:
+        if len(each.shape) > MOST_DIMENSIONS:
+            raise InvalidOutput("The server's outputs have too many dimensions.")
         if prod(each.shape) != len(each.data) or (len(group) > 1 and each.shape[:1] != [rows]):
             raise InvalidOutput("The server's outputs do not have a row for each input.")
     if not outputs:

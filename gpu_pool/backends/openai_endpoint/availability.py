@@ -230,10 +230,14 @@ PROBE_TIMEOUT_S = 2.0
 NAMED_MODELS = 5  # Names listed in an error message.
 UNNAMED = "default"  # The model name for servers that list none; they ignore it.
 ABSENT = frozenset({404, 405, 501})
+NO_MODEL = "The endpoint has no model yet."
 
 
 class ProbeResult(NamedTuple):
-    """The result of a probe. `fault`: why the endpoint cannot be used, or ""; `ours`: only other settings can help."""
+    """The result of a probe. `fault`: why the endpoint cannot be used, or ""; `ours`: only other settings can help.
+
+    `listed`: whether the server lists the model, None without a list; some list none and serve it all the same.
+    """
 
     fault: str = ""
     ours: bool = False
@@ -241,13 +245,14 @@ class ProbeResult(NamedTuple):
     tasks: frozenset[Task] = frozenset()
     owner: str = ""
     context_tokens: int = 0
+    listed: bool | None = None
 
 
 class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-_models = msgspec.json.Decoder(_Models)
+_models = msgspec.json.Decoder(_Models | list[dict[str, Any]])  # Some services send the list alone.
 _encode = msgspec.json.encode
 
 
@@ -258,7 +263,8 @@ async def probe(transport: Transport, address: EndpointUrl, before: str = "") ->
         if found.fault:
             return found
         tokens = found.context_tokens or await read_context(transport, address.root)
-        return (await _routes(transport, found.model))._replace(owner=found.owner, context_tokens=tokens)
+        seen = await _routes(transport, found.model)
+        return seen._replace(owner=found.owner, context_tokens=tokens, listed=found.listed)
     except CallTimeout:
         return ProbeResult(SILENT)
     except (NoResponse, ResponseAborted, InvalidOutput) as error:
@@ -273,30 +279,41 @@ async def _model(transport: Transport, address: EndpointUrl, before: str) -> Pro
         return _chosen(reply, address.model, before)
     # Servers of one model may list none, and one that loads models on demand may fail to list them.
     loading = is_loading(reply.status, reply.body)
-    listless = ProbeResult(LOADING if loading else f"The endpoint answers {reply.status} to GET /models.")
-    if reply.status not in ABSENT and (loading or not address.model):
+    listless = ProbeResult(LOADING) if loading else unexpected(reply.status, "GET /models")
+    if reply.status not in ABSENT and (loading or is_redirect(reply.status) or not address.model):
         return listless
     health = await transport.get(address.root + "/health", PROBE_TIMEOUT_S)
-    if health.status in ABSENT and reply.status not in ABSENT:
-        return listless
     if health.status in ABSENT:
+        nothing = f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health."
+        return listless if reply.status not in ABSENT else ProbeResult(nothing, ours=True)
+    if health.status != 200:
+        return unexpected(health.status, "GET /health")
+    return ProbeResult(model=address.model or UNNAMED)
+
+
+def is_redirect(status: int) -> bool:
+    """Whether a server names another address. It is not followed: that would send the key there."""
+    return 300 <= status < 400
+
+
+def unexpected(status: int, request: str) -> ProbeResult:
+    """The result of a probe whose request got this status."""
+    if is_redirect(status):
         return ProbeResult(
-            f"There is no OpenAI-compatible server at {address.base}: it has neither /models nor /health.", ours=True
+            f"The endpoint redirects {request} ({status}): its URL must be the one that it redirects to."
         )
-    return ProbeResult(
-        "" if health.status == 200 else f"The endpoint answers {health.status} to GET /health.",
-        model=address.model or UNNAMED,
-    )
+    return ProbeResult(f"The endpoint answers {status} to {request}.")
 
 
 def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     try:
-        listed = {str(model["id"]): model for model in _models.decode(reply.body).data}
+        found = _models.decode(reply.body)
+        listed = {str(model["id"]): model for model in (found.data if isinstance(found, _Models) else found)}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        return ProbeResult("The endpoint's list of models cannot be read.")
+        return ProbeResult("The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?")
     names = list(listed)
     if not names:
-        return ProbeResult(model=wanted) if wanted else ProbeResult("The endpoint has no model yet.")
+        return ProbeResult(model=wanted, listed=False) if wanted else ProbeResult(NO_MODEL)
     if wanted and wanted not in names:
         return ProbeResult(
             f"The endpoint has no model {wanted!r}; it has {', '.join(names[:NAMED_MODELS])}.", ours=True
@@ -304,7 +321,8 @@ def _chosen(reply: EndpointResponse, wanted: str, before: str) -> ProbeResult:
     # Servers of several models list them in no stable order.
     model = wanted or (before if before in names else names[0])
     entry = listed[model]
-    return ProbeResult(model=model, owner=str(entry.get("owned_by")), context_tokens=listed_context(entry))
+    owner, context_tokens = str(entry.get("owned_by")), listed_context(entry)
+    return ProbeResult(model=model, owner=owner, context_tokens=context_tokens, listed=True)
 
 
 async def _routes(transport: Transport, model: str) -> ProbeResult:

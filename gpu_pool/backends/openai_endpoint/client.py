@@ -1,11 +1,12 @@
 """The HTTP client of an endpoint: calls with a timeout for each phase, and distinct errors."""
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -26,8 +27,19 @@ _STREAMS = frozenset({"text/event-stream", "text/plain", "application/octet-stre
 _IDLE_S = (
     1.5  # Servers close idle connections too, uvicorn after 5 s, gunicorn after 2; closing earlier avoids lost calls.
 )
-_TOLD_IDLE = re.compile(r"\btimeout=(\d+)")
+_TOLD_IDLE = re.compile(r"\btimeout\s*=\s*\"?(\d+)", re.IGNORECASE)
 """In the header Keep-Alive, by which some servers tell their own time."""
+
+_UNREACHED: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ClientConnectorDNSError, "its host name is not known"),
+    (
+        aiohttp.ClientConnectorCertificateError,
+        "its certificate is not accepted; check the host name in the URL and TIERLANE_ENDPOINT_CA_FILE",
+    ),
+    (aiohttp.ClientConnectorSSLError, "it does not use TLS as expected; does the URL need http://?"),
+    (aiohttp.ConnectionTimeoutError, "it does not accept the connection in time"),
+)
+"""Why there is no connection, by the exception; for others the words of the operating system."""
 
 
 class NoResponse(TierlaneError):
@@ -94,6 +106,17 @@ class OpenResponse:
         return EndpointResponse(self.status, self.headers, bytes(body))
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Uses no idle connection on which the server has sent more than its responses: it would be taken for the next one."""
+
+    async def _get(self, *arguments: Any) -> aiohttp.connector.Connection | None:
+        while (found := await super()._get(*arguments)) is not None:
+            if found.protocol is None or not found.protocol.should_close:
+                break
+            found.close()
+        return found
+
+
 class Transport:
     """Calls to one endpoint. Call `open` first, in the event loop of the calls."""
 
@@ -110,7 +133,7 @@ class Transport:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._access.api_key:
             headers["Authorization"] = f"Bearer {self._access.api_key}"
-        self._connector = aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=_IDLE_S)
+        self._connector = _Connector(limit=0, ssl=self._tls, keepalive_timeout=_IDLE_S)
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._access.connect_ms / 1000),
@@ -192,7 +215,9 @@ class Transport:
                 # A redirect would send the key to its target.
                 response = await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NoResponse(f"The endpoint cannot be reached: {type(error).__name__}.", sent=False) from None
+            raise NoResponse(f"The endpoint cannot be reached: {_why_unreached(error)}.", sent=False) from None
+        except aiohttp.ClientResponseError:
+            raise NoResponse("The endpoint's response is not HTTP; does the URL need https://?", sent=True) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise NoResponse(f"The endpoint closed the connection: {type(error).__name__}.", sent=True) from None
         except TimeoutError:
@@ -206,6 +231,12 @@ class Transport:
         found = _TOLD_IDLE.search(told)
         if found is not None and self._connector is not None:
             self._connector._keepalive_timeout = min(_IDLE_S, int(found[1]) / 2)  # noqa: SLF001 - aiohttp has no public way
+
+
+def _why_unreached(error: Exception) -> str:
+    words = next((text for kind, text in _UNREACHED if isinstance(error, kind)), "")
+    number = error.errno if isinstance(error, OSError) else None
+    return words or (os.strerror(number).lower() if number and number > 0 else type(error).__name__)
 
 
 async def _pieces(body: Body) -> AsyncIterator[bytes]:

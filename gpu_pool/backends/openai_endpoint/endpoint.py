@@ -17,6 +17,7 @@ import msgspec
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import (
     BUSY,
+    NO_MODEL,
     PRIORITY_OWNER,
     PROBE_TIMEOUT_S,
     EndpointAvailability,
@@ -237,6 +238,8 @@ class Endpoint:
         if not self._probed.tasks <= seen.tasks:
             # A proxy in front of restarting servers; this is not the client's error.
             return "The endpoint lacks a route that it had before."
+        if self._probed.listed and seen.listed is False:
+            return NO_MODEL
         before = self._probed
         # A server that is busy may not tell its context length; it still has it.
         self._probed = seen = seen._replace(context_tokens=seen.context_tokens or before.context_tokens)

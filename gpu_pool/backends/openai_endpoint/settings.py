@@ -46,13 +46,21 @@ def _fault(url: SplitResult, prefix: str) -> str:
         return "the URL must begin with http:// or https://"
     if url.username is not None or url.password is not None:
         return "the URL must not hold a name or password: set TIERLANE_ENDPOINT_API_KEY instead"
-    if not url.hostname:
-        return "the URL names no host"
+    if not _is_host(url.hostname or ""):
+        return "the URL's host name is not valid" if url.hostname else "the URL names no host"
     if url.query:
         return "the URL must not have a query"
     if prefix == OPEN_INFERENCE and not url.fragment:
         return "the URL names no model"
     return "" if url.port != 0 else "the URL's port must not be 0"
+
+
+def _is_host(name: str) -> bool:
+    """Whether a host name can be looked up: a part that is empty or longer than 63 characters would raise an error there."""
+    try:
+        return bool(name.encode("idna")) and not any(each.isspace() for each in name)
+    except UnicodeError:
+        return False
 
 
 def _shown(spec: str) -> str:

@@ -70,17 +70,18 @@ class StreamSweep:
     def _look(self, response: _OpenResponse, now: float) -> bool:
         """Whether something was read."""
         content = response.content
-        if content.exception() is not None:
-            name = type(content.exception()).__name__
-            response.complete.set_exception(ResponseAborted(f"The endpoint's response broke off: {name}."))
-        elif content.total_bytes != response.seen:
+        if content.total_bytes != response.seen:
             response.seen, response.silent_at = content.total_bytes, now + self._silence_s
             try:
-                if response.take(content.read_nowait()):
+                # What came before the end of the connection may be the end of the output; the public methods would raise.
+                if response.take(content._read_nowait(-1)):  # noqa: SLF001
                     response.complete.set_result(True)
             except Exception as error:  # noqa: BLE001 - it is of this response
                 response.complete.set_exception(error)
             return True
+        if content.exception() is not None:
+            name = type(content.exception()).__name__
+            response.complete.set_exception(ResponseAborted(f"The endpoint's response broke off: {name}."))
         elif content.is_eof():
             response.complete.set_result(False)
         elif now >= min(response.silent_at, response.until):
