@@ -24,7 +24,7 @@ ALL = {**ENGINES, **SERVERS}
 STARTS_S = 300.0
 STOPPED_S = 5.0
 TAKES_KEY = ("llama_cpp", "vllm", "infinity")
-WITHOUT_MODEL = "The endpoint has no model 'random'; it has renamed"
+WITHOUT_MODEL = "has no model 'random'; it has renamed"
 
 
 class ServedModel:
