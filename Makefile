@@ -76,7 +76,7 @@ browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which 
 # Programs before a stack, by the groups that tests/e2e/test_programs.py has; 2.4 GB in all.
 CLIENTS ?= frameworks llama-index litellm-proxy lm-eval guidellm
 clients: $(CLIENTS_READY) $(CLIENTS:%=$(VENV)/.clients-%) ## Run real clients and programs against a stack; needs npm
-	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm $(CLIENTS)))" $(ARGS) tests/e2e
+	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm pip $(CLIENTS)))" $(ARGS) tests/e2e
 
 # vLLM takes 1.4 GB, and minutes to start on two processors: `make engines ENGINES=llama_cpp` is without it.
 ENGINES ?= llama_cpp vllm mlserver infinity transformers
