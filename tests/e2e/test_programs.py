@@ -37,6 +37,10 @@ GROUPS = ("npm", "pip", "frameworks", "llama-index", "litellm-proxy", "lm-eval",
 CODEX = """codex exec --skip-git-repo-check -s danger-full-access -c model=openai -c model_provider=tierlane \
     -c "model_providers.tierlane={name='Tierlane', base_url='$API', env_key='CLIENT_KEY'}" \
     'CALL<<exec_command {"cmd": "echo made > made.txt"}>>' < /dev/null && cat made.txt"""
+OPENCODE = """echo 'CALL<<bash {"command": "echo made > made.txt", "description": "Make a file"}>>' \
+    | $SCRIPTS/node_modules/opencode-linux-*/bin/opencode run && cat made.txt"""
+OPENCODE_CONFIG = """{"model": "tierlane/openai", "provider": {"tierlane": {"npm": "@ai-sdk/openai-compatible",
+"options": {"baseURL": "{env:API}", "apiKey": "{env:CLIENT_KEY}"}, "models": {"openai": {}}}}}"""
 TASK = """
 dataset_path: json
 dataset_kwargs: {data_files: questions.json}
@@ -74,6 +78,7 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "npm-codex": Program(CODEX, "made"),
+    "npm-opencode": Program(OPENCODE, "made", {"opencode.json": OPENCODE_CONFIG}),
     **{
         f"{group}-{name}": Program(f"python $SCRIPTS/frameworks.py {name}", "C° 12 :emoR")
         for group, names in {
