@@ -32,7 +32,7 @@ PACKAGES = Path(sys.prefix)
 those of the group `pip` are among the packages of the tests or in the folder `clients`.
 """
 
-GROUPS = ("npm", "pip", "frameworks", "llama-index", "litellm-proxy", "lm-eval", "guidellm")
+GROUPS = ("npm", "pip", "frameworks", "llama-index", "litellm-proxy", "lm-eval", "guidellm", "vllm")
 
 CODEX = """codex exec --skip-git-repo-check -s danger-full-access -c model=openai -c model_provider=tierlane \
     -c "model_providers.tierlane={name='Tierlane', base_url='$API', env_key='CLIENT_KEY'}" \
@@ -60,6 +60,16 @@ GUIDELLM = """python -m guidellm run --backend kind=openai_http,target=$CLIENT_U
     --profile kind=concurrent,streams=2 --constraint kind=max_requests,count=6 --tokenizer kind=hf_auto,model=$TOKENIZER \
     --data kind=synthetic_text,prompt_tokens=16,output_tokens=8 --disable-console --output kind=json,path=found.json \
     && python -c "import json; print(json.load(open('found.json'))['benchmarks'][0]['metrics']['request_totals'])" """
+VLLM_BENCH = """for api in openai:completions openai-chat:chat/completions; do
+    python bench.py --backend ${api%:*} --endpoint /v1/${api#*:} --base-url $CLIENT_URL --model openai \
+    --tokenizer $TOKENIZER --dataset-name random --num-prompts 6 --input-len 16 --output-len 8 --max-concurrency 2 \
+    | grep -E '(Successful|Failed) requests:' | tr -s ' \\n' ' '; done"""
+VLLM_BENCH_FILES = {
+    # `vllm bench serve`; the command `vllm` asks for the version of a package of that name, which the build for CPUs is not.
+    "bench.py": "from vllm.benchmarks.serve import add_cli_args, main\n"
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+    "parser = FlexibleArgumentParser()\nadd_cli_args(parser)\nmain(parser.parse_args())\n"
+}
 
 RETRY_AFTER_S = 3
 """Longer than the wait of clients that are not told one: `ai` of npm waits 2 s."""
@@ -90,6 +100,7 @@ PROGRAMS = {
     "litellm-proxy": Program("python $SCRIPTS/proxy.py", "all three APIs"),
     "lm-eval": Program(LM_EVAL, "|acc        |↑  |    1|", LM_EVAL_FILES),
     "guidellm": Program(GUIDELLM, "'successful': 6, 'errored': 0, 'incomplete': 0"),
+    "vllm": Program(VLLM_BENCH, 2 * "Successful requests: 6 Failed requests: 0 ", VLLM_BENCH_FILES),
 }
 """`make clients` selects by the beginning of the name, which is the group."""
 
