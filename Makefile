@@ -73,10 +73,10 @@ bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuou
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
-# Programs before a stack, by the groups that tests/e2e/test_programs.py has; 2.4 GB in all.
-CLIENTS ?= frameworks llama-index litellm-proxy lm-eval guidellm
+# Programs before a stack, by the groups that tests/e2e/test_programs.py has; 2.3 GB, and 1.4 GB for vLLM.
+CLIENTS ?= frameworks llama-index litellm-proxy lm-eval guidellm vllm
 clients: $(CLIENTS_READY) $(CLIENTS:%=$(VENV)/.clients-%) ## Run real clients and programs against a stack; needs npm
-	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm $(CLIENTS)))" $(ARGS) tests/e2e
+	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm pip $(CLIENTS)))" $(ARGS) tests/e2e
 
 # vLLM takes 1.4 GB, and minutes to start on two processors: `make engines ENGINES=llama_cpp` is without it.
 ENGINES ?= llama_cpp vllm mlserver infinity transformers
@@ -110,7 +110,7 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--output-file requirements/clients.txt requirements/clients.in
-	for group in $(CLIENTS); do \
+	for group in $(filter-out vllm,$(CLIENTS)); do \
 		$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 			--excludes requirements/torch.txt --output-file requirements/clients-$$group.txt requirements/clients-$$group.in || exit 1; done
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-deps --no-annotate --no-header --generate-hashes \
@@ -179,6 +179,11 @@ $(CLIENTS_READY): requirements/clients.txt tests/clients/package-lock.json $(TES
 # Each has versions that exclude those of others. torch and transformers are those of the tests.
 $(VENV)/.clients-%: requirements/clients-%.txt $(TEST_READY)
 	$(INSTALL) exact $< $(VENV)/clients-$*
+	@touch $@
+
+# The packages that `make engines` installs.
+$(VENV)/.clients-vllm: $(VENV)/.vllm
+	ln -sfn vllm $(VENV)/clients-vllm
 	@touch $@
 
 $(VENV)/.llama_cpp: requirements/llama-cpp.txt $(TEST_READY)
