@@ -74,15 +74,15 @@ browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which 
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
 # Programs before a stack, by the groups that tests/e2e/test_programs.py has; 2.3 GB, and 1.4 GB for vLLM.
-CLIENTS ?= frameworks llama-index litellm-proxy lm-eval guidellm vllm
-clients: $(CLIENTS_READY) $(CLIENTS:%=$(VENV)/.clients-%) ## Run real clients and programs against a stack; needs npm
-	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients npm pip $(CLIENTS)))" $(ARGS) tests/e2e
+CLIENTS ?= npm pip $(OWN_CLIENTS)
+OWN_CLIENTS := frameworks llama-index litellm-proxy lm-eval guidellm vllm
+clients: $(CLIENTS_READY) $(patsubst %,$(VENV)/.clients-%,$(filter $(OWN_CLIENTS),$(CLIENTS))) ## Run real clients and programs against a stack; needs npm
+	$(BIN)/python -m pytest -m clients -k "$(subst $(SPACE), or ,$(strip test_clients $(CLIENTS)))" $(ARGS) tests/e2e
 
 # vLLM takes 1.4 GB, and minutes to start on two processors: `make engines ENGINES=llama_cpp` is without it.
 ENGINES ?= llama_cpp vllm mlserver infinity transformers
 engines: $(ENGINES:%=$(VENV)/.%) ## Test Tierlane before real engines and model servers on the CPU
-	$(BIN)/python -m pytest -m engines -k "$(subst $(SPACE), or ,$(strip $(ENGINES)))" $(ARGS) tests/e2e/test_engines.py \
-		tests/e2e/test_model_servers.py
+	$(BIN)/python -m pytest -m engines -k "$(subst $(SPACE), or ,$(strip $(ENGINES)))" $(ARGS) tests/e2e
 
 # Debian's redis-server, of the version that is the oldest supported: the scripts and deploy/redis on it.
 REDIS_FLOOR ?= redis-server
@@ -110,7 +110,7 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--output-file requirements/clients.txt requirements/clients.in
-	for group in $(filter-out vllm,$(CLIENTS)); do \
+	for group in $(filter-out vllm,$(OWN_CLIENTS)); do \
 		$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 			--excludes requirements/torch.txt --output-file requirements/clients-$$group.txt requirements/clients-$$group.in || exit 1; done
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-deps --no-annotate --no-header --generate-hashes \
