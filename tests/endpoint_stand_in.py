@@ -61,6 +61,7 @@ class StandIn:
     port: int = 0
     scheme: str = "http"
     _concurrent: int = 0
+    _closing: set[asyncio.BaseTransport | None] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -126,13 +127,19 @@ class StandIn:
             self._concurrent -= 1
 
     async def _answer(self, request: web.Request, route: str, body: dict[str, Any]) -> web.StreamResponse:
-        fault = self.fault(route, body)
+        fault = self.fault(route, body) if request.transport not in self._closing else "reset"
         if self.slow_s:
             await asyncio.sleep(self.slow_s)
         if fault in ("429", "503"):
             return _error(int(fault), "Overloaded.", {"Retry-After": self.retry_after} if self.retry_after else {})
-        if fault.isdigit():
-            return _error(int(fault), "It went wrong at /srv/secret/path with sk-very-secret.")
+        status, _, closes = fault.partition(" ")
+        if closes:  # All connections, without a notice; uvicorn does that to the one of an exception.
+            self._closing.update(self.connections)
+            for connection in self._closing:
+                if connection is not None:
+                    asyncio.get_running_loop().call_later(0.01, connection.close)
+        if status.isdigit():
+            return _error(int(status), "It went wrong at /srv/secret/path with sk-very-secret.")
         if fault == "stall":
             await asyncio.sleep(60)
         if fault == "reset":

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from real_engines.model import CONTEXT, write_directory, write_gguf
 
 MODEL = "random"
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 VLLM = Path(sys.prefix) / "vllm"
 """Where `make engines` installs vLLM, whose versions are not those of the tests."""
 START_S = 600.0
@@ -63,7 +64,7 @@ def _vllm(place: Place) -> Sequence[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", place.model, "--host", "127.0.0.1", "--port", str(place.port)]
     command += ["--api-key", place.key] if place.key else []
-    return [*command, "--max-num-seqs", str(place.slots), "--dtype", "float32", "--enforce-eager"]
+    return [*command, "--max-num-seqs", str(place.slots), "--dtype", "float32", "--enforce-eager", *TOOLS]
 
 
 LLAMA_CPP = Engine(

@@ -312,6 +312,14 @@ async def test_input_that_breaks_connections_ends(stand_in: StandIn, fault: str)
     assert (codes(found), reports) == (["-", "poison_request", "-"], [])
 
 
+async def test_input_on_which_the_server_fails_and_closes_the_connection(stand_in: StandIn) -> None:
+    """The second call is not sent on that connection, whose end would hide whose fault it is."""
+    stand_in.fault = lambda route, body: "500 and close" if "ab" in str(body) else ""
+    async with loaded(stand_in) as (endpoint, _):
+        assert outputs(await answered(endpoint, items("cd"))) == ["dc"]
+        assert codes(await answered(endpoint, items("ab"))) == ["poison_request"]
+
+
 async def test_an_answered_input_did_not_break_its_connection(stand_in: StandIn) -> None:
     """When its connection is lost again, as at a restart of the server, that is the first time."""
     faults = iter(["", "reset", "", "reset"])

@@ -238,6 +238,7 @@ GENERIC = "The model does not accept this request."
             ("messages", "temperature", "tools"),
             "parameters.tools is not accepted by the model.",
         ),
+        ({"detail": "prompt must be a string."}, ("prompt", "seed"), "parameters.prompt is not accepted by the model."),
         ({"error": {"message": "At most 0 image(s) may be provided"}}, ("messages", "text"), GENERIC),
         ({"error": {"message": "sk-secret in /srv/x", "param": "prompt"}}, (), GENERIC),
         ("<html>", (), GENERIC),

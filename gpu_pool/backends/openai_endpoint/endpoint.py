@@ -52,6 +52,7 @@ MARGIN_S = 0.1
 LONGEST_S = 600.0
 """The limit of a call without any other."""
 LOAD_S = 60.0
+AGAIN_S = 0.05
 SILENT_S = 1.0
 WORKED_S = 10.0
 """An endpoint that has answered within this time works: it fails on an input, not on all."""
@@ -159,7 +160,9 @@ class Endpoint:
         try:
             result = await self._call(item, progress, again=False)
             if isinstance(result, Lost) and result.by_input:
-                # The server's failure may have another cause than this input: it is tried once more.
+                # The server's failure may have another cause than this input: it is tried once more, on another connection:
+                # uvicorn closes that of a failure without a notice.
+                await asyncio.sleep(AGAIN_S)
                 result = await self._call(item, progress, again=True)
         except BaseException:
             self.policy.leave(call)

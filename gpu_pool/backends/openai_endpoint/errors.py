@@ -48,8 +48,8 @@ _KINDS = (
 """Words of an error's type -> the status that it would have."""
 _NOT_SUPPORTED = re.compile(r"not support|unsupported|not implemented")
 _NOT_ACCEPTED, _REFUSED = "parameters.{} is not accepted by the model.", "The model does not accept this request."
-_EVERYWHERE = frozenset({"messages", "prompt", "text"})
-"""Of every request: these names say nothing."""
+_EVERYWHERE = frozenset({"messages", "prompt"})
+"""Of every request: they are the fault if nothing else is."""
 _WORDS = tuple(
     (re.compile(words), names)
     for words, names in (
@@ -185,11 +185,13 @@ def _number(text: str | None, divisor: float) -> float | None:
 
 def _fault(named: Sequence[str], text: str, sent: Collection[str]) -> str | None:
     """The first name of the request that the server gives as the fault, exactly or in its words."""
-    names = sorted(name for name in sent if name not in _EVERYWHERE)
+    names = sorted(sent, key=lambda name: (name in _EVERYWHERE, name))
+    mentioned = [each for each in names if each != "text" and re.search(rf"\b{re.escape(each)}\b", text)]
     given = (
         *(each for each in named if each in PARAMETERS or each in names),
-        *(each for each in names if re.search(rf"\b{re.escape(each)}\b", text)),
+        *(each for each in mentioned if each not in _EVERYWHERE),
         *(each for words, of in _WORDS if words.search(text) for each in of if each in names),
+        *mentioned,
     )
     return next(iter(given), None)
 
