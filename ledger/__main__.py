@@ -15,8 +15,8 @@ _USED = ("issue_api_key", "ensure_request_partitions")
 """The functions that administrators call; triggers and other functions call the rest."""
 _NAMES = ("_at", "customer_id")
 """Endings of names of columns whose type the head of the page says."""
-_INTERNAL = {"catalog_version", "idempotency", "fingerprint", "audited", "xact"}
-"""Names of a table and of columns that only Tierlane reads."""
+_INTERNAL = {"catalog_version", "idempotency", "fingerprint", "audited", "xact", "gpu_timeout_ms"}
+"""Names of a table and of columns that only Tierlane reads, or nothing."""
 _TYPES = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double", "TEXT": ""}
 
 

@@ -99,7 +99,7 @@ class Simulation:
 
     @property
     def snapshot(self) -> Snapshot:
-        model = Model("m", "default", self.batch, None, 40, 3000, self._prior_rps, self._target, 0, enabled=True)
+        model = Model("m", "default", self.batch, None, 40, self._prior_rps, self._target, 0, enabled=True)
         return Snapshot(1, (self._tier,), {}, {}, {"m": model}, ())
 
     def run(self, seconds: int, change: Callable[["Simulation", int], None] = lambda *_: None) -> list[Second]:

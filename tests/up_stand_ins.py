@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS customers (
 );
 CREATE TABLE IF NOT EXISTS api_keys (id text PRIMARY KEY, customer_id uuid NOT NULL, name text, revoked_at timestamptz);
 CREATE TABLE IF NOT EXISTS models (
-    name text PRIMARY KEY, pool text, max_batch_size int, max_wait_ms int, gpu_timeout_ms int, rps_per_gpu float8,
+    name text PRIMARY KEY, pool text, max_batch_size int, max_wait_ms int, rps_per_gpu float8,
     target_utilization float8, enabled bool
 );
 CREATE TABLE IF NOT EXISTS cells (name text PRIMARY KEY, redis_url text, state text NOT NULL DEFAULT 'open');

@@ -20,8 +20,8 @@ OVERLOAD = 3.0
 MOST_P99 = 1.2
 ROUNDS = 5
 ADD_POOLS = """
-INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization, enabled)
-SELECT 'spare-' || n, 'spare-' || n, 32, 40, 3000, 100, 0.9, true FROM generate_series(1, 4) AS n
+INSERT INTO models (name, pool, max_batch_size, max_wait_ms, rps_per_gpu, target_utilization, enabled)
+SELECT 'spare-' || n, 'spare-' || n, 32, 40, 100, 0.9, true FROM generate_series(1, 4) AS n
 """
 SPARE = 4
 

@@ -134,7 +134,7 @@ def models_from(rows: Iterable[Row], price_rows: Iterable[Row] = ()) -> dict[str
         prices[name] = (*prices.get(name, ()), price)
     models = {model.name: model for model in (_model(row, prices.get(row[0], ())) for row in map(tuple, rows))}
     for name, model in models.items():
-        _positive("models", name, batch=model.max_batch_size, timeout=model.gpu_timeout_ms, rate=model.rps_per_gpu)
+        _positive("models", name, batch=model.max_batch_size, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.tpot_ms is None or model.tpot_ms > 0, "models", name, "has a tpot_ms that is not above 0")
         _require(model.max_wait_ms >= 0 and model.cache_ttl_s >= 0, "models", name, "has a negative time")

@@ -136,7 +136,6 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     max_batch_size: int
     max_batch_tokens: int | None
     max_wait_ms: int
-    gpu_timeout_ms: int
     rps_per_gpu: float
     target_utilization: float
     cache_ttl_s: int

@@ -24,7 +24,7 @@ SELECT name, priority, guaranteed_share, :limits,
 FROM tiers ORDER BY priority
 
 -- name: catalog_models
-SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization,
+SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, rps_per_gpu, target_utilization,
        cache_ttl_s, enabled, cache_scope, rps_per_gpu_fixed, string_to_array(capabilities, ','), tpot_ms
 FROM models ORDER BY name
 

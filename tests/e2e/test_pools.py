@@ -61,8 +61,8 @@ def worker(stack: Stack, home: Path, name: str, pool: str, backend: str, **env: 
 async def model_row(stack: Stack, name: str, pool: str) -> AsyncIterator[None]:
     """A row of `models` while the block runs."""
     insert = (
-        "INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, "
-        "target_utilization, enabled) VALUES ($1, $2, 8, 40, 3000, 100, 0.9, true)"
+        "INSERT INTO models (name, pool, max_batch_size, max_wait_ms, rps_per_gpu, "
+        "target_utilization, enabled) VALUES ($1, $2, 8, 40, 100, 0.9, true)"
     )
     await sql(stack, insert, name, pool)
     try:

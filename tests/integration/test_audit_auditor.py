@@ -44,8 +44,8 @@ DEEP = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
 SECOND = Keys("second")
 CLOSING = MaintenancePolicy(close_every_s=0.05)
 MODEL = (
-    "INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization, "
-    "enabled) VALUES ($1, $2, 8, 40, 3000, 50, 0.9, true)"
+    "INSERT INTO models (name, pool, max_batch_size, max_wait_ms, rps_per_gpu, target_utilization, "
+    "enabled) VALUES ($1, $2, 8, 40, 50, 0.9, true)"
 )
 # An auditor that holds many open requests and prints when the completed ones are committed.
 HOLDS = """

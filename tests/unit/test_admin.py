@@ -27,11 +27,11 @@ NOT_SET = {
     "tiers": {"name"},
     "customers": {"id", "name", "status", "created_at"},
     "api_keys": {"id", "customer_id", "name", "secret_hash", "created_at", "expires_at", "revoked_at", "last_used_at"},
-    "models": {"name"},
+    "models": {"name", "gpu_timeout_ms"},
     "prices": {"model", "valid_from"},
     "cells": {"name", "state"},
 }
-"""Columns that are named by an argument, or changed by a verb of their own."""
+"""Columns that are named by an argument, changed by a verb of their own, or not used."""
 
 RULES = sorted(
     (table, str(rule.name))

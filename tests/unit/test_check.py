@@ -188,7 +188,7 @@ def test_the_fit_of_batch_times() -> None:
 
 
 FREE = Tier("free", 3, 0.1, (10.0, 20.0, 8, None), 500, 2000, None, None)
-TINY = Model("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True)
+TINY = Model("tiny", "default", 8, None, 40, 100.0, 0.8, 0, True)
 
 
 def levels(items: list[CheckItem]) -> list[str]:

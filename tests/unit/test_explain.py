@@ -30,7 +30,7 @@ def tier(name: str, priority: int, share: float, *, shadow: bool = False) -> Tie
 
 
 TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.10))
-MODEL = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 0, True)
+MODEL = Model("tiny", "default", 32, None, 40, 50.0, 0.8, 0, True)
 QUOTAS = (("1day", 10_000), ("1month:usd", 90 * 10**9))
 ACME = Customer(CUSTOMER_ID, "acme", "free", False, LIMITS, 2000, QUOTAS)
 KEY = Identity("k1", CUSTOMER_ID, "acme", "free", LIMITS, 2000, QUOTAS, 10.0, 2.0)

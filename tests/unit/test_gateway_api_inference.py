@@ -117,7 +117,7 @@ def test_the_model_is_the_requested_the_default_or_the_only_one(
     enabled: dict[str, bool], requested: str | UnsetType, default: str | None, expected: str | None
 ) -> None:
     """Of the enabled models of the gateway's own pool; otherwise `model_not_found`."""
-    models = {name: Model(name, "own", 32, None, 40, 3000, 100.0, 0.8, 0, on) for name, on in enabled.items()}
+    models = {name: Model(name, "own", 32, None, 40, 100.0, 0.8, 0, on) for name, on in enabled.items()}
     catalog = Snapshot(1, (), {}, {}, models, ())
     for pool, name in (("own", expected), ("other", None)):
         if name is not None:

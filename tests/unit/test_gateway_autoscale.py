@@ -9,7 +9,7 @@ from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.autoscale import ScaleRules
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
-TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
+TINY = Model("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True)
 TIERS = (
     Tier("enterprise", 1, 0.05, (100.0, 200.0, 8, None), 500, 2000, None, None),
     Tier("free", 3, 0.10, (10.0, 20.0, 8, None), 500, 2000, None, None),

@@ -18,7 +18,7 @@ from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 from scheduler.protocol.presence import BeatReply
 
-TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 1.0, 0, True)
+TINY = Model("tiny", "default", 32, None, 40, 100.0, 1.0, 0, True)
 TIERS = (
     Tier("enterprise", 1, 0.05, (100.0, 200.0, 8, None), 500, 2000, None, None),
     Tier("free", 3, 0.10, (10.0, 20.0, 8, None), 500, 2000, None, None),

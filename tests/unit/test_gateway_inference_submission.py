@@ -35,7 +35,7 @@ from scheduler.payload import Payload, Task, decode_payload
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import Reply, StoredReply
 
-CACHED = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 60, enabled=True)
+CACHED = Model("tiny", "default", 32, None, 40, 50.0, 0.8, 60, enabled=True)
 PAYLOAD = Payload("tiny", "hello", {"max_tokens": 5, "stop": ["a", "b"]})
 
 

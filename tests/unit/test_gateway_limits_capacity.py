@@ -17,7 +17,7 @@ from scheduler.protocol.pool_view import (
     with_moving,
 )
 
-TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
+TINY = Model("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
 MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)
 
 

@@ -22,7 +22,7 @@ PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, Fal
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None, 1.0, None, 1)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None, None)
-MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False, None, None)
+MODEL = ("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True, "customer", False, None, None)
 DAILY = ("c1", None, "10000/day")
 
 
@@ -116,7 +116,7 @@ def test_a_customers_own_values_override_those_of_its_tier() -> None:
         ({"keys": [(*KEY[:5], 1.0, -1.0, None)]}, "'k1' has a burst"),
         ({"keys": [KEY[:5]]}, "cannot be read"),
         ({"models": [changed(MODEL, 2, 0)]}, "'tiny' has a batch"),
-        ({"models": [changed(MODEL, 7, 1.5)]}, "target_utilization"),
+        ({"models": [changed(MODEL, 6, 1.5)]}, "target_utilization"),
         ({"quotas": [("c1", None, "plenty")]}, "'plenty'"),
         ({"quotas": [("c1", "paid", "10/day")]}, "10/day"),
         ({"quotas": [(None, None, "10/day")]}, "10/day"),

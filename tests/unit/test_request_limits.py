@@ -20,7 +20,7 @@ from tierlane.settings.model import Settings, SettingsError, load_settings
 from tierlane.up.model_times import limits_line
 
 ENDPOINT = "openai:http://127.0.0.1:8000/v1"
-MODEL = Model("m", "default", 32, None, 40, 3000, 100.0, 0.8, 0, enabled=True)
+MODEL = Model("m", "default", 32, None, 40, 100.0, 0.8, 0, enabled=True)
 
 
 def worker_view(backend: str, slots: int = 0, *, healthy: bool = True) -> WorkerView:

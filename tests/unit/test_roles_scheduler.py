@@ -26,7 +26,7 @@ SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.
 
 
 def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
-    return Model(name, pool, size, None, 25, 3000, 20.0, 0.85, 0, enabled)
+    return Model(name, pool, size, None, 25, 20.0, 0.85, 0, enabled)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from scheduler.protocol.pool_view import Observation, TierDepth, WorkerView
 from slot_simulation import Engine, Lengths, SlotSimulation, lognormal, mixed
 
 TIER = Tier("free", 1, 0.1, (10.0, 20.0, 8, None), 500, 2000, None, None)
-LEARNED = Snapshot(1, (TIER,), {}, {}, {"m": Model("m", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)}, ())
+LEARNED = Snapshot(1, (TIER,), {}, {}, {"m": Model("m", "default", 32, None, 40, 100.0, 0.8, 0, True)}, ())
 
 
 def observed(seen: Observation) -> LiveLimits:

@@ -58,7 +58,7 @@ def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], dela
 )
 def test_a_backend_gives_a_model_row(backend: str, given: int | None, name: str, size: int, rate: float) -> None:
     """The row has a name that the table accepts, a batch size and a first guess of the rate."""
-    model = demo_model(backend, "default", 3000, given)
+    model = demo_model(backend, "default", given)
 
     assert (model.name, model.max_batch_size, model.wanted_batch_size, model.rps_per_gpu) == (name, size, given, rate)
 

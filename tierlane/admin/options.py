@@ -156,7 +156,6 @@ MODEL = (
     Field("max_batch_size", "whole", "Most requests in a batch.", default="32"),
     _may_be_none("max_batch_tokens", "whole", "Most input tokens in a batch; null: no limit."),
     Field("max_wait_ms", "whole", "Longest wait for a batch to fill.", default="40"),
-    Field("gpu_timeout_ms", "whole", "Cap of a batch's run.", default="3000"),
     Field("rps_per_gpu", "decimal", "Requests per second of a GPU: a guess until measured.", default="100"),
     Field(
         "rps_per_gpu_fixed",

@@ -116,7 +116,6 @@ MODELS = NamedRows(
         Column("max_batch_size", "BATCH"),
         Column("max_batch_tokens", "BATCH TOKENS"),
         Column("max_wait_ms", "WAIT MS"),
-        Column("gpu_timeout_ms", "TIMEOUT MS"),
         Column("rps_per_gpu", "RPS/GPU"),
         Column("rps_per_gpu_fixed", "FIXED"),
         Column("target_utilization", "TARGET"),

@@ -400,7 +400,7 @@ class ChaosStack(StackTargets):
         )
         if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
-        model = demo_model(self._backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
+        model = demo_model(self._backend, settings.pool, settings.max_batch_size)
         self._model = model.name
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)

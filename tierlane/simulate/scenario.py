@@ -218,7 +218,6 @@ class SimulationScenario(_Section, frozen=True, kw_only=True):
             model.max_batch_size,
             None,
             round(model.max_wait_ms),
-            model.total_ms,
             model.rps_per_gpu,
             model.target_utilization,
             0,

@@ -26,10 +26,10 @@ TINY_RPS = 20.0
 OTHER_RPS = 20.0
 
 UPSERT_MODEL = """
-INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization, enabled)
-VALUES ($1, $2, $3, $4, $5, $6, $7, true)
+INSERT INTO models (name, pool, max_batch_size, max_wait_ms, rps_per_gpu, target_utilization, enabled)
+VALUES ($1, $2, $3, $4, $5, $6, true)
 ON CONFLICT (name) DO UPDATE
-SET pool = EXCLUDED.pool, max_batch_size = coalesce($8, models.max_batch_size), enabled = true
+SET pool = EXCLUDED.pool, max_batch_size = coalesce($7, models.max_batch_size), enabled = true
 """
 
 
@@ -41,16 +41,15 @@ class DemoModel:
     pool: str
     max_batch_size: int
     wanted_batch_size: int | None
-    gpu_timeout_ms: int
     rps_per_gpu: float
 
 
-def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int | None) -> DemoModel:
+def demo_model(backend: str, pool: str, max_batch_size: int | None) -> DemoModel:
     """The row of the model for a backend."""
     kind, _, rest = backend.partition(":")
     size = max_batch_size or default_batch_size(backend)
     rate = _prior_rate(kind, rest, size)
-    return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, gpu_timeout_ms, rate)
+    return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, rate)
 
 
 def _model_name(kind: str, rest: str) -> str:
@@ -75,9 +74,9 @@ def _prior_rate(kind: str, rest: str, size: int) -> float:
 
 def demo_models(settings: Settings) -> list[DemoModel]:
     """The rows for the stack's own pool and its other pools; a name that is in use is replaced by that of the pool."""
-    found = [demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)]
+    found = [demo_model(settings.backend, settings.pool, settings.max_batch_size)]
     for other in parse_pools(settings.pools, settings.pool):
-        model = demo_model(other.backend, other.pool, settings.gpu_timeout_ms, None)
+        model = demo_model(other.backend, other.pool, None)
         taken = model.name in {each.name for each in found}
         found.append(replace(model, name=other.pool) if taken else model)
     return found
@@ -142,7 +141,6 @@ async def _seed_models(
             model.pool,
             model.max_batch_size,
             MAX_WAIT_MS,
-            model.gpu_timeout_ms,
             model.rps_per_gpu,
             TARGET_UTILIZATION,
             model.wanted_batch_size,
