@@ -126,6 +126,9 @@ class CatalogView(Protocol):
     @property
     def bad_row(self) -> bool: ...
 
+    @property
+    def left_s(self) -> float: ...  # For how long known keys are served without PostgreSQL; negative: not any more.
+
     def age_s(self) -> float: ...
 
     def identify(self, presented: str, wall_now: float) -> "IdentityView": ...

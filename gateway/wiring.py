@@ -133,10 +133,18 @@ class GatewayParts(PoolParts):
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
         self.lookups = self._lookups(catalog, session_auth, connect)
-        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches, self.batches.open_batches)
-        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
+        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, self._metrics_sources(catalog))
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _metrics_sources(self, catalog: CatalogView) -> MetricsSources:
+        return MetricsSources(
+            figures=self._pool_figures,
+            resubmitted=self._resubmitted,
+            full_batches=self._full_batches,
+            open_batches=self.batches.open_batches,
+            catalog_age_s=catalog.age_s,
+        )
 
     def _batches(self, shared: Shared) -> BatchService:
         return BatchService(

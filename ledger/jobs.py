@@ -228,6 +228,8 @@ T = TypeVar("T")
 STATEMENT_TIMEOUT_MS = 1500
 CONNECT_TIMEOUT_S = 1.0
 PAUSE_AFTER_FAILURE_S = 0.5
+PROBLEM_S = 10.0
+"""How long a failure is reported if no other operation is tried."""
 DURABLE = {"synchronous_commit": "on"}
 """Accepted jobs must be on the disk, whatever the default of the server is."""
 
@@ -253,6 +255,14 @@ class JobSession:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._not_before = 0.0
+        self._failure: tuple[float, str] | None = None  # When and why the last operation failed.
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last operation failed, as a sentence; None after one that did not, and after a while without any."""
+        if self._failure is None or self._clock() - self._failure[0] > PROBLEM_S:
+            return None
+        return self._failure[1]
 
     @property
     def available(self) -> bool:
@@ -270,16 +280,20 @@ class JobSession:
             was_connected = self._connection is not None
             try:
                 try:
-                    return await self._try(operation)
+                    found = await self._try(operation)
                 except AWAY as error:
                     if not was_connected or isinstance(error, _DATA_ERRORS):
                         raise
-                    return await self._try(operation)
+                    found = await self._try(operation)
             except _DATA_ERRORS:
                 raise
             except AWAY as error:
-                self._not_before = self._clock() + PAUSE_AFTER_FAILURE_S
-                raise StoreUnavailable(f"PostgreSQL is not available: {reason(error)}.") from error
+                now = self._clock()
+                self._not_before = now + PAUSE_AFTER_FAILURE_S
+                self._failure = now, f"PostgreSQL is not available: {reason(error)}."
+                raise StoreUnavailable(self._failure[1]) from error
+            self._failure = None
+            return found
 
     async def _try(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
         connection = self._connection

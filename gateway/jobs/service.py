@@ -65,6 +65,11 @@ class Jobs:
         """Number of job submissions that are being handled."""
         return self.serving.submit.under_way if self.serving else 0
 
+    @property
+    def problem(self) -> str | None:
+        """Why the last job could not be stored, for a few seconds; None if it was, or none was tried."""
+        return self._store.problem if self._store is not None else None
+
     def loops(self) -> dict[str, Loop]:
         """The loops to run, by name."""
         if self.serving is None:
@@ -117,7 +122,7 @@ class JobServing:
         self._tasks = parts.tasks
         self.scan = JobScan(config.place, statuses, terminations, admissions, parts.limits)
         self.reconciler = JobReconciler(
-            jobs.database_url,
+            jobs.session_url or jobs.database_url,
             config.place,
             jobs.kept_ms / 1000,
             inbox=self.inbox,

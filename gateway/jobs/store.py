@@ -90,6 +90,11 @@ class JobStore:
         self._inserts: CallBatcher[NewJob, None] = CallBatcher(self._insert, MAX_INSERTS)
         self._reads: CallBatcher[str, JobRow | None] = CallBatcher(self._find)
 
+    @property
+    def problem(self) -> str | None:
+        """Why the last insert failed, for a few seconds; None if it did not."""
+        return self._writing.problem
+
     async def insert(self, job: NewJob) -> None:
         """Insert and commit a job. Raises what asyncpg raises for values that cannot be stored."""
         await self._inserts.run(job)

@@ -149,6 +149,12 @@ OBSERVED = (
         "entries",
     ),
     Metric("tierlane_audit_lag_seconds", "gauge", POOL, "Age of the oldest audit entry that is not in PostgreSQL."),
+    Metric(
+        "tierlane_catalog_age_seconds",
+        "gauge",
+        (),
+        "Time since this gateway last knew its catalog to be the newest; +Inf: never. Keys are accepted for 900 s without PostgreSQL.",
+    ),
     Metric("tierlane_open_batches", "gauge", (), "Batches of /v1/batches that have not ended.", "batches"),
     Metric(
         "tierlane_open_batch_lines",

@@ -204,6 +204,7 @@ class MetricsSources:
     resubmitted: Callable[[], int]  # Requests that were submitted again after a loss of Redis data.
     full_batches: Callable[[], Mapping[tuple[str, str], int]]  # (pool, model) -> max_batch_size.
     open_batches: Callable[[], OpenBatches | None]  # Of /v1/batches; None if they are not known.
+    catalog_age_s: Callable[[], float]
 
 
 class Metrics:
@@ -228,6 +229,7 @@ class Metrics:
             ]
         shared = self._shared_counters is not None and self._problem is None
         observed += [
+            ("tierlane_catalog_age_seconds", (), self._sources.catalog_age_s()),
             ("tierlane_metrics_directory_usable", (), int(shared)),
             ("tierlane_metrics_processes", (), total.processes),
             ("tierlane_build_info", (self._version,), 1),

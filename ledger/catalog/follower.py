@@ -95,9 +95,14 @@ class Catalog:
         return self._problem is None and self.age_s(now) <= self._poll_s + POLL_SLACK_S
 
     @property
+    def left_s(self) -> float:
+        """For how long known keys and customers are still served if PostgreSQL does not respond; negative: they are not."""
+        return self._responded_at + self._known_for_s - self._clock()
+
+    @property
     def usable(self) -> bool:
-        """Whether known keys and customers are served: PostgreSQL responded within `known_for_s`."""
-        return self.snapshot is not None and self._clock() - self._responded_at <= self._known_for_s
+        """Whether known keys and customers are served."""
+        return self.snapshot is not None and self.left_s >= 0
 
     def identify(self, presented: str, wall_now: float) -> Identity:
         """The identity that belongs to a key. `wall_now` is seconds since the epoch.

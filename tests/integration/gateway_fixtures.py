@@ -65,7 +65,6 @@ def model(name: str = "tiny", **changes: Any) -> Model:
         "max_batch_size": 32,
         "max_batch_tokens": None,
         "max_wait_ms": 40,
-        "gpu_timeout_ms": 3000,
         "rps_per_gpu": 1000.0,
         "target_utilization": 0.8,
         "cache_ttl_s": 0,
@@ -84,6 +83,7 @@ class LiteralCatalog:
         self.fresh = True
         self.problem: str | None = None
         self.bad_row = False
+        self.left_s = 900.0
         self.snapshot: Snapshot | None = None
         self.set()
 

@@ -1,6 +1,7 @@
 """Asynchronous jobs over HTTP: submit, read, cancel, repeat, expire, share runs, and recover from losses."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -390,7 +391,7 @@ async def test_lost_audit_entries_are_replaced(bench: JobBench) -> None:
 async def test_without_postgresql_jobs_are_rejected(
     client: Redis, redis_url: str, own_server: EmbeddedPostgres
 ) -> None:
-    """Jobs and results get a 503 and synchronous requests are served. Afterwards accepted jobs end."""
+    """Jobs and results get a 503 and synchronous requests are served; health says so. Afterwards accepted jobs end."""
     db = await asyncpg.connect(dsn(own_server.url))
     async with running_jobs(client, redis_url, own_server.url, db) as bench:
         bench.stack.worker.hold = True
@@ -401,20 +402,53 @@ async def test_without_postgresql_jobs_are_rejected(
             assert (status, document["error"]["code"]) == (503, "catalog_unavailable")
             assert int(headers["retry-after"]) >= 1
             assert "x-ratelimit-remaining-requests" in headers
+        stored = await stored_jobs(bench)
+        assert (stored["status"], stored["code"]) == ("warn", "jobs_not_stored")
+        assert "cannot be stored and get 503: PostgreSQL is not available" in stored["output"]
         bench.stack.worker.hold = False
         assert (await bench.stack.infer())[0] == 200
 
         await own_server.start()
 
-        async def accepts() -> bool:
-            return (await bench.submit())[0] == 202
-
         async def has_ended() -> bool:
             return (await bench.get(task_id))[1].get("status") == "SUCCESS"
 
-        await eventually(accepts, "jobs are accepted again")
+        await eventually(lambda: is_accepted(bench), "jobs are accepted again")
+        assert (await stored_jobs(bench))["status"] == "pass"
         await eventually(has_ended, "the earlier job has ended")
     db.terminate()
+
+
+async def stored_jobs(bench: JobBench) -> dict[str, str]:
+    """The check of health."""
+    _, health = await bench.stack.internal("/internal/health")
+    found: dict[str, str] = health["checks"]["jobs:stored"][0]
+    return found
+
+
+async def test_jobs_that_cannot_be_stored_are_in_health_although_the_catalog_is_read(
+    bench: JobBench, db: Db, database_url: str
+) -> None:
+    """As on a standby. The check passes after a job was stored."""
+    set_mode = f"ALTER DATABASE {urlsplit(database_url).path[1:]} SET default_transaction_read_only = "
+    await db.execute(f"{set_mode} on")
+    await db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tierlane-jobs-in'"
+    )
+    assert (await bench.submit())[0] == 503
+    assert "read-only transaction" in (await stored_jobs(bench))["output"]
+
+    await db.execute("SET default_transaction_read_only = off")
+    await db.execute(f"{set_mode} off")
+    await db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tierlane-jobs-in'"
+    )
+    await eventually(lambda: is_accepted(bench), "jobs are accepted again")
+    assert (await stored_jobs(bench))["status"] == "pass"
+
+
+async def is_accepted(bench: JobBench) -> bool:
+    return (await bench.submit())[0] == 202
 
 
 async def test_without_redis_jobs_are_rejected(bench: JobBench, monkeypatch: pytest.MonkeyPatch) -> None:

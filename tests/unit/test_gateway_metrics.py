@@ -1,6 +1,7 @@
 """Metrics: what the counters count, and the page for Prometheus."""
 
 import re
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,7 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
 
 def page() -> bytes:
     own = [
+        ("tierlane_catalog_age_seconds", (), inf),
         ("tierlane_open_batches", (), 1.0),
         ("tierlane_open_batch_lines", (), 7.0),
         ("tierlane_metrics_directory_usable", (), 1.0),

@@ -148,6 +148,12 @@ CASES: dict[str, dict[str, Any]] = {
     "a subscription": {"subscribed": False},
     "no catalog": {"catalog_loaded": False},
     "PostgreSQL is away": {"catalog_problem": "PostgreSQL at db:5432 is not responding: TimeoutError."},
+    "keys expire": {
+        "catalog_problem": "PostgreSQL at db:5432 is not responding: TimeoutError.",
+        "catalog_age_s": 900.5,
+        "catalog_left_s": -0.5,
+    },
+    "jobs": {"jobs_problem": "PostgreSQL is not available: TimeoutError."},
     "polls are late": {"catalog_fresh": False, "catalog_age_s": 12.34},
     "an invalid row": {"catalog_problem": BAD_ROW, "bad_row": True},
     "no model": {"no_model": True},

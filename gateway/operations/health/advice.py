@@ -180,6 +180,15 @@ ADVICE: dict[str, ProblemAdvice] = {
     "catalog_stale": ProblemAdvice(
         "Start PostgreSQL if it is down; otherwise check the network and its connection limit.", "TierlaneCatalogStale"
     ),
+    "catalog_expired": ProblemAdvice(
+        "Start PostgreSQL if it is down; otherwise check the network and its connection limit.",
+        "TierlaneCatalogStale",
+        "All requests get 503 catalog_unavailable.",
+    ),
+    "jobs_not_stored": ProblemAdvice(
+        "Check that PostgreSQL runs and is not a standby, its disk, and its connection limit or pooler.",
+        "TierlaneCatalogStale",
+    ),
     "catalog_invalid": ProblemAdvice(
         "Correct the row that the reason names, or undo its last change (`SELECT * FROM config_changes`).",
         "TierlaneCatalogStale",

@@ -64,7 +64,9 @@ class HealthInputs:
     catalog_age_s: float
     catalog_problem: str | None
     subscribed: bool
+    catalog_left_s: float = 900.0  # For how long known keys are served without PostgreSQL; negative: not any more.
     bad_row: bool = False  # The newest catalog was rejected because of an invalid row.
+    jobs_problem: str | None = None  # Why jobs cannot be stored.
     leaving: bool
     capacity_rps: float
     capacity_evidence: CapacityEvidence = CapacityEvidence.PRIOR
@@ -106,7 +108,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     evidence = CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms, customer)
     findings = [failing_tiers(results, inputs.held, evidence)]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
-    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
+    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _jobs(inputs), _models(inputs)]
     findings += [refused_customers(inputs.observation), *missed_objectives(results, inputs.held)]
     findings += [restarted(inputs.restarts)]
     findings += [scheduling(inputs.observation, registering=inputs.registering, expected=inputs.schedulers_expected)]
@@ -321,14 +323,28 @@ def _catalog(inputs: HealthInputs) -> HealthFinding:
     if not inputs.catalog_loaded:
         reason = f"The catalog was never loaded: {_clause(fault, 'PostgreSQL has not responded yet')}."
         return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
+    if inputs.catalog_left_s < 0:
+        reason = (
+            f"{_clause(fault, 'PostgreSQL is not responding')}. The catalog of {age_s} s ago is too old to accept keys."
+        )
+        return problem("catalog_expired", "catalog:age", "datastore", "down", age_s, "s", reason)
     if fault or not inputs.catalog_fresh:
         code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
+        most = "" if inputs.bad_row else f", for another {max(0.0, inputs.catalog_left_s):.0f} s at most"
         reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. Serving continues with the catalog of {age_s} s ago; "
+            f"{_clause(fault, 'PostgreSQL is not responding')}. Serving continues with the catalog of {age_s} s ago{most}; "
             "changes are not applied."
         )
         return problem(code, "catalog:age", "datastore", "degraded", age_s, "s", reason)
     return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")
+
+
+def _jobs(inputs: HealthInputs) -> HealthFinding:
+    """Requests are served without PostgreSQL, jobs are not."""
+    if inputs.jobs_problem is None:
+        return HealthFinding("jobs:stored", "datastore", "healthy", "yes", "")
+    reason = f"Jobs and files cannot be stored and get 503: {_clause(inputs.jobs_problem, '')}."
+    return problem("jobs_not_stored", "jobs:stored", "datastore", "degraded", "no", "", reason)
 
 
 def _models(inputs: HealthInputs) -> HealthFinding:

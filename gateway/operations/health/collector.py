@@ -90,11 +90,19 @@ class HealthCollector:
                     _roles(parts),
                     parts.direct.active,
                     parts.subscriber.subscribed.is_set(),
+                    parts.jobs.problem is None,
                 )
                 for parts in self._pools.named
             ],
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
-            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._drain_state.leaving, self._paused()),
+            (
+                catalog.snapshot is not None,
+                catalog.fresh,
+                catalog.problem,
+                catalog.left_s < 0,
+                self._drain_state.leaving,
+                self._paused(),
+            ),
             [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
 
@@ -141,7 +149,9 @@ class HealthCollector:
             catalog_fresh=catalog.fresh,
             catalog_age_s=catalog.age_s(),
             catalog_problem=catalog.problem,
+            catalog_left_s=catalog.left_s,
             bad_row=catalog.bad_row,
+            jobs_problem=_jobs_problem(parts, catalog),
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
             capacity_rps=parts.limits.cell_capacity_rps,
@@ -181,6 +191,13 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
     except RedisUnavailable:
         return None
     return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
+
+
+def _jobs_problem(parts: PoolParts, catalog: CatalogView) -> str | None:
+    """Why jobs cannot be stored: their last insert failed, or PostgreSQL is away although none was tried."""
+    if parts.config.jobs is None:
+        return None
+    return parts.jobs.problem or (None if catalog.bad_row else catalog.problem)
 
 
 def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
