@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous browser clients floor chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous browser clients floor surroundings chaos lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,7 +49,7 @@ test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)
 	@log=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$log 2>&1 & computing=$$!; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture \
-		-m "not chaos and not browser and not clients and not engines and not alone"; servers=$$?; \
+		-m "not chaos and not browser and not clients and not engines and not surroundings and not alone"; servers=$$?; \
 	wait $$computing; computed=$$?; if test $$computed -eq 0; then tail -n 1 $$log; else cat $$log; fi; rm -f $$log; \
 	$(BIN)/python -m pytest -m alone tests/e2e; alone=$$?; \
 	test $$servers -eq 0 -a $$computed -eq 0 -a $$alone -eq 0
@@ -90,6 +90,9 @@ REDIS_FLOOR ?= redis-server
 floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, which must be installed
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --redis-server $(REDIS_FLOOR) -k "not seeded_bug" \
 		tests/contract tests/integration/test_redis_acl.py tests/integration/test_redis_pipeline.py $(ARGS)
+
+surroundings: $(TEST_READY) ## Test behind poolers; needs Debian's pgbouncer
+	$(BIN)/python -m pytest -m surroundings $(ARGS)
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)

@@ -19,6 +19,7 @@ class JobConfig:
     """Configuration of jobs. Callbacks are rejected without a secret, and for customers without hosts."""
 
     database_url: str = field(repr=False)
+    session_url: str = field(default="", repr=False)  # For the lock of the reconciler; "": `database_url`.
     total_ms: int = 600_000  # From the acceptance of a job to its end.
     kept_ms: int = 600_000  # How long its result can be read after that.
     callback_hosts: tuple[str, ...] = ()  # For customers without a list of their own: see gateway/host_lists.py.

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -16,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ledger.postgres import SCHEME, asyncpg_dsn, place_of
+from ledger.postgres import AWAY, SCHEME, connect, place_of
 from ledger.postgres import Connection as Raw
 from ledger.revision import CONNECT_TIMEOUT_S, head_revision, is_unknown, migrations_dir
 from ledger.schema import metadata
@@ -38,8 +37,7 @@ def is_compared(name: str | None, kind: str, _parents: Any) -> bool:
 async def upgrade_to_head(database_url: str) -> str:
     """Run the missing migrations in one transaction, and return the revision. A second migrator waits for the first.
 
-    A database that a newer version has migrated is not changed, if this version can run on it. `database_url` starts with
-    postgresql+asyncpg://. Raises StartError with one sentence, without the password.
+    A database that a newer version has migrated is not changed, if this version can run on it. Raises StartError with one sentence, without the password.
     """
     async with _connected(database_url) as connection:
         revision = await connection.run_sync(_revision)
@@ -78,12 +76,14 @@ async def _connected(database_url: str) -> AsyncIterator[AsyncConnection]:
                 yield connection
         finally:
             await engine.dispose()
-    except (OSError, TimeoutError, SQLAlchemyError) as error:
+    except (*AWAY, SQLAlchemyError) as error:
         raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
 
 
 async def _raw(database_url: str) -> Raw:
-    return await asyncpg.connect(asyncpg_dsn(database_url), timeout=CONNECT_TIMEOUT_S)
+    return await connect(
+        database_url, name="tierlane-migrate", connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=0
+    )
 
 
 def _config() -> Config:

@@ -1,11 +1,16 @@
-"""Connections to PostgreSQL with their timeouts and errors, advisory locks, and the named queries of ledger/sql/."""
+"""Connections to PostgreSQL with their timeouts and errors, advisory locks, and the named queries of ledger/sql/.
+
+A pooler such as PgBouncer may be between: in session mode a connection keeps one session of PostgreSQL, as LISTEN, advisory
+locks and settings need. In transaction mode each transaction may run in another session. `connect` refuses such a pooler,
+unless the URL is one of `pooled`: then each statement has a transaction, with the settings.
+"""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import asyncpg
@@ -16,6 +21,8 @@ else:
     Connection = asyncpg.Connection
 
 SCHEME = "postgresql+asyncpg"
+SCHEMES = (SCHEME, "postgresql", "postgres")
+POOLED_SCHEME = "postgresql+pooled"
 CLOSE_TIMEOUT_S = 1.0
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """Errors of a query while PostgreSQL is not available, slow, or in the wrong state. Callers keep their state and retry.
@@ -35,11 +42,47 @@ so that another process can take over.
 """
 
 
+PROBES = 5
+PROBE_TIMEOUT_S = 1.0
+
+
+class SharedSession(asyncpg.InterfaceError):
+    """A pooler runs each transaction in another session of PostgreSQL. The message is a sentence without its full stop."""
+
+
+class PooledConnection(Connection):
+    """A connection to a pooler in any mode. `settings` hold in each transaction.
+
+    Every statement has a transaction: a pooler may send its preparation and its execution to different sessions otherwise.
+    """
+
+    settings: Mapping[str, str] = {}
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
+        """As asyncpg; the first statement of a transaction also makes the settings, in the same call."""
+        if self.is_in_transaction():
+            return await super().execute(query, *args, timeout=timeout)
+        if query.startswith("BEGIN"):
+            return await super().execute(f"{query}; {_set(self.settings, local=True)}", timeout=timeout)
+        async with self.transaction():
+            return await super().execute(query, *args, timeout=timeout)
+
+    async def _execute(self, *args: Any, **options: Any) -> Any:
+        """Called by asyncpg for a statement with results or arguments."""
+        if self.is_in_transaction():
+            return await super()._execute(*args, **options)  # type: ignore[misc]
+        async with self.transaction():
+            return await super()._execute(*args, **options)  # type: ignore[misc]
+
+
+def pooled(database_url: str) -> str:
+    """The URL of a pooler that may run each transaction in another session."""
+    return f"{POOLED_SCHEME}://{database_url.partition('://')[2]}"
+
+
 def asyncpg_dsn(database_url: str) -> str:
-    """Convert a SQLAlchemy URL to asyncpg's form. A URL in asyncpg's form is returned unchanged."""
-    scheme, separator, rest = database_url.partition("://")
-    if scheme != SCHEME:
-        return database_url
+    """Convert a URL of any of the schemes to asyncpg's form."""
+    _, separator, rest = database_url.partition("://")
     address, mark, query = rest.partition("?")
     # asyncpg sends a parameter that it does not know to the server as a setting, and the server rejects it.
     pairs = [("sslmode" if key == "ssl" else key, value) for key, value in parse_qsl(query)]
@@ -47,12 +90,10 @@ def asyncpg_dsn(database_url: str) -> str:
 
 
 def place_of(database_url: str) -> str:
-    """Host and database of a URL, without user and password, for error messages."""
+    """Hosts and database of a URL, without user and password, for error messages."""
     parts = urlsplit(database_url)
-    query = dict(parse_qsl(parts.query))
-    host = parts.hostname or query.get("host", "localhost")
-    port = f":{parts.port}" if parts.port else ""
-    return f"{host}{port}{parts.path}"
+    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "localhost")
+    return f"{hosts}{parts.path}"
 
 
 async def connect(
@@ -61,21 +102,92 @@ async def connect(
     name: str,
     connect_timeout_s: float,
     statement_timeout_ms: int,
-    settings: dict[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Connect with `name` as the application name in pg_stat_activity. Raises AWAY, or ValueError for an invalid URL."""
+    """Connect with `name` as the application name in pg_stat_activity. `statement_timeout_ms` 0: no timeout.
+
+    Raises AWAY, SharedSession among them, or ValueError for an invalid URL.
+    """
+    session = {"statement_timeout": str(statement_timeout_ms), **(settings or {})}
+    # Later than the server's own timeout: it applies when the network fails.
+    command_timeout_s = statement_timeout_ms / 1000 + 1.0 if statement_timeout_ms else None
+    if database_url.startswith(POOLED_SCHEME):
+        connection = await _open_pooled(database_url, name, connect_timeout_s, command_timeout_s)
+        connection.settings = session
+        return connection
+    plain = await asyncpg.connect(
+        asyncpg_dsn(database_url),
+        timeout=connect_timeout_s,
+        command_timeout=command_timeout_s,
+        server_settings=_startup(name),
+    )
+    try:
+        await _use_session(plain, database_url, session, connect_timeout_s)
+    except BaseException:
+        plain.terminate()
+        raise
+    return plain
+
+
+async def _open_pooled(
+    database_url: str, name: str, connect_timeout_s: float, command_timeout_s: float | None
+) -> PooledConnection:
     return await asyncpg.connect(
         asyncpg_dsn(database_url),
         timeout=connect_timeout_s,
-        # Later than the server's own timeout: it applies when the network fails.
-        command_timeout=statement_timeout_ms / 1000 + 1.0,
-        server_settings={
-            "application_name": name,
-            "statement_timeout": str(statement_timeout_ms),
-            "timezone": "UTC",
-            **(settings or {}),
-        },
+        command_timeout=command_timeout_s,
+        server_settings=_startup(name),
+        connection_class=PooledConnection,
+        statement_cache_size=0,
     )
+
+
+def _startup(name: str) -> dict[str, str]:
+    """The settings that PgBouncer accepts when a connection starts; it keeps them for the connection in any mode."""
+    return {"application_name": name, "timezone": "UTC"}
+
+
+def _set(settings: Mapping[str, str], *, local: bool) -> str:
+    """A statement that makes settings, of the transaction or of the session."""
+    calls = ", ".join(f"set_config('{name}', '{value}', {str(local).lower()})" for name, value in settings.items())
+    return f"SELECT {calls}"
+
+
+async def _use_session(
+    connection: Connection, database_url: str, settings: Mapping[str, str], timeout_s: float
+) -> None:
+    """Make the settings, if the connection keeps its session. Raises SharedSession.
+
+    With PostgreSQL itself this is one call: the server's process has the id that was sent when the connection started, and
+    through a pooler another one, with which the statement changes nothing.
+    """
+    text = _set(settings, local=False)
+    made = await connection.execute(f"{text} WHERE pg_backend_pid() = {connection.get_server_pid()}", timeout=timeout_s)
+    if made == "SELECT 1":
+        return
+    if await _shares_session(connection, database_url, timeout_s):
+        raise SharedSession(
+            f"{place_of(database_url)} is a pooler that changes the session between transactions, which LISTEN and advisory "
+            "locks need: set TIERLANE_DATABASE_DIRECT_URL to PostgreSQL itself, or use the pool mode `session`"
+        )
+    await connection.execute(text, timeout=timeout_s)
+
+
+async def _shares_session(connection: Connection, database_url: str, timeout_s: float) -> bool:
+    """Whether a pooler gives the session of a connection, which is open and idle, to another one, or changes that one's."""
+    with suppress(TimeoutError):  # No session is left in the pool, because idle connections keep theirs.
+        async with closing(await _open_pooled(database_url, "tierlane-probe", timeout_s, PROBE_TIMEOUT_S)) as other:
+            for _ in range(PROBES):
+                first, second = [await other.fetchval("SELECT pg_backend_pid()") for _ in range(2)]
+                same = await connection.execute(f"SELECT WHERE pg_backend_pid() = {second}", timeout=timeout_s)
+                if first != second or same == "SELECT 1":
+                    return True
+    return False
+
+
+def is_behind_pooler(connection: Connection, backend_pid: int) -> bool:
+    """Whether the process that serves a statement, which `pg_backend_pid()` returns, is not the one that was connected to."""
+    return backend_pid != connection.get_server_pid()
 
 
 async def wait_for_lock(connection: Connection, lock: int, pool: str, stand_by: Callable[[], Awaitable[bool]]) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import asyncpg
 
-from ledger.postgres import AWAY, asyncpg_dsn, place_of, reason
+from ledger.postgres import AWAY, SharedSession, closing, connect, place_of, reason
 from scheduler.errors import StartError
 
 CONNECT_TIMEOUT_S = 10
@@ -43,16 +43,21 @@ def head_revision() -> str:
 async def current_revision(database_url: str) -> str | None:
     """The revision of the database; None before the first migration.
 
-    `database_url` starts with postgresql+asyncpg://. Raises StartError with one sentence, without the password.
+    Raises StartError with one sentence, without the password, and SharedSession.
     """
     try:
-        connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=CONNECT_TIMEOUT_S)
-        try:
-            found = await connection.fetchval("SELECT version_num FROM alembic_version", timeout=CONNECT_TIMEOUT_S)
-        except asyncpg.UndefinedTableError:
-            return None
-        finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_S)
+        connection = await connect(
+            database_url,
+            name="tierlane-start",
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            statement_timeout_ms=1000 * CONNECT_TIMEOUT_S,
+        )
+        async with closing(connection):
+            found = await connection.fetchval("SELECT version_num FROM alembic_version")
+    except SharedSession:
+        raise
+    except asyncpg.UndefinedTableError:
+        return None
     except (*AWAY, ValueError) as error:
         raise StartError(
             f"Cannot read the revision of PostgreSQL at {place_of(database_url)}: {reason(error)}"

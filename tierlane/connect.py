@@ -96,13 +96,13 @@ async def database(settings: "Settings", name: str) -> AsyncIterator[Connection]
     except Blocked as error:
         raise VerbError(str(error)) from error
     except AWAY as error:
-        raise VerbError(f"PostgreSQL at {place_of(settings.database_url)} cannot be used: {reason(error)}.") from error
+        raise VerbError(f"PostgreSQL at {place_of(settings.session_url)} cannot be used: {reason(error)}.") from error
 
 
 @asynccontextmanager
 async def _connected(settings: "Settings", name: str) -> AsyncIterator[Connection]:
     connection = await connect(
-        settings.database_url,
+        settings.session_url,
         name=name,
         connect_timeout_s=CONNECT_TIMEOUT_S,
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,

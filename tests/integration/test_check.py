@@ -27,7 +27,7 @@ TOKEN = "service-token-of-the-tests"
 HEALTH = {"status": "healthy", "reasons": [], "audit_lag_ms": 3, "healthy_gpus": 1, "total_gpus": 1, "tiers": {}}
 CHECKS = {
     "settings readable",
-    *(f"postgresql {name}" for name in ("reachable", "clock", "migrations")),
+    *(f"postgresql {name}" for name in ("reachable", "sessions", "writable", "clock", "migrations")),
     *(f"redis {name}" for name in ("reachable", "version", "mode", "eviction", "clock")),
     *(
         "catalog tiers",
@@ -129,6 +129,19 @@ async def test_problems_fail_their_checks(gateway: StubGateway, admin: Admin, db
     failed = {name for name, level in levels.items() if level == "fail"}
     assert (code, failed) == (1, {"workers pool default", "gateway readyz", "gateway health"})
     assert levels["catalog paused"] == "warn"
+
+
+async def test_a_standby_fails_the_check(gateway: StubGateway, admin: Admin, db: Connection) -> None:
+    """As a database that is read-only by a setting; also behind the pooler beside a direct URL, which is checked, too."""
+    name = await db.fetchval("SELECT current_database()")
+    await db.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+
+    code, levels = await checks(admin, gateway)
+    shown = await admin.run("check", env={"TIERLANE_DATABASE_DIRECT_URL": admin.database_url})
+
+    assert (code, levels["postgresql writable"], levels["postgresql sessions"]) == (1, "fail", "pass")
+    assert [shown.stdout.count(f"✗ {name}") for name in ("writable", "pooler")] == [1, 1]
+    assert "target_session_attrs=primary" in shown.stdout
 
 
 async def test_unavailable_servers_fail_their_checks(gateway: StubGateway) -> None:

@@ -46,8 +46,27 @@ def test_each_source_is_overridden_by_the_one_before(monkeypatch: pytest.MonkeyP
         ("TORCH_THREADS", "0", "TORCH_THREADS: must be an integer from 1 to 1024, got '0'"),
         ("LOG_FORMAT", "xml", "LOG_FORMAT: must be one of auto, console, json, got 'xml'"),
         ("EPHEMERAL", "maybe", "EPHEMERAL: must be true or false, got 'maybe'"),
-        ("POOL", "{a}", "POOL: must match ^[A-Za-z0-9_-]{1,64}$, got '{a}'"),
+        ("POOL", "{a}", "POOL: must match ^[a-z][a-z0-9_-]{0,62}$, got '{a}'"),
         ("RENEW_MS", "700", "RENEW_MS: must be less than TIERLANE_LEASE_MS (600), got 700"),
+        ("POOL", "Fast", "POOL: must match ^[a-z][a-z0-9_-]{0,62}$, got 'Fast'"),
+        (
+            "GPU_TIMEOUT_MS",
+            "3600001",
+            "GPU_TIMEOUT_MS: must be less than TIERLANE_TOTAL_REQUEST_MS (600000), got 3600001",
+        ),
+        ("JOB_DEADLINE_MS", "3000", "GPU_TIMEOUT_MS: must be less than TIERLANE_JOB_DEADLINE_MS (3000), got 3000"),
+        (
+            "STORED_FILE_BYTES",
+            "104857600",
+            "BATCH_FILE_BYTES: must be less than TIERLANE_STORED_FILE_BYTES (104857600), got 104857600",
+        ),
+        ("GRPC_PORT", "8080", "GRPC_PORT: must not be TIERLANE_PORT (8080)"),
+        ("JWT_JWKS", "keys.json", "JWT_AUDIENCE: must be set, or TIERLANE_JWT_ISSUER, where TIERLANE_JWT_JWKS is"),
+        (
+            "DATABASE_DIRECT_URL",
+            "postgres://host/db",
+            "DATABASE_URL: must be set where TIERLANE_DATABASE_DIRECT_URL is",
+        ),
         ("ENDPOINT_KEY_FILE", "key.pem", "ENDPOINT_CERT_FILE: must be set where TIERLANE_ENDPOINT_KEY_FILE is"),
         ("TRACES_ENDPOINT", "collector:4317", "TRACES_ENDPOINT: must begin with http:// or https:// and name a host"),
         ("TRACES_SAMPLE", "1.5", "TRACES_SAMPLE: must be a number from 0 to 1, got '1.5'"),
@@ -76,7 +95,8 @@ def test_a_bad_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str, 
     ("name", "value"),
     [
         ("REDIS_URL", "http://user:hunter2@host"),
-        ("DATABASE_URL", "postgresql://user:hunter2@host/db"),
+        ("DATABASE_URL", "mysql://user:hunter2@host/db"),
+        ("DATABASE_DIRECT_URL", "host=db password=hunter2"),
         ("SERVICE_TOKEN", "hunter2"),
         ("ENDPOINT_API_KEY", "hunter2 hunter2"),
         ("TRACES_ENDPOINT", "http://user:hunter2@collector:4318"),
@@ -139,6 +159,29 @@ def test_a_secret_without_content_is_refused(
 
     with pytest.raises(SettingsError, match=f"^TIERLANE_{name}: must .*{demand}"):
         load_settings()
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
+def test_urls_of_the_database(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """As services show them. With a direct URL, the other one is that of a pooler, and sessions use the direct one."""
+    url, direct = f"{scheme}://user@pooler:6432/db", f"{scheme}://user@host/db"
+    monkeypatch.setenv("TIERLANE_DATABASE_URL", url)
+    plain = load_settings()
+    monkeypatch.setenv("TIERLANE_DATABASE_DIRECT_URL", direct)
+    both = load_settings()
+
+    assert (plain.session_url, plain.statement_url) == (url, url)
+    assert (both.session_url, both.statement_url) == (direct, "postgresql+pooled://user@pooler:6432/db")
+
+
+def test_the_longest_batch_of_an_endpoint() -> None:
+    """Only the time of its requests bounds it."""
+    given = {"backend": "openai:http://engine:8000", "gpu_timeout_ms": "4000000"}
+    longer = {"total_request_ms": "5000000", "job_deadline_ms": "5000000"}
+
+    assert load_settings(given | longer).gpu_timeout_ms == 4_000_000
+    with pytest.raises(SettingsError, match=r"^TIERLANE_GPU_TIMEOUT_MS: must be less than TIERLANE_TOTAL_REQUEST_MS"):
+        load_settings(given)
 
 
 def test_secrets_are_not_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ledger.catalog.loader import count_callback_customers, read_cells, read_mod
 from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import CellRow, Model, Tier
 from ledger.dead_letters import count_letters
-from ledger.postgres import Connection, place_of
+from ledger.postgres import AWAY, Connection, SharedSession, closing, connect, is_behind_pooler, place_of, reason
 from ledger.revision import current_revision, head_revision, is_behind
 from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
@@ -25,7 +25,7 @@ from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
-from tierlane.connect import VerbError, database, run
+from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database, run
 from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
@@ -150,6 +150,21 @@ def judge_migrations(revision: str | None, head: str, *, behind: bool) -> CheckI
     return CheckItem("postgresql", "migrations", "pass", f"at {head}")
 
 
+def judge_session(*, pooler: bool) -> CheckItem:
+    """What serves the connections that need their session."""
+    said = "a pooler keeps the session of each connection" if pooler else "connections are to PostgreSQL itself"
+    return CheckItem("postgresql", "sessions", "pass", said)
+
+
+def judge_writable(name: str, read_only: str) -> CheckItem:
+    """Whether rows can be written; `read_only` is the setting transaction_read_only."""
+    if read_only == "off":
+        return CheckItem("postgresql", name, "pass", "writable")
+    advice = "Name the primary, or all servers: postgresql://host1,host2/tierlane?target_session_attrs=primary."
+    said = "read-only: it is a standby, or has default_transaction_read_only"
+    return CheckItem("postgresql", name, "fail", said, advice)
+
+
 def judge_tiers(rows: Sequence[Tier]) -> list[CheckItem]:
     """The rows are valid for gateways; paused tiers are reported."""
     named = ", ".join(f"{tier.name} ({tier.guaranteed_share:g})" for tier in rows)
@@ -260,15 +275,32 @@ async def _postgresql(settings: "Settings") -> list[CheckItem]:
     try:
         async with database(settings, NAME) as connection:
             items = [CheckItem("postgresql", "reachable", "pass", await connection.fetchval("SHOW server_version"))]
+            pid = await connection.fetchval("SELECT pg_backend_pid()")
+            items.append(judge_session(pooler=is_behind_pooler(connection, pid)))
+            items.append(judge_writable("writable", await connection.fetchval("SHOW transaction_read_only")))
             items.append(await _clock_of_postgresql(connection))
-        revision = await current_revision(settings.database_url)
+        revision = await current_revision(settings.session_url)
     except (VerbError, StartError) as error:
-        return [
-            CheckItem(
-                "postgresql", "reachable", "fail", str(error), "Is it up, and is TIERLANE_DATABASE_URL its address?"
-            )
-        ]
+        if isinstance(error.__cause__, SharedSession):
+            return [CheckItem("postgresql", "sessions", "fail", f"{reason(error.__cause__)}.")]
+        variable = "TIERLANE_DATABASE_DIRECT_URL" if settings.database_direct_url else "TIERLANE_DATABASE_URL"
+        return [CheckItem("postgresql", "reachable", "fail", str(error), f"Is it up, and is {variable} its address?")]
+    if settings.database_direct_url:
+        items.append(await _pooler(settings.statement_url))
     return [*items, judge_migrations(revision, head_revision(), behind=is_behind(revision))]
+
+
+async def _pooler(url: str) -> CheckItem:
+    """The pooler beside the direct URL."""
+    try:
+        connection = await connect(
+            url, name=NAME, connect_timeout_s=CONNECT_TIMEOUT_S, statement_timeout_ms=STATEMENT_TIMEOUT_MS
+        )
+        async with closing(connection):
+            return judge_writable("pooler", await connection.fetchval("SHOW transaction_read_only"))
+    except AWAY as error:
+        said = f"PostgreSQL through {place_of(url)} cannot be used: {reason(error)}."
+        return CheckItem("postgresql", "pooler", "fail", said, "Is it up, and is TIERLANE_DATABASE_URL its address?")
 
 
 async def _clock_of_postgresql(connection: Connection) -> CheckItem:

@@ -116,7 +116,7 @@ async def run_allotter(settings: "Settings", catalog: Catalog) -> None:
     allotter = Allotter(uuid7().hex, urls, customers.all, customers.find, life_s=life_s)
     while catalog.snapshot is None:  # noqa: ASYNC110 - the catalog has no event
         await asyncio.sleep(0.1)
-    tasks, audit = TaskRegistry(), QuotaAudit(settings.database_url, catalog, allotter)
+    tasks, audit = TaskRegistry(), QuotaAudit(settings.statement_url, catalog, allotter)
     async with asyncio.TaskGroup() as group:
         group.create_task(tasks.run_forever("allotter", allotter.run))
         group.create_task(tasks.run_forever("audit of shared quotas", audit.run))

@@ -95,13 +95,13 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         jobs=_job_config(settings),
         grpc=_grpc_config(settings),
         responses=ResponseStoreConfig(
-            database_url=settings.database_url,
+            database_url=settings.statement_url,
             count=settings.stored_responses,
             bytes=settings.stored_response_bytes,
             kept_s=settings.stored_response_days * DAY_S,
         ),
         batches=BatchConfig(
-            database_url=settings.database_url,
+            database_url=settings.statement_url,
             window=settings.batch_lines_in_progress,
             max_file_bytes=settings.batch_file_bytes,
             max_lines=settings.batch_file_lines,
@@ -128,7 +128,8 @@ def _grpc_config(settings: "Settings") -> GrpcConfig | None:
 
 def _job_config(settings: "Settings") -> JobConfig:
     return JobConfig(
-        database_url=settings.database_url,
+        database_url=settings.statement_url,
+        session_url=settings.session_url,
         total_ms=settings.job_deadline_ms,
         kept_ms=settings.job_result_ms,
         callback_hosts=settings.callback_host_list,
@@ -155,8 +156,8 @@ def raise_file_limit(wanted: int) -> None:
 async def _serve(settings: "Settings", name: str) -> int:
     raise_file_limit(settings.max_connections)
     settings = await with_cluster(settings)
-    await check_database(settings.database_url)
-    catalog = Catalog(settings.database_url)
+    await check_database(settings.session_url)
+    catalog = Catalog(settings.session_url)
     with spans_of(settings, "gateway", name) as spans:
         await catalog.start()
         gc.collect()
@@ -205,7 +206,7 @@ async def _transaction(settings: "Settings") -> AsyncIterator[Connection]:
 @contextlib.asynccontextmanager
 async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
     connection = await connect(
-        settings.database_url,
+        settings.session_url,
         name="tierlane-dashboard",
         connect_timeout_s=DESK_CONNECT_TIMEOUT_S,
         statement_timeout_ms=DESK_STATEMENT_TIMEOUT_MS,
@@ -219,7 +220,7 @@ async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
 async def _look(settings: "Settings") -> AsyncIterator[Connection]:
     """One short connection a look: people ask rarely, and an idle pool would be one more thing that can hang."""
     connection = await connect(
-        settings.database_url,
+        settings.statement_url,
         name="tierlane-gateway",
         connect_timeout_s=LOOK_TIMEOUT_MS / 1000,
         statement_timeout_ms=LOOK_TIMEOUT_MS,

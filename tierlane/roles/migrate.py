@@ -13,18 +13,18 @@ class HasDatabase(Protocol):
     """What of the settings this role needs."""
 
     @property
-    def database_url(self) -> str: ...
+    def session_url(self) -> str: ...
 
 
 def run(settings: HasDatabase) -> int:
     """Migrate and return the exit code: 0 done (or nothing to do, as for a database of a newer version), 1 failed, with one
     line on stderr.
     """
-    if not settings.database_url:
+    if not settings.session_url:
         sys.stderr.write(f"{'No database: set TIERLANE_DATABASE_URL.'}\n")
         return 1
     try:
-        revision = asyncio.run(upgrade_to_head(settings.database_url))
+        revision = asyncio.run(upgrade_to_head(settings.session_url))
     except StartError as error:
         sys.stderr.write(f"{error}\n")
         return 1

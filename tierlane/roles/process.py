@@ -81,11 +81,15 @@ async def check_redis(redis_url: str) -> None:
 
 
 async def check_database(database_url: str) -> None:
-    """Refuse an old schema. Raises StartError."""
-    from ledger.revision import current_revision, head_revision, is_behind  # noqa: PLC0415 - workers never need asyncpg
+    """Refuse an old schema, and a pooler in transaction mode. Raises StartError."""
+    # Workers never need asyncpg.
+    from ledger.postgres import SharedSession, reason  # noqa: PLC0415
+    from ledger.revision import current_revision, head_revision, is_behind  # noqa: PLC0415
 
     try:
         revision = await current_revision(database_url)
+    except SharedSession as error:
+        raise StartError(f"{reason(error)}.") from error
     except StartError as error:
         log.warning("database_away", error=str(error))
         return

@@ -193,7 +193,7 @@ async def _run_loops(
         repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex), lambda: service.limits)
-    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
+    quotas = QuotaKeeper(settings.statement_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
     cordons = CordonSync(
         Cordons(client, keys),
         lambda: _cordoned(catalog),
@@ -236,7 +236,7 @@ def _auditor(settings: "Settings", outbox: Outbox, limits: Callable[[], RequestL
         maintenance=chores,
         pool=place_name(settings.pool, cell_of(settings.redis_url)),
     )
-    return Auditor(settings.database_url, outbox, policy)
+    return Auditor(settings.session_url, outbox, policy)
 
 
 LEFT_POOLS_LOOK_S = 1.0
@@ -336,7 +336,7 @@ class StandIn:
         client, cell = command_client(redis_url), cell_of(redis_url)
         served = self._served.setdefault(cell, set())
         served.add(pool)
-        left = LeftPools(client, self._catalog, settings.database_url, served, cell=cell)
+        left = LeftPools(client, self._catalog, settings.statement_url, served, cell=cell)
         is_own = pool == self._settings.pool
         try:
             async with asyncio.TaskGroup() as group:
@@ -366,10 +366,10 @@ def run(settings: "Settings") -> int:
 async def _serve(settings: "Settings") -> int:
     stop = stop_on_signals()
     settings = await with_cluster(settings)
-    catalog = Catalog(settings.database_url)
+    catalog = Catalog(settings.session_url)
     try:
         await check_redis(settings.redis_url)
-        await check_database(settings.database_url)
+        await check_database(settings.session_url)
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: it need not be looked over again and again.
@@ -458,7 +458,7 @@ async def serve_pools(
 ) -> None:
     """A pool is served from its first appearance until the process ends, because requests may still be queued in it."""
     served: set[str] = set()
-    left = LeftPools(client, catalog, settings.database_url, served, cell=cell_of(settings.redis_url))
+    left = LeftPools(client, catalog, settings.statement_url, served, cell=cell_of(settings.redis_url))
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(left.run()) if settings.serve_pools == "all" else None
         while not stop.is_set():

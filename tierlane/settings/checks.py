@@ -24,7 +24,7 @@ REDIS_SCHEMES = (
     "redis+cluster://",
     "rediss+cluster://",
 )
-DATABASE_SCHEME = "postgresql+asyncpg://"
+DATABASE_SCHEMES = ("postgresql://", "postgres://", "postgresql+asyncpg://")
 MAX_WORKERS = 256
 
 
@@ -44,9 +44,9 @@ def redis_url(value: str) -> str:
 
 
 def database_url(value: str) -> str:
-    """Check the scheme: for a bare postgresql:// SQLAlchemy would load another driver, with an error that explains nothing."""
-    if value and not value.startswith(DATABASE_SCHEME):
-        raise ValueError(f"must begin with {DATABASE_SCHEME}")
+    """Check the scheme; empty is not set."""
+    if value and not value.startswith(DATABASE_SCHEMES):
+        raise ValueError("must begin with postgresql:// or postgres://")
     return value
 
 

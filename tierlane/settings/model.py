@@ -137,6 +137,20 @@ class Settings(
         return self.process_name or re.sub(r"[^A-Za-z0-9_.-]", "_", f"{socket.gethostname()}-{os.getpid()}")
 
     @property
+    def session_url(self) -> str:
+        """The database for connections that need their session: LISTEN, advisory locks, migrations, commands."""
+        return self.database_direct_url or self.database_url
+
+    @property
+    def statement_url(self) -> str:
+        """The database for statements and transactions, which may each run in another session."""
+        if not self.database_direct_url:
+            return self.database_url
+        from ledger.postgres import pooled  # noqa: PLC0415 - workers never need asyncpg
+
+        return pooled(self.database_url)
+
+    @property
     def cors_origin_list(self) -> tuple[str, ...]:
         """The origins one by one."""
         return origin_list(self.cors_origins)
@@ -212,6 +226,17 @@ class Settings(
         for name, setting in SETTINGS.items():
             if setting.needs and _is_set(getattr(self, name)) and not _is_set(getattr(self, setting.needs)):
                 raise ValueError(f"{variable(setting.needs)}: must be set where {variable(name)} is")
+        return self
+
+    @model_validator(mode="after")
+    def _check_gateway(self) -> Self:
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ValueError(f"{variable('grpc_port')}: must not be {variable('port')} ({self.port})")
+        if self.jwt_jwks and not (self.jwt_audience or self.jwt_issuer):
+            raise ValueError(
+                f"{variable('jwt_audience')}: must be set, or {variable('jwt_issuer')}, where {variable('jwt_jwks')} is, so "
+                "that tokens for others are rejected"
+            )
         return self
 
     def _or_of_backend(self, name: str) -> Any:

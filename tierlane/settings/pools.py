@@ -33,7 +33,7 @@ def default_torch_threads(backend: str, workers: int = 1) -> int:
     return 1 if is_tiny(backend) else max(1, (os.cpu_count() or 1) // workers)
 
 
-_POOL = re.compile(r"\s*([A-Za-z0-9_-]{1,64})=(.+?)(?:\*(\d{1,3}))?\s*")
+_POOL = re.compile(r"\s*([a-z][a-z0-9_-]{0,62})=(.+?)(?:\*(\d{1,3}))?\s*")
 
 
 class PoolsError(ValueError):

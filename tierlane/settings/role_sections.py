@@ -26,9 +26,17 @@ class SharedSettings:
     )
     database_url: str = setting(
         "",
-        "postgresql+asyncpg:// (docs/deploy.md). Unset: `tierlane up` starts one.",
+        "postgresql:// or postgres:// (docs/deploy.md). Unset: `tierlane up` starts one.",
         secret=True,
         check=checks.database_url,
+    )
+    database_direct_url: str = setting(
+        "",
+        "The same database without its pooler, for LISTEN, locks, migrations and commands, where TIERLANE_DATABASE_URL is that of "
+        "a pooler in transaction mode. Unset: TIERLANE_DATABASE_URL.",
+        secret=True,
+        check=checks.database_url,
+        needs="database_url",
     )
     service_token: "SecretStr" = setting(
         "",
@@ -42,9 +50,9 @@ class SharedSettings:
         secret=True,
         check=checks.direct_token,
     )
-    # It becomes part of Redis keys, where braces and colons have a meaning.
+    # As the column `pool` of models has it: no request could be for another name.
     pool: str = setting(
-        "default", "Name of the GPU pool: workers with queues of their own.", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+        "default", "Name of the GPU pool: workers with queues of their own.", pattern=r"^[a-z][a-z0-9_-]{0,62}$"
     )
     serve_pools: Literal["all", "own"] = setting(
         "all",
@@ -157,7 +165,6 @@ class WorkerSettings:
         3000,
         "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models: while a model takes "
         "longer for a batch of one, its worker claims nothing.",
-        maximum=3_600_000,  # As in the model's row.
     )
     direct_host: str = setting(
         "127.0.0.1",

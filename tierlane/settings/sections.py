@@ -58,6 +58,10 @@ ORDERED = (
     Order("reap_ms", "lease_ms", "or a lost batch waits longer for the reaper than for its lease"),
     Order("heartbeat_ms", "gone_ms", "or a live worker counts as gone between two heartbeats"),
     Order("gpu_timeout_ms", "total_request_ms", "or the client gets a response before its batch times out"),
+    Order("gpu_timeout_ms", "job_deadline_ms", "or a job fails before its batch times out"),
+    Order(
+        "batch_file_bytes", "stored_file_bytes", "or a file of that size is rejected, or leaves no room for its results"
+    ),
     Order("max_body_bytes", "key_body_memory_bytes", "or a body of that size cannot be received"),
     Order("key_body_memory_bytes", "customer_body_memory_bytes", "or one key blocks its customer's others"),
     Order("customer_body_memory_bytes", "body_memory_bytes", "or one customer blocks all others"),

@@ -206,15 +206,15 @@ class Stack:
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
         await self._migrate(RoleEnvironment(settings))
-        await write_cells(settings.database_url, self._cells, self._home)
+        await write_cells(settings.session_url, self._cells, self._home)
         model, *others = demo_models(settings)
-        keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
+        keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
         autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready(settings))
-        self._file.serve(self._cell_urls(settings), settings.database_url, keys)
+        self._file.serve(self._cell_urls(settings), settings.session_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]

@@ -10,7 +10,7 @@ imagePullPolicy: {{ .root.Values.images.pullPolicy }}
 {{- end }}
 {{- define "tierlane.secret" -}}
 - name: {{ .variable }}
-  valueFrom: {secretKeyRef: {name: {{ .root.Values.existingSecret }}, key: {{ .key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.existingSecret }}, key: {{ .key }}{{ if .optional }}, optional: true{{ end }}}}
 {{- end }}
 {{- define "tierlane.pod" -}}
 automountServiceAccountToken: false
