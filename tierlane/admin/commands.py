@@ -262,7 +262,7 @@ _add_verbs(
         "Change the batch settings of a model, or enable or disable it.",
         "Delete a model. Requests for it get 404.",
     ),
-    ("model", "tiny", "--max-batch-size 16 --gpu-timeout-ms 5000", "big --pool default --max-batch-size 8"),
+    ("model", "tiny", "--max-batch-size 16 --max-wait-ms 20", "big --pool default --max-batch-size 8"),
 )
 
 PricedModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="The model, by name.")]
