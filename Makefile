@@ -43,7 +43,7 @@ up: $(INSTALLED) ## Start everything on this machine; Ctrl-C stops it
 # one process. The others compute: they run beside them at a lower priority, and print a line if they pass, so that the
 # failures of the first are the last lines. Tests that are marked `alone` follow: another stack that starts takes both
 # processors for a second.
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 
 test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)

@@ -32,7 +32,7 @@ def direct_token(service_token: str) -> str:
     return _derived(service_token) if service_token else ""
 
 
-def is_of_nothing(token: str) -> bool:
+def is_from_empty_token(token: str) -> bool:
     """Whether this token was derived, as by that command, from an empty service token, so that everybody knows it."""
     return token == _derived("")
 

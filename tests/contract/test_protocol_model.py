@@ -201,6 +201,7 @@ SLOT_RULES = {
     "withdrawn_is_forgotten": ("take", "end_some", "form", "pop", "claim"),
     "who_left_runs_again": ("take", "a_running_one_is_left", "restarts", "leases_run_out", "pop", "claim"),
     "who_left_is_handed_back": ("take", "a_running_one_is_left", "one_of_several_returns"),
+    "a_claim_takes_no_slot": ("take", "form", "pop", "claim", "beats"),
     "an_end_frees_no_slot": ("take", "end_some", "beats"),
     "a_drained_worker_comes_back": ("take", "end_some", "beats"),
 }

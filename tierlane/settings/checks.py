@@ -63,9 +63,9 @@ def token(value: "SecretStr") -> "SecretStr":
 def direct_token(value: "SecretStr") -> "SecretStr":
     """Check a token of direct calls, which is normally derived by a command that takes an empty service token as well."""
     if value.get_secret_value():
-        from scheduler.protocol.direct import is_of_nothing
+        from scheduler.protocol.direct import is_from_empty_token
 
-        if is_of_nothing(value.get_secret_value()):
+        if is_from_empty_token(value.get_secret_value()):
             raise ValueError("must follow from TIERLANE_SERVICE_TOKEN, which was empty when this one was computed")
     return token(value)
 

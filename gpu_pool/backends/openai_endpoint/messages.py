@@ -50,11 +50,11 @@ _READ_BYTES = 1 << 20
 _encode = msgspec.json.encode
 
 
-class _Message(msgspec.Struct, gc=False):
+class _SentMessage(msgspec.Struct, gc=False):
     content: Any = None
 
 
-_contents = msgspec.json.Decoder(list[_Message])
+_contents = msgspec.json.Decoder(list[_SentMessage])
 
 
 def rejected_early(item: Item) -> ItemResult | None:
