@@ -21,6 +21,7 @@ from gateway.standby_scheduler import Schedule
 from gateway.wiring import GatewayParts
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.redis_client.connections import check_server
+from scheduler.redis_client.distance import too_far
 from scheduler.tasks import end_all
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Gateway(GatewayParts):
         check_parser()
         self._shared.body_store.open()
         try:
-            await check_server(self._client)
+            if problem := too_far(await check_server(self._client)):
+                log.warning("Redis is too far away", reason=problem)
         except RedisUnavailable as error:
             log.warning("starting without Redis", reason=str(error))
         self.direct.open()

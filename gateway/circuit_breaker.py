@@ -50,6 +50,7 @@ class Breaker:
         self._draw = draw
         self._trying_since: float | None = None  # Start of the first call after the last success.
         self._next_at = 0.0  # Open: when a probe is allowed. Half open: when the probe counts as lost.
+        self.slack_s = 0.0  # Added to the times of silence and of a probe, for a dependency that is far away.
         self.state = BreakerState.CLOSED
         self.failures = 0  # In a row.
         self.opened = 0  # How often it opened, without failed probes.
@@ -97,7 +98,7 @@ class Breaker:
         if self.update(now) is not BreakerState.OPEN or now < self._next_at:
             return False
         self.state = BreakerState.HALF_OPEN
-        self._next_at = now + PROBE_TIMEOUT_S
+        self._next_at = now + PROBE_TIMEOUT_S + self.slack_s
         return True
 
     def may_call(self, now: float) -> bool:
@@ -106,7 +107,8 @@ class Breaker:
 
     def _silent(self, now: float) -> bool:
         since = self._trying_since
-        return self._silence_s is not None and since is not None and now - since >= self._silence_s
+        silence_s = self._silence_s
+        return silence_s is not None and since is not None and now - since >= silence_s + self.slack_s
 
     def _open(self, now: float) -> None:
         self.state = BreakerState.OPEN
@@ -122,7 +124,7 @@ SUSPENDED_S = 0.2
 
 async def ping(client: Redis) -> None:
     """The probe. Raises RedisUnavailable, also if Redis contains data that this version cannot read."""
-    async with bounded():
+    async with bounded(client):
         await client.ping()
     try:
         await check_protocol(client)
@@ -131,11 +133,20 @@ async def ping(client: Redis) -> None:
 
 
 class RedisWatch:
-    """Whether Redis is available. `ping` raises RedisUnavailable; `clock`: monotonic seconds."""
+    """Whether Redis is available. `ping` raises RedisUnavailable; `clock`: monotonic seconds.
 
-    def __init__(self, ping: Callable[[], Awaitable[object]], clock: Callable[[], float] = time.monotonic) -> None:
+    `slack_s`: how much longer a first call takes, because of the distance.
+    """
+
+    def __init__(
+        self,
+        ping: Callable[[], Awaitable[object]],
+        clock: Callable[[], float] = time.monotonic,
+        slack_s: Callable[[], float] = float,
+    ) -> None:
         self._ping = ping
         self._clock = clock
+        self._slack_s = slack_s
         self._probe: asyncio.Task[None] | None = None
         self._updated_at = clock()
         self.breaker = Breaker()
@@ -173,6 +184,7 @@ class RedisWatch:
     def update(self, now: float) -> None:
         """Update the breaker, and start a probe when it is due. To be called many times a second."""
         self._check_suspended(now)
+        self.breaker.slack_s = self._slack_s()
         if self.breaker.may_probe(now):
             self._probe = asyncio.get_running_loop().create_task(self._run_probe())
 

@@ -50,7 +50,7 @@ from scheduler.protocol.limits import LimitState, find_rejection, recent_rejecti
 from scheduler.protocol.pool_view import Observation, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
-from scheduler.redis_client.connections import command_client, subscriber_client
+from scheduler.redis_client.connections import command_client, pipelined, subscriber_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import EndedTask, Loop, TaskRegistry, next_tick
 
@@ -96,7 +96,8 @@ class PoolParts:
         self.pending_requests = PendingRequests(self._ended, shared.body_store.discard)
         self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool, config.request_limits)
-        self.watch = RedisWatch(lambda: ping(self._client))
+        self.distance = pipelined(self._client).distance
+        self.watch = RedisWatch(lambda: ping(self._client), slack_s=lambda: self.distance.slack_s)
         self.handover = Handover(
             LimitsHandover(self._client, keys), shared.catalog, config.cell, answers=lambda: self.watch.answers
         )
@@ -203,11 +204,16 @@ class PoolParts:
             listener=self.recovery,
             watch=self.watch,
             rejections=self.rejection_log.drain,
-            took=shared.counters.called,
+            took=self._called,
             observed=self._observed,
             others=partial(shared.observations.others, config.pool, config.cell),
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
+
+    def _called(self, name: str, took_s: float) -> None:
+        self._shared.counters.called(name, took_s)
+        if name == "beat":
+            self.distance.beat(took_s)
 
     def _admission(self, admissions: Admissions) -> AdmissionBatcher:
         return AdmissionBatcher(

@@ -17,7 +17,7 @@ from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
-from scheduler.redis_client.connections import translated
+from scheduler.redis_client.connections import pipelined, translated
 from scheduler.redis_client.pipeline import Backoff
 from scheduler.redis_client.subscription import Subscription, subscribe
 from scheduler.tasks import next_tick
@@ -27,7 +27,7 @@ log = structlog.get_logger("gateway")
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 0.5
 LAST_READ_S = 0.02  # A last read after the timeout: if this process was suspended, the pong may be unread.
-SUBSCRIBE_WITHIN_S = 0.5
+SUBSCRIBE_WITHIN_S = 0.5  # Without the distance.
 CATCH_UP_EVERY_S = 1.0
 OFTEN_S = 5.0  # Up to this age the result of a request is looked for each time,
 SELDOM_S = 10.0  # later once in this time: thousands of long answers must not cost thousands of reads a second.
@@ -115,7 +115,8 @@ class ResponseSubscriber:
 
     async def _session(self) -> None:
         """Run one subscription, from SUBSCRIBE until it is lost. Raises RedisUnavailable then."""
-        async with translated(), asyncio.timeout(SUBSCRIBE_WITHIN_S):
+        within_s = SUBSCRIBE_WITHIN_S + pipelined(self._client).distance.connect_s
+        async with translated(), asyncio.timeout(within_s):
             take = lambda message: self.deliver(message)  # noqa: E731, PLW0108 - looked up for each message
             subscription = await subscribe(self._client, self._channel, take)
         try:

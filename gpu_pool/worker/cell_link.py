@@ -144,7 +144,9 @@ class Heartbeat:
             self._due.set()
 
     def _send_without_waiting(self) -> bool:
-        if self._async_heartbeat.pending:  # No reply for a whole period.
+        if self._async_heartbeat.pending:
+            if time.monotonic() - self._beat_at < self._every_s / 2 + self._async_heartbeat.distance_s:
+                return True  # `within` was shorter than the way to Redis and back; the next tick looks again.
             self._async_heartbeat.give_up()
             self._failed()
         if self._due.is_set() or not self.working.is_set() or not self._async_heartbeat.send(self._beat()):

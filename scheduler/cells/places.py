@@ -41,14 +41,18 @@ def cell_urls(base_url: str, rows: Iterable[CellServer], *, closed: bool = False
 
 
 def with_credentials(url: str, base_url: str) -> str:
-    """The URL with user, password and, for TLS, the options of `base_url`, if it has none."""
+    """The URL with user, password and, for TLS, the options of `base_url`, if it has none; with the login at Sentinels."""
     scheme, _, rest = url.partition("://")
     base_scheme, _, base_rest = base_url.partition("://")
     credentials, at, _ = base_rest.partition("?")[0].rpartition("@")
+    inherited: tuple[str, ...] = ()
+    if scheme.endswith("+sentinel") and base_scheme.endswith("+sentinel"):
+        inherited = ("sentinel_user=", "sentinel_password=")
+    if scheme.startswith("rediss") and base_scheme.startswith("rediss") and "?" not in url:
+        inherited += ("ssl_", "sentinel_tls=") if inherited else ("ssl_",)
+    options = [option for option in base_rest.partition("?")[2].split("&") if option.startswith(inherited)]
     found = f"{scheme}://{credentials}{at}{rest}"
-    options = base_rest.partition("?")[2]
-    is_tls = scheme.startswith("rediss") and base_scheme.startswith("rediss")
-    return f"{found}?{options}" if options and is_tls and "?" not in url else found
+    return f"{found}{'&' if '?' in url else '?'}{'&'.join(options)}" if options else found
 
 
 def without_credentials(url: str) -> str:

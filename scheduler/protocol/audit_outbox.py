@@ -220,7 +220,7 @@ class Outbox:
 
     async def depth(self) -> int:
         """The number of entries, including taken ones."""
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=False)
             pipeline.llen(self._keys.outbox)
             pipeline.llen(self._own)
@@ -240,7 +240,7 @@ class AuditLag:
 
         Raises RedisUnavailable.
         """
-        async with bounded():
+        async with bounded(self._client):
             members: set[bytes] = await self._client.smembers(self._keys.auditors)  # type: ignore[assignment]
             auditors = [member.decode() for member in members]
             held = (

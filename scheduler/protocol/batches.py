@@ -411,7 +411,7 @@ class ReadyBatches:
         """Unblock a waiting `pop` at the server; it returns what it has, or None. Raises RedisUnavailable."""
         client_id = pipelined(self._client).client_id
         if client_id is not None:
-            async with bounded():
+            async with bounded(self._client):
                 await self._client.client_unblock(client_id)
 
     def hang_up(self) -> None:

@@ -120,7 +120,7 @@ class DeadLetterList:
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove ids. Raises RedisUnavailable."""
         for at in range(0, len(ids), IDS_A_CALL):
-            async with bounded():
+            async with bounded(self._client):
                 pipeline = self._client.pipeline(transaction=False)
                 for request_id in ids[at : at + IDS_A_CALL]:
                     pipeline.lrem(self._keys.dlq, 0, request_id)

@@ -32,7 +32,7 @@ class HistoryStore:
     async def has_turn(self) -> bool:
         """Acquire or renew the lock. Returns whether this gateway holds it."""
         key = self._keys.history_turn
-        async with bounded():
+        async with bounded(self._client):
             if await self._client.set(key, self._gateway_id, nx=True, px=TURN_MS):
                 return True
             if await self._client.get(key) != self._gateway_id.encode():
@@ -50,13 +50,13 @@ class HistoryStore:
 
     async def read(self) -> list[bytes]:
         """All points, the oldest first."""
-        async with bounded():
+        async with bounded(self._client):
             points = cast("list[bytes]", await self._client.lrange(self._keys.history, 0, MAX_POINTS - 1))
         return points[::-1]
 
     async def release(self) -> None:
         """Release the lock, so that another gateway can write at once."""
         key = self._keys.history_turn
-        async with bounded():
+        async with bounded(self._client):
             if await self._client.get(key) == self._gateway_id.encode():
                 await self._client.delete(key)

@@ -47,7 +47,7 @@ class IndexRepair:
         found, wanted, now_ms = await self._repair(_encode(with_background(tiers)), KEPT_MS, NOTE_MS)
         for name in (raw.decode() for raw in wanted):
             count = await self._built_again(name, int(now_ms))
-            async with bounded():
+            async with bounded(self._client):
                 await self._client.srem(self._repairs, name)
             log.error("redis_key_repaired", key=self._prefix + name, rebuilt=count)
         return [_sentence(self._prefix, raw.decode(), int(now_ms)) for raw in found]
@@ -69,7 +69,7 @@ class IndexRepair:
     async def _ids(self, kind: str) -> AsyncIterator[str]:
         start, cursor = self._prefix + kind, 0
         while True:
-            async with bounded():
+            async with bounded(self._client):
                 found: Any = await self._client.scan(cursor, match=_literal(start) + "*", count=PIECE)
             cursor, names = found
             for name in names:

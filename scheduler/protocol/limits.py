@@ -102,7 +102,7 @@ async def recent_rejections(client: Redis, keys: Keys, customer_id: str, limit: 
 
 async def _lists(client: Redis, keys: Keys) -> list[str]:
     """The keys of the lists, the one with the newest entry first."""
-    async with bounded():
+    async with bounded(client):
         gateways: list[Any] = await client.zrange(keys.refusal_lists, 0, _LISTS_READ - 1, desc=True)
     return [keys.refusals(gateway.decode()) for gateway in gateways]
 
@@ -110,7 +110,7 @@ async def _lists(client: Redis, keys: Keys) -> list[str]:
 async def _entries(client: Redis, name: str, most: int) -> AsyncIterator[bytes]:
     """The entries of a list, newest first, in pages, because a long reply would delay other calls."""
     for start in range(0, most, _PAGE):
-        async with bounded():
+        async with bounded(client):
             page: list[Any] = await client.lrange(name, start, start + _PAGE - 1)
         for packed in page:
             yield packed
@@ -289,7 +289,7 @@ class QuotaRestore:
 
     async def _epochs(self) -> Sequence[Any]:
         """The current epoch, and the epoch for which quotas were restored; None if unknown."""
-        async with bounded():
+        async with bounded(self._client):
             return await self._client.mget(*self._names)
 
     async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:

@@ -361,7 +361,7 @@ class WaitingView:
     async def customer(self, tier: str, customer_id: str, weight: float) -> list[CustomerQueue]:
         """The customer's backlogs, interactive and background."""
         keys, names = self._keys, (tier, background_of(tier))
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=True)
             for name in names:
                 pipeline.llen(keys.backlog(name, customer_id))
@@ -378,7 +378,7 @@ class WaitingView:
     async def request(self, queue: str, customer_id: str, request_id: str) -> QueuePlace | None:
         """The place of a request; None if it does not wait, or follows the run of an equal one."""
         lists = (self._keys.queue(queue), self._keys.backlog(queue, customer_id))
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=True)
             for name in lists:
                 pipeline.llen(name)
@@ -409,13 +409,13 @@ class Unfinished:
 
     async def pools(self) -> set[str]:
         """The pools that must be served, whether or not a model names them."""
-        async with bounded():
+        async with bounded(self._client):
             members: Any = await self._client.smembers(self._key)
         return {name for name in (member.decode("utf-8", "replace") for member in members) if is_pool_name(name)}
 
     async def note(self, kept: Collection[str], over: Collection[str]) -> None:
         """Add and remove pools."""
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=True)
             if kept:
                 pipeline.sadd(self._key, *kept)
@@ -430,7 +430,7 @@ class Unfinished:
     async def remaining(self, keys: Keys, tiers: Collection[str]) -> Remaining:
         """What is not finished in the pool."""
         names = with_background(list(tiers))
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=True)
             for name in (*map(keys.queue, names), keys.outbox):
                 pipeline.llen(name)

@@ -198,6 +198,11 @@ class AsyncHeartbeat:
         """Whether the reply to the last heartbeat has not arrived yet."""
         return self._reply.pending
 
+    @property
+    def distance_s(self) -> float:
+        """How long the reply may be under way."""
+        return self._pipelined.distance.call_s
+
     def send(self, heartbeat: WorkerReport) -> bool:
         """Send a heartbeat; if `heartbeat` is the same object as before, without its content. Returns False without a connection
         or while a reply is pending.
@@ -336,7 +341,7 @@ class Presence:
         await self._forget(self._keys.gateways, gateway_id, self._keys.gateway(gateway_id))
 
     async def _forget(self, index: str, member: str, key: str) -> None:
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=True)
             pipeline.zrem(index, member)
             pipeline.delete(key)
@@ -344,12 +349,12 @@ class Presence:
 
     async def publish_moves(self, packed: bytes) -> None:
         """Write `moves`, which workers read with their heartbeats."""
-        async with bounded(pipelined(self._client).timeout_s):
+        async with bounded(self._client):
             await self._client.set(self._keys.moves, packed, px=MOVES_KEEP_MS)
 
     async def moves(self) -> bytes | None:
         """The present `moves`; None: there is none."""
-        async with bounded(pipelined(self._client).timeout_s):
+        async with bounded(self._client):
             packed = await self._client.get(self._keys.moves)
         return packed if isinstance(packed, bytes) else None
 

@@ -108,7 +108,7 @@ class Results:
         """The stored reply of each id; None if the request has not ended or is unknown. Raises RedisUnavailable."""
         if not ids:
             return []
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=False)
             for request_id in ids:
                 pipeline.hget(self._keys.request(request_id), "reply")
@@ -117,7 +117,7 @@ class Results:
 
     async def stored(self, request_id: str) -> StoredReply | None:
         """The stored reply with its end; None as for `fetch`. Raises RedisUnavailable."""
-        async with bounded():
+        async with bounded(self._client):
             found: list[Any] = await self._client.hmget(self._keys.request(request_id), ("reply", "ended"))
         stored, ended = found
         reply = readable(stored)
@@ -125,7 +125,7 @@ class Results:
 
     async def request_detail(self, request_id: str) -> RequestDetail | None:
         """The state of a request; None if Redis does not store it. Raises RedisUnavailable."""
-        async with bounded():
+        async with bounded(self._client):
             found: list[Any] = await self._client.hmget(self._keys.request(request_id), _DETAIL)
             state, batch, env, who, code, ended, stored = found
             if state is None or env is None or who is None:
@@ -181,7 +181,7 @@ class RequestStatuses:
 
     async def epoch(self) -> bytes:
         """The epoch of this Redis, which changes when it loses its data; b"" before its first use."""
-        async with bounded():
+        async with bounded(self._client):
             return cast("bytes | None", await self._client.get(self._keys.epoch)) or b""
 
     async def fetch(self, ids: Sequence[str]) -> list[RequestStatus]:
@@ -202,7 +202,7 @@ class RequestStatuses:
         return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
 
     async def _pipelined(self, reads: Sequence[tuple[str, ...]]) -> list[Any]:
-        async with bounded():
+        async with bounded(self._client):
             pipeline = self._client.pipeline(transaction=False)
             for key, *fields in reads:
                 pipeline.hmget(key, fields)

@@ -13,10 +13,9 @@ before they write anything (prelude.lua), and Redis counts as not available unti
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from redis.asyncio.connection import Connection
+from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.crc import key_slot
 from redis.exceptions import (
@@ -30,21 +29,20 @@ from redis.exceptions import (
 from scheduler.errors import StartError
 from scheduler.redis_client.keys import CLUSTER_SCHEMES
 from scheduler.redis_client.sentinel import (
+    Address,
     PrimaryPool,
     SharedSentinelSSLConnection,
     SharedSSLConnection,
+    answer_of,
     credentials_of,
     node,
     options_of,
 )
+from scheduler.redis_client.setup_faults import Server
 
 DEFAULT_PORT = 6379
-ASK_TIMEOUT_S = 0.08
-"""Timeout of each server that is asked: two that hang must leave time for the third within a command's 0.25 s."""
 REDIRECTIONS = (AskError, TryAgainError)
 """Another server has the slot, or a part of its keys. MovedError is an AskError in redis-py."""
-
-Address = tuple[str, int]
 
 
 class ClusterUrl(NamedTuple):
@@ -124,7 +122,7 @@ class SlotPool(PrimaryPool):
         failure: Exception | None = None
         for each in dict.fromkeys((*self._nodes, *self._seeds)):
             try:
-                async with asyncio.timeout(ASK_TIMEOUT_S):
+                async with asyncio.timeout(self._ask_s):
                     found, self._nodes = primary_of(self.slot, await self._ask(each), each)
             except (RedisError, OSError, TimeoutError) as error:
                 failure = error
@@ -137,14 +135,12 @@ class SlotPool(PrimaryPool):
     async def _ask(self, address: Address) -> list[Any]:
         options = {name: value for name, value in self.connection_kwargs.items() if name != "connection_pool"}
         connection = self._asked(**options | {"host": address[0], "port": address[1]})
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_command("CLUSTER", "SLOTS")
-            slots: list[Any] = await connection.read_response()
-            return slots
-        finally:
-            with suppress(RedisError, OSError):
-                await connection.disconnect(nowait=True)
+        slots: list[Any] = await answer_of(connection, "CLUSTER", "SLOTS")
+        return slots
+
+    def servers(self) -> list[Server]:
+        """Those of the URL."""
+        return [Server("Redis", *each, issubclass(self._asked, SSLConnection)) for each in self._seeds]
 
 
 def primary_of(slot: int, ranges: list[Any], asked: Address) -> tuple[Address, list[Address]]:

@@ -1,8 +1,8 @@
 """Redis clients: explicit timeouts, no retries, and a separate client for each kind of use.
 
 The defaults of redis-py would violate deadlines (10 retries, 5 s socket timeout: one GET on a stopped Redis blocked for 59 s)
-and exactly-once semantics (a repeated LPUSH runs twice). So commands time out after 0.25 s with an unknown outcome, and
-commands that are not idempotent are never repeated.
+and exactly-once semantics (a repeated LPUSH runs twice). So commands time out after 0.25 s and the round trip (`Distance`), with
+an unknown outcome, and commands that are not idempotent are never repeated.
 
 The timeouts are applied around each call, not by redis-py's `socket_timeout`: that one uses `asyncio.wait_for`, which on
 Python 3.11 starts a task for every command and can lose a cancellation (CPython gh-86296), so that a role would not stop.
@@ -19,15 +19,19 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client import cluster
+from scheduler.redis_client.distance import MOST_ROUND_TRIP_S
 from scheduler.redis_client.keys import CLUSTER_SCHEMES, PROTOCOL, Keys, tag_of
 from scheduler.redis_client.pipeline import Argument, PipelinedClient
 from scheduler.redis_client.sentinel import SCHEMES, ClientPool, SentinelPool, SharedSSLConnection, parse, prepare
+from scheduler.redis_client.setup_faults import login_fault, tls_faults
 
 COMMAND_TIMEOUT_S = 0.25
+"""The time limit of a command, without the distance."""
 MINIMUM_VERSION = (7, 0)
 FAULTS = (RedisError, OSError, TimeoutError)
 """Exceptions that mean that Redis is unavailable."""
@@ -38,6 +42,8 @@ CLUSTER_ADVICE = (
 )
 
 _POOL_SIZE = 16
+_TLS_TRIPS = 2
+_PINGS = 3
 
 
 class PipelinedRedis(Redis):
@@ -51,7 +57,7 @@ class PipelinedRedis(Redis):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         pool = cast("ClientPool", self.connection_pool)
-        self.pipelined = PipelinedClient(pool.make_connection, COMMAND_TIMEOUT_S, pool.moved)
+        self.pipelined = PipelinedClient(pool.make_connection, COMMAND_TIMEOUT_S, pool.moved, pool.distance)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
         """Close the pipelined client too. Later calls fail, and leave no connection open."""
@@ -80,10 +86,13 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "max_connections": size,
         "timeout": timeout_s,
         "socket_timeout": None,
-        "socket_connect_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s + (_TLS_TRIPS * MOST_ROUND_TRIP_S if url.startswith("rediss") else 0.0),
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
         "driver_info": None,  # Without it redis-py sends CLIENT SETINFO, which Redis 7.0 and our ACL reject.
+        "maint_notifications_config": MaintNotificationsConfig(
+            enabled=False
+        ),  # One round trip, which most servers reject.
     }
     server, tag = url.partition("#")[0], tag_of(url)
     if server.startswith(SCHEMES):
@@ -117,10 +126,16 @@ def subscriber_client(url: str) -> Redis:
 
 
 @asynccontextmanager
-async def bounded(timeout_s: float = COMMAND_TIMEOUT_S) -> AsyncIterator[None]:
-    """Limit a call to `timeout_s`. Raises RedisUnavailable."""
-    async with translated(), asyncio.timeout(timeout_s):
+async def bounded(limit: Redis | float = COMMAND_TIMEOUT_S) -> AsyncIterator[None]:
+    """Limit a call to a time in seconds, or to that of the commands of a client. Raises RedisUnavailable."""
+    async with translated(), asyncio.timeout(limit if isinstance(limit, float | int) else limit_of(limit)):
         yield
+
+
+def limit_of(client: Redis) -> float:
+    """The time limit of a few commands in a row that may need a connection, in seconds."""
+    calls = pipelined(client)
+    return calls.timeout_s + calls.distance.connect_s
 
 
 @asynccontextmanager
@@ -134,7 +149,27 @@ async def translated() -> AsyncIterator[None]:
 
 def unavailable(error: BaseException) -> RedisUnavailable:
     """The RedisUnavailable for one of FAULTS."""
-    return RedisUnavailable(f"Redis did not respond: {type(error).__name__}: {error}")
+    return RedisUnavailable(login_fault(error) or f"Redis did not respond: {type(error).__name__}: {error}")
+
+
+async def diagnosed(client: Redis, error: RedisUnavailable) -> RedisUnavailable:
+    """The same error, or one that says which server uses TLS, or does not, although the URL says otherwise."""
+    if isinstance(error.__cause__, AuthenticationError):
+        return error
+    sentence = await tls_faults(cast("ClientPool", client.connection_pool).servers())
+    return RedisUnavailable(sentence) if sentence else error
+
+
+async def measure(client: Redis) -> float:
+    """The round trip in seconds, which the client uses from then on. Raises RedisUnavailable."""
+    loop, least_s = asyncio.get_running_loop(), float("inf")
+    async with translated():
+        for _ in range(_PINGS):
+            began = loop.time()
+            await pipelined(client).call(("PING",))
+            least_s = min(least_s, loop.time() - began)
+    pipelined(client).distance.measured(least_s)
+    return least_s
 
 
 def tag_at(client: Redis) -> str:
@@ -151,7 +186,7 @@ async def server_url(url: str) -> str:
         return url
     client = command_client(url)
     try:
-        async with bounded():
+        async with bounded(client):
             info = await client.info("cluster")
     except RedisUnavailable:
         return url
@@ -165,7 +200,7 @@ async def check_protocol(client: Redis) -> None:
 
     Scripts check the version as well, in case it changes later.
     """
-    async with bounded():
+    async with bounded(client):
         try:
             stored = cast("bytes | None", await client.get(Keys(tag=tag_at(client)).protocol))
         except ResponseError as error:
@@ -182,10 +217,17 @@ async def check_protocol(client: Redis) -> None:
         )
 
 
-async def check_server(client: Redis) -> None:
-    """Reject a server that could lose requests or cannot run the scripts. Raises StartError, or RedisUnavailable."""
-    async with bounded():
-        info = await client.info()
+async def check_server(client: Redis) -> float:
+    """Reject a server that could lose requests or cannot run the scripts. Returns the round trip in seconds.
+
+    Raises StartError, or RedisUnavailable, which names a fault of the configuration if there is one.
+    """
+    try:
+        round_trip_s = await measure(client)
+        async with bounded(client):
+            info = await client.info()
+    except RedisUnavailable as error:
+        raise await diagnosed(client, error) from error
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise StartError(f"Redis {info['redis_version']} is too old: Tierlane needs Redis 7.0 or Valkey 7.2.")
@@ -195,3 +237,4 @@ async def check_server(client: Redis) -> None:
     if policy != "noeviction":
         raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued requests: set it to noeviction.")
     await check_protocol(client)
+    return round_trip_s

@@ -20,6 +20,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
     MovedError,
@@ -31,6 +32,9 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004 - see above
     TryAgainError,
 )
+
+from scheduler.redis_client.distance import NEAR_S, Distance
+from scheduler.redis_client.setup_faults import SetupFault
 
 
 class Backoff:
@@ -62,7 +66,7 @@ OnMoved = Callable[[MovedError], None]
 
 pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.1
-"""The pause after a failed attempt to connect. A call ends in 0.25 s, so that it gets one or two attempts."""
+"""The pause after a failed attempt to connect. A call near Redis ends in 0.25 s, so that it gets one or two attempts."""
 CLIENT_CLOSED = "The client was closed."
 _NOTHING = object()
 _ERRORS: dict[str, type[RedisError]] = {
@@ -199,19 +203,26 @@ class PipelinedConnection(asyncio.Protocol):
 
 
 class PipelinedClient:
-    """The calls of one client. `make`: returns unconnected connections; `timeout_s`: of a call.
+    """The calls of one client. `make`: returns unconnected connections; `timeout_s`: of a call, without the distance.
 
     `moved`: is called with each MOVED, so that the next connection is to the server that it names.
     """
 
-    def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float, moved: OnMoved) -> None:
+    def __init__(
+        self,
+        make: Callable[[], AbstractConnection],
+        timeout_s: float,
+        moved: OnMoved,
+        distance: Distance | None = None,
+    ) -> None:
         self.timeout_s = timeout_s
+        self.distance = Distance(round_trip_s=0.0) if distance is None else distance
         self._make = make
         self._moved = moved
         self._wire: PipelinedConnection | None = None
         self._connecting = asyncio.Lock()
         self._failures = 0  # The number of failed attempts to connect.
-        self._failure = ""  # The error of the last attempt; "" after a success.
+        self._failure: ConnectionError | None = None  # Of the last attempt; None after a success.
         self._next_at = 0.0  # When the next attempt may start, in the loop's time.
         self._backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
         self._ended = False
@@ -228,10 +239,10 @@ class PipelinedClient:
     async def _call(self, packed: bytes, timeout_s: float) -> Any:
         wire = self._wire
         if wire is None or not wire.usable:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s + self.distance.connect_s):
                 wire = await self._connected()
         answer = wire.send(packed)
-        timer = asyncio.get_running_loop().call_later(timeout_s, wire.time_out, answer)
+        timer = asyncio.get_running_loop().call_later(timeout_s + self.distance.call_s, wire.time_out, answer)
         try:
             return await answer
         finally:
@@ -289,7 +300,7 @@ class PipelinedClient:
             if self._ended:
                 raise ConnectionError(CLIENT_CLOSED)
             if self._failure and self._failures > failures:  # The attempt that this call waited for failed.
-                raise ConnectionError(self._failure)
+                raise type(self._failure)(*self._failure.args)
             await self._attempt()
             return cast("PipelinedConnection", self._wire)
 
@@ -298,32 +309,46 @@ class PipelinedClient:
         if (wait_s := self._next_at - loop.time()) > 0:
             await asyncio.sleep(wait_s)
         try:
-            self._wire = await _connect(self._make(), self._moved)
+            self._wire = await _connect(self._make(), self._moved, self.distance)
         except BaseException as error:
             self._next_at = loop.time() + self._backoff.next_s()
+            if isinstance(error, asyncio.CancelledError | TimeoutError):
+                self.distance.timed_out()
             if isinstance(
                 error, RedisError | OSError
             ):  # Otherwise the call was cancelled, which does not concern others.
                 self._failures += 1
-                self._failure = str(error) or type(error).__name__
+                kind = type(error) if isinstance(error, SetupFault | AuthenticationError) else ConnectionError
+                self._failure = kind(str(error) or type(error).__name__)
             raise
-        self._failure, self._next_at = "", 0.0
+        self._failure, self._next_at = None, 0.0
         self._backoff.reset()
         if self._ended:
             self.close()
             raise ConnectionError(CLIENT_CLOSED)
 
 
-async def _connect(connection: AbstractConnection, moved: OnMoved) -> PipelinedConnection:
+async def _connect(connection: AbstractConnection, moved: OnMoved, distance: Distance) -> PipelinedConnection:
     connect: Callable[[], Awaitable[None]] = connection.connect
     try:
         await connect()
-        await connection.send_command("CLIENT", "ID")
-        return PipelinedConnection(connection, int(await connection.read_response()), moved)
+        client_id, took_s = await _client_id(connection)
+        if took_s > NEAR_S:
+            took_s = min(took_s, (await _client_id(connection))[1])
+        distance.measured(took_s)
+        return PipelinedConnection(connection, client_id, moved)
     except BaseException:
         with suppress(RedisError, OSError):
             await connection.disconnect(nowait=True)
         raise
+
+
+async def _client_id(connection: AbstractConnection) -> tuple[int, float]:
+    """The id of a connection, and the time of this call in seconds."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await connection.send_command("CLIENT", "ID")
+    return int(await connection.read_response()), loop.time() - began
 
 
 def _host_of(sockname: object) -> str:

@@ -1,31 +1,40 @@
 """Redis with Sentinel, and TLS connections that share one SSL context per process.
 
-    redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]
+    redis+sentinel://[user:password@]host:port[,host:port...]/service[/db][?sentinel_user=NAME&sentinel_password=TEXT]
 
 With TLS rediss+sentinel://, and as in redis-py's URLs ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. Connections
 to the Sentinels use TLS only with &sentinel_tls=on. Connections always go to the current primary. A failover may lose the
 last writes that the old primary had acknowledged: the gateways resubmit their pending requests.
 
+Each new connection asks one Sentinel, over a connection that is closed then; redis-py's own client keeps it, but its errors
+have the state of all Sentinels and no reason.
+
 An SSL context costs about 20 ms of CPU, and redis-py makes one for each connection; here it is shared. The files of a URL
 are read again when they change, so that the next connection uses a renewed certificate.
 """
 
+import asyncio
 import os
+import socket
 import weakref
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
+import redis.exceptions
 from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.connection import RedisSSLContext, SSLConnection
-from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.asyncio.connection import Connection, RedisSSLContext, SSLConnection
+from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.exceptions import (
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
     MovedError,
+    RedisError,
 )
 
 from scheduler.errors import StartError
+from scheduler.redis_client.distance import TRIPS_TO_CONNECT, TRIPS_TO_FIND, Distance
 from scheduler.redis_client.pipeline import CLIENT_CLOSED
+from scheduler.redis_client.setup_faults import Server, SetupFault, login_fault
 
 _NOT_OPTIONS = {"context"}
 _FILES = ("keyfile", "certfile", "ca_certs", "ca_path")
@@ -82,12 +91,21 @@ SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """Parameters of a URL: trusted authorities, client certificate and key."""
+SENTINEL_LOGIN = {"sentinel_user": "username", "sentinel_password": "password"}
+"""Parameters of a URL: the login at the Sentinels, with redis-py's names."""
 ASK_TIMEOUT_S = 0.08
-"""Timeout of each Sentinel: two that hang must leave time for the third within a command's 0.25 s."""
+"""Timeout of each server that is asked, without the distance: two that hang must leave time for the third within a
+command's 0.25 s."""
+
+UNKNOWN_SERVICE = "No such master"
+DOWN = frozenset((b"s_down", b"o_down"))
+"""Flags of a primary that may hang: an attempt to connect to it would last until after the failover."""
+
+Address = tuple[str, int]
 
 
 class SentinelUrl(NamedTuple):
-    """A parsed Sentinel URL. `credentials`: for the servers, not for the Sentinels.
+    """A parsed Sentinel URL. `credentials`: for the servers, not for the Sentinels, which have `sentinel_login`.
 
     `tls_files`: the TLS_FILES that it names. `sentinel_tls`: connections to the Sentinels use TLS.
     """
@@ -99,6 +117,7 @@ class SentinelUrl(NamedTuple):
     tls: bool
     tls_files: dict[str, str]
     sentinel_tls: bool
+    sentinel_login: dict[str, str]
 
 
 def parse(url: str) -> SentinelUrl:
@@ -109,7 +128,9 @@ def parse(url: str) -> SentinelUrl:
     user, at, hosts = netloc.rpartition("@")
     tail, _, query = tail.partition("#")[0].partition("?")
     path = [part for part in tail.split("/") if part]
-    options = options_of(query, ("sentinel_tls",), tls=scheme.startswith("rediss"))
+    options = options_of(query, tuple(SENTINEL_LOGIN), ("sentinel_tls",), tls=scheme.startswith("rediss"))
+    if "sentinel_user" in options and not options.get("sentinel_password"):
+        raise StartError("The Redis URL names a sentinel_user, but no sentinel_password.")
     if not path or len(path) > 2:
         raise StartError(
             "The Redis URL must end with the name of the service that Sentinel monitors, as in .../primary."
@@ -124,13 +145,20 @@ def parse(url: str) -> SentinelUrl:
         tls=scheme.startswith("rediss"),
         tls_files={name: file for name, file in options.items() if name in TLS_FILES},
         sentinel_tls=options.get("sentinel_tls") == "on",
+        sentinel_login={
+            SENTINEL_LOGIN[name]: text for name, text in options.items() if name in SENTINEL_LOGIN and text
+        },
     )
 
 
-def options_of(query: str, others: tuple[str, ...] = (), *, tls: bool) -> dict[str, str]:
-    """The parameters of a URL: with TLS, TLS_FILES and `others`. Raises StartError for unknown ones."""
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    known = (*TLS_FILES, *others) if tls else ()
+def options_of(
+    query: str, always: tuple[str, ...] = (), with_tls: tuple[str, ...] = (), *, tls: bool
+) -> dict[str, str]:
+    """The parameters of a URL: `always`, and with TLS, TLS_FILES and `with_tls`. Raises StartError for unknown ones."""
+    # Not with urllib, which reads a plus sign as a space.
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    options = {name: unquote(value) for name, _, value in pairs}
+    known = (*always, *TLS_FILES, *with_tls) if tls else always
     for name, value in options.items():
         if name not in known:
             raise StartError(f"The Redis URL has an unknown parameter {name!r}.")
@@ -160,6 +188,12 @@ class ClientPool(BlockingConnectionPool):
     """The connections of one client. A task that outlives the client leaves no connection open."""
 
     ended = False
+    distance: Distance
+    """Of the server, which the client measures."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.distance = Distance()
 
     def make_connection(self) -> Any:
         """Raises ConnectionError after the end of the client."""
@@ -170,11 +204,32 @@ class ClientPool(BlockingConnectionPool):
     def moved(self, error: MovedError) -> None:
         """Called with each MOVED. Only `SlotPool` has several servers, and follows it."""
 
+    def servers(self) -> list[Server]:
+        """The servers that the URL names, and those that were found; without a Unix socket."""
+        host, port = (self.connection_kwargs.get(name) for name in ("host", "port"))
+        tls = issubclass(self.connection_class, SSLConnection)
+        return [Server("Redis", str(host), int(port), tls)] if host and port else []
+
     async def release(self, connection: Any) -> None:
         """Return a connection after its use."""
         await super().release(connection)
         if self.ended:
             await connection.disconnect(nowait=True)
+
+
+async def answer_of(connection: Connection, *command: str) -> Any:
+    """The reply to one command on a connection of its own, which is closed then. The caller limits the time."""
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_command(*command)
+        return await connection.read_response()
+    finally:
+        with suppress(RedisError, OSError):
+            await connection.disconnect(nowait=True)
+
+
+class PrimaryDown(ConnectionError):
+    """The Sentinels know the primary, and that it does not respond."""
 
 
 class PrimaryPool(ClientPool):
@@ -189,10 +244,15 @@ class PrimaryPool(ClientPool):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.distance = Distance(TRIPS_TO_CONNECT + TRIPS_TO_FIND)
         self.connection_kwargs["connection_pool"] = weakref.proxy(self)
-        self._primary: tuple[str, int] | None = None
+        self._primary: Address | None = None
 
-    async def get_master_address(self) -> tuple[str, int]:
+    @property
+    def _ask_s(self) -> float:
+        return ASK_TIMEOUT_S + self.distance.find_s
+
+    async def get_master_address(self) -> Address:
         """Called by each new connection. Raises a ConnectionError of redis-py if the primary is not known."""
         found = await self._discover()
         if found != self._primary:
@@ -200,7 +260,12 @@ class PrimaryPool(ClientPool):
             await self.disconnect(inuse_connections=False)  # Idle connections are to the old primary.
         return found
 
-    async def _discover(self) -> tuple[str, int]:
+    def servers(self) -> list[Server]:
+        """The last primary."""
+        tls = issubclass(self.connection_class, SSLConnection)
+        return [Server("Redis", *self._primary, tls)] if self._primary else []
+
+    async def _discover(self) -> Address:
         raise NotImplementedError
 
 
@@ -210,23 +275,67 @@ class SentinelPool(PrimaryPool):
     def __init__(self, where: SentinelUrl, **options: Any) -> None:
         connection = SharedSentinelSSLConnection if where.tls else SentinelManagedConnection
         super().__init__(connection_class=connection, db=where.database, **options)
+        self._where = where
+        self._nodes = list(where.nodes)
+        common = {
+            name: value for name, value in self.connection_kwargs.items() if name not in {"connection_pool", "db"}
+        }
+        self._asking = common | where.sentinel_login | (where.tls_files if where.sentinel_tls else {})
+        self._asked: type[Connection] = SharedSSLConnection if where.sentinel_tls else Connection
         self.connection_kwargs |= where.credentials | where.tls_files
-        self._service = where.service
-        asking: dict[str, Any] = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
-        if where.sentinel_tls:
-            asking |= {"ssl": True, **where.tls_files}
-        self._sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
-            where.nodes, sentinel_kwargs=asking | {"retry": options["retry"]}
+
+    def servers(self) -> list[Server]:
+        """The Sentinels, and the last primary."""
+        return [*(Server("Sentinel", *each, self._where.sentinel_tls) for each in self._nodes), *super().servers()]
+
+    async def _discover(self) -> Address:
+        failures: list[str] = []
+        fault: RedisError | None = None
+        for each in tuple(self._nodes):
+            try:
+                async with asyncio.timeout(self._ask_s):
+                    return await self._ask(each)
+            except (SetupFault, PrimaryDown) as error:
+                fault = error
+            except (RedisError, OSError, TimeoutError) as error:
+                failures.append(f"{each[0]}:{each[1]} {_brief(error)}")
+            self._nodes.append(self._nodes.pop(0))  # The next connection asks this one last.
+        raise fault or SetupFault(
+            f"No Sentinel answered ({', '.join(failures)}): start them, or correct their addresses in TIERLANE_REDIS_URL."
         )
-        if where.sentinel_tls:
-            for each in self._sentinel.sentinels:
-                each.connection_pool.connection_class = SharedSSLConnection
 
-    async def _discover(self) -> tuple[str, int]:
-        found: tuple[str, int] = await self._sentinel.discover_master(self._service)
-        return found
+    async def _ask(self, address: Address) -> Address:
+        host, port = address
+        connection = self._asked(**self._asking | {"host": host, "port": port})
+        whom = f"Sentinel at {host}:{port}"
+        try:
+            reply = await answer_of(connection, "SENTINEL", "MASTER", self._where.service)
+        except (RedisError, OSError) as error:
+            if UNKNOWN_SERVICE in str(error):
+                sentence = (
+                    f"{whom} does not monitor {self._where.service!r}: correct the service in TIERLANE_REDIS_URL."
+                )
+                raise SetupFault(sentence) from error
+            if fault := login_fault(error, whom, "sentinel_user and sentinel_password"):
+                raise SetupFault(fault) from error
+            raise
+        return primary_of(reply)
 
-    async def aclose(self) -> None:
-        """Close the connections to the Sentinels too."""
-        await super().aclose()
-        await self._sentinel.aclose()
+
+def primary_of(reply: Any) -> Address:
+    """The address in a reply to SENTINEL MASTER: a map, or a list in RESP2. Raises PrimaryDown."""
+    state = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    flags = state[b"flags"].split(b",")
+    if b"master" not in flags or not DOWN.isdisjoint(flags):
+        raise PrimaryDown("The Sentinels report that the primary is down.")
+    return state[b"ip"].decode(), int(state[b"port"])
+
+
+def _brief(error: BaseException) -> str:
+    """Why a server did not answer, in a few words."""
+    cause = error.__cause__ or error.__context__ or error
+    if isinstance(error, TimeoutError | redis.exceptions.TimeoutError):
+        return "did not reply in time"
+    if isinstance(cause, ConnectionRefusedError):
+        return "refused the connection"
+    return "has no address" if isinstance(cause, socket.gaierror) else "closed the connection"

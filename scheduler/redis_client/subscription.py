@@ -108,13 +108,18 @@ class Subscription(asyncio.Protocol):
 
 async def subscribe(client: Redis, channel: str, take: Callable[[bytes], None]) -> Subscription:
     """A subscription that Redis has acknowledged. Raises RedisError, OSError. The caller limits the time."""
-    connection = cast("ClientPool", client.connection_pool).make_connection()
+    pool = cast("ClientPool", client.connection_pool)
+    loop, connection = asyncio.get_running_loop(), pool.make_connection()
     connect: Callable[[], Awaitable[None]] = connection.connect
     try:
         await connect()
+        began = loop.time()
         subscription = Subscription(connection, channel, take)
         await subscription.subscribed
-    except BaseException:
+        pool.distance.measured(loop.time() - began)
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            pool.distance.timed_out()
         connection._close()  # noqa: SLF001 - as above
         raise
     return subscription

@@ -28,7 +28,7 @@ HEALTH = {"status": "healthy", "reasons": [], "audit_lag_ms": 3, "healthy_gpus":
 CHECKS = {
     "settings readable",
     *(f"postgresql {name}" for name in ("reachable", "sessions", "writable", "clock", "migrations")),
-    *(f"redis {name}" for name in ("reachable", "version", "mode", "eviction", "clock")),
+    *(f"redis {name}" for name in ("reachable", "distance", "version", "mode", "eviction", "clock")),
     *(
         "catalog tiers",
         "catalog models",

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 
 from eventually import eventually
 from gateway.inference.pending import PendingRequests
@@ -17,7 +18,7 @@ from scheduler.protocol.batches import ReadyBatches
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import blocking_client, bounded, check_server, command_client, subscriber_client
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.sentinel import SentinelUrl, parse
+from scheduler.redis_client.sentinel import SentinelUrl, parse, primary_of
 
 __all__ = ["failover", "failover_client"]
 
@@ -109,6 +110,17 @@ async def test_without_a_sentinel_redis_is_unavailable() -> None:
     await client.aclose()
 
 
+@pytest.mark.parametrize("flags", [b"master,s_down", b"master,s_down,o_down,disconnected", b"slave"])
+def test_a_primary_that_sentinel_reports_as_down_is_not_used(flags: bytes) -> None:
+    """In the forms of both protocols."""
+    good = {b"name": b"p", b"ip": b"::1", b"port": b"6379", b"flags": b"master"}
+    flat = [part for pair in good.items() for part in pair]
+
+    assert primary_of(good) == primary_of(flat) == ("::1", 6379)
+    with pytest.raises(ConnectionError, match="down"):
+        primary_of(good | {b"flags": flags})
+
+
 def test_a_sentinel_url_is_parsed() -> None:
     """Several Sentinels, the default port, credentials, service and database."""
     assert parse("redis+sentinel://us%40er:pass@a:1,b,[::1]:3/primary/2") == SentinelUrl(
@@ -119,8 +131,18 @@ def test_a_sentinel_url_is_parsed() -> None:
         tls=False,
         tls_files={},
         sentinel_tls=False,
+        sentinel_login={},
     )
     assert parse("rediss+sentinel://a/primary").tls
+
+
+def test_a_sentinel_url_has_a_login_for_the_sentinels() -> None:
+    """Percent-encoded, apart from that of the servers, with and without TLS; a plus sign is none of a space."""
+    text = "redis+sentinel://:data@a/primary?sentinel_user=us%26er&sentinel_password=a+b%2F%3D"
+    for url in (text, text.replace("redis", "rediss", 1) + "&sentinel_tls=on"):
+        parsed = parse(url)
+        assert parsed.sentinel_login == {"username": "us&er", "password": "a+b/="}
+        assert parsed.credentials == {"password": "data"}
 
 
 def test_a_sentinel_url_names_certificates() -> None:
@@ -134,7 +156,7 @@ def test_a_sentinel_url_names_certificates() -> None:
         assert (parsed.tls_files, parsed.sentinel_tls) == (files, tls)
         pool = command_client(text).connection_pool
         assert files.items() <= pool.connection_kwargs.items()
-        used[tls] = pool._sentinel.sentinels[0].connection_pool.connection_kwargs
+        used[tls] = pool._asking
     assert files.items() <= used[True].items()
     assert not files.keys() & used[False].keys()
 
@@ -149,6 +171,8 @@ def test_a_sentinel_url_names_certificates() -> None:
         ("redis+sentinel://a/primary?ssl_certfile=x", "'ssl_certfile'"),
         ("rediss+sentinel://a/primary?ssl_cert=x", "'ssl_cert'"),
         ("rediss+sentinel://a/primary?sentinel_tls=yes", "'yes'"),
+        ("redis+sentinel://a/primary?sentinel_tls=on", "'sentinel_tls'"),
+        ("redis+sentinel://a/primary?sentinel_user=x", "no sentinel_password"),
     ],
 )
 def test_an_invalid_sentinel_url(url: str, names: str) -> None:

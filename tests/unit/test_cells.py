@@ -266,6 +266,21 @@ def test_the_former_homes_of_a_customer() -> None:
         ("redis://one:1/0", None, "redis://one:1/0#west"),
         ("redis://u:p@one:1/0", "redis://two:2/0", "redis://u:p@two:2/0#west"),
         ("rediss://:p@one:1?ssl_ca_certs=ca", "rediss://two:2", "rediss://:p@two:2?ssl_ca_certs=ca#west"),
+        (
+            "redis+sentinel://u:p@one:1/a?sentinel_password=s",
+            "redis+sentinel://two:2/b",
+            "redis+sentinel://u:p@two:2/b?sentinel_password=s#west",
+        ),
+        (
+            "rediss+sentinel://one:1/a?ssl_ca_certs=ca&sentinel_tls=on&sentinel_user=n&sentinel_password=s",
+            "rediss+sentinel://two:2/b?ssl_ca_certs=x",
+            "rediss+sentinel://two:2/b?ssl_ca_certs=x&sentinel_user=n&sentinel_password=s#west",
+        ),
+        (
+            "rediss+sentinel://one:1/a?ssl_ca_certs=ca&sentinel_tls=on&sentinel_password=s",
+            "rediss://two:2",
+            "rediss://two:2?ssl_ca_certs=ca#west",
+        ),
         ("rediss://one:1?ssl_ca_certs=ca", "rediss://two:2?ssl_ca_certs=x", "rediss://two:2?ssl_ca_certs=x#west"),
         ("rediss://one:1?ssl_ca_certs=ca", "redis://two:2", "redis://two:2#west"),
         ("redis+cluster://u:p@one:1,two:2", None, "redis+cluster://u:p@one:1,two:2#west"),

@@ -109,6 +109,8 @@ def test_padding_is_the_mean_of_healthy_workers() -> None:
         ({"eviction_policy": "allkeys-lru"}, "degraded", {"redis:eviction": "warn"}),
         ({"eviction_policy": "noeviction"}, "healthy", {}),
         ({"eviction_policy": ""}, "healthy", {}),
+        ({"round_trip_s": 0.151}, "degraded", {"redis:round_trip": "warn"}),
+        ({"round_trip_s": 0.149}, "healthy", {}),
         ({"tokens_problem": "The keys are old."}, "degraded", {"jwks:age": "warn"}),
         ({"leaving": True}, "degraded", {"gateway:leaving": "warn"}),
         ({"direct": INACTIVE}, "healthy", {}),

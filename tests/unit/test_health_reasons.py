@@ -161,6 +161,7 @@ CASES: dict[str, dict[str, Any]] = {
     "the lag is not known": {"audit_lag_ms": None},
     "memory": {"short_of_memory": True, "memory_share": 0.83},
     "eviction": {"eviction_policy": "allkeys-lru"},
+    "distance": {"round_trip_s": 0.26},
     "keys of tokens": {"tokens_problem": "The JWKS at https://issuer/keys cannot be refreshed: TimeoutError."},
     "the spool": {"direct": replace(INACTIVE, spool_problem="The spool cannot be written: no space left on device.")},
     "an endpoint of a worker": {

@@ -23,7 +23,8 @@ from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.errors import StartError
 from scheduler.protocol.pool_view import Observation
-from scheduler.redis_client.connections import MINIMUM_VERSION, bounded
+from scheduler.redis_client.connections import MINIMUM_VERSION, bounded, measure
+from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
 from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database, run
 from tierlane.operate.cells import redis_at
@@ -96,6 +97,9 @@ def document(items: Sequence[CheckItem]) -> dict[str, Any]:
 
 
 MOST_SKEW_MS = 100.0
+FAR_MS = 30.0
+"""From this round trip to Redis on, it is most of the time of a short request."""
+
 STALE_AUDIT_MS = 10_000
 
 
@@ -117,6 +121,19 @@ def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
             "redis", "eviction", "fail", f"maxmemory-policy {policy}", "It can evict queued work: set it to noeviction."
         ),
     ]
+
+
+def judge_distance(round_trip_s: float) -> CheckItem:
+    """Whether the round trip to Redis is within the bound of the limits that follow it."""
+    round_trip_ms = 1000 * round_trip_s
+    said = f"{round_trip_ms:.1f} ms of round trip"
+    if problem := too_far(round_trip_s):
+        return CheckItem("redis", "distance", "fail", said, f"{problem} Run the roles near Redis.")
+    if round_trip_ms >= FAR_MS:
+        return CheckItem(
+            "redis", "distance", "warn", said, "Every request waits for several: run the roles near Redis."
+        )
+    return CheckItem("redis", "distance", "pass", said)
 
 
 def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> CheckItem:
@@ -349,9 +366,10 @@ async def _redis(
     """One Redis; `seen` gets what is observed of each pool there."""
     try:
         async with redis_at(url) as client:
+            distance = judge_distance(await measure(client))
             async with bounded(PATIENCE_S):
                 info = await client.info()
-            items = [CheckItem("redis", "reachable", "pass", "it answers"), *judge_redis(info)]
+            items = [CheckItem("redis", "reachable", "pass", "it answers"), distance, *judge_redis(info)]
             items.append(await _clock_of_redis(client))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.

@@ -21,7 +21,7 @@ from scheduler.cells.places import cell_urls
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.protocol.pool_view import Remaining, Unfinished
 from scheduler.protocol.presence import Presence
-from scheduler.redis_client.connections import check_server, command_client, server_url, tag_at
+from scheduler.redis_client.connections import check_server, command_client, diagnosed, server_url, tag_at
 from scheduler.redis_client.keys import Keys, pools_of
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, apply
@@ -59,7 +59,7 @@ async def redis_at(url: str) -> AsyncIterator[Redis]:
     try:
         yield client
     except RedisUnavailable as error:
-        raise VerbError(str(error)) from error
+        raise VerbError(str(await diagnosed(client, error))) from error
     finally:
         await client.aclose()
 

@@ -23,6 +23,7 @@ import uvloop
 from scheduler.errors import RedisUnavailable, StartError, TierlaneError
 from scheduler.failpoints import arm
 from scheduler.redis_client.connections import check_server, command_client, server_url
+from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, cell_of
 from scheduler.tracing import Spans
 from tierlane.roles.log_repeats import Render, RepeatFilter
@@ -73,7 +74,8 @@ async def check_redis(redis_url: str) -> None:
     """Refuse a Redis that is too old or may evict queued work. Raises StartError."""
     client = command_client(redis_url)
     try:
-        await check_server(client)
+        if problem := too_far(await check_server(client)):
+            log.warning("redis_far", error=problem)
     except RedisUnavailable as error:
         log.warning("redis_away", error=str(error))
     finally:

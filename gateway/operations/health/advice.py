@@ -206,6 +206,9 @@ ADVICE: dict[str, ProblemAdvice] = {
         "Find the long list (`LLEN outbox`, `LLEN queue:free`). Restore the audit if it is `outbox`, else raise `maxmemory`.",
         "TierlaneRedisFull",
     ),
+    "redis_far": ProblemAdvice(
+        "Run the roles near Redis, in the same region; check the network if the distance is new.", "TierlaneBlind"
+    ),
     "redis_evicts": ProblemAdvice(
         "Run `CONFIG SET maxmemory-policy noeviction`, and set it in the configuration file of Redis.",
         "TierlaneRedisFull",

@@ -45,6 +45,7 @@ from gateway.operations.health.tiers import (
 )
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.redis_client.distance import too_far
 from scheduler.tasks import EndedTask
 
 STALE_OBSERVATION_S = 2.0
@@ -74,6 +75,7 @@ class HealthInputs:
     memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
     short_of_memory: bool = False  # New requests are rejected because of it.
     eviction_policy: str = ""  # Redis' maxmemory-policy, "" if it is not known.
+    round_trip_s: float | None = None  # To Redis; None if not yet measured.
     no_model: bool = False  # No model of the catalog is enabled.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> share of its limits in force, all tiers.
     paused: Collection[str] = ()  # Tiers for which no batches are formed.
@@ -120,6 +122,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
         repaired_keys(inputs.observation),
         _memory(inputs),
         _eviction(inputs),
+        _distance(inputs),
         paused_tiers(inputs.paused, inputs.observation),
     ]
     if inputs.tokens_problem:
@@ -386,6 +389,14 @@ def _memory(inputs: HealthInputs) -> HealthFinding:
         f"{MEMORY_EASED:.0%}."
     )
     return problem("redis_full", "redis:memory", "datastore", "degraded", share, "ratio", reason)
+
+
+def _distance(inputs: HealthInputs) -> HealthFinding:
+    name, took_s = "redis:round_trip", inputs.round_trip_s
+    took_ms = None if took_s is None else round(1000 * took_s, 1)
+    if reason := too_far(took_s):
+        return problem("redis_far", name, "datastore", "degraded", took_ms, "ms", reason)
+    return HealthFinding(name, "datastore", "healthy", took_ms, "ms")
 
 
 def _eviction(inputs: HealthInputs) -> HealthFinding:

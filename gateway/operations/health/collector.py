@@ -162,6 +162,7 @@ class HealthCollector:
             gpus_elsewhere=len(_workers_elsewhere(parts)),
             registering=parts.limits.registering,
             eviction_policy=parts.heartbeat.eviction_policy,
+            round_trip_s=parts.distance.round_trip_s,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),

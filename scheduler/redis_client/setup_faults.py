@@ -1,0 +1,99 @@
+"""Faults of the configuration, in one sentence each: what is wrong, and which part of TIERLANE_REDIS_URL to change.
+
+A role with such a fault starts and retries, as while Redis is away, because the servers may be what has to change.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import NamedTuple
+
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,  # noqa: A004 - as everywhere in redis-py
+    NoPermissionError,
+)
+
+PROBE_S = 1.0
+"""How long a server may take to answer a plain PING."""
+
+_REPLIES = (b"+", b"-")  # The beginning of a reply in plain text. A server with TLS closes, or sends an alert.
+_CERTIFICATE = "certificate verify failed"
+_NO_LOGIN = ("required", "already authenticated")  # Parts of what servers say if a connection sends no login.
+
+
+class SetupFault(ConnectionError):
+    """A fault of the configuration; the message is one sentence."""
+
+
+class Server(NamedTuple):
+    """One server as the URL describes it. `kind`: Sentinel or Redis; `tls`: whether the URL says that it uses TLS."""
+
+    kind: str
+    host: str
+    port: int
+    tls: bool
+
+
+def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the user and password") -> str | None:
+    """The sentence for an error about credentials or certificates; None for others. `parts`: of the URL."""
+    if isinstance(error, SetupFault):
+        return str(error)
+    if isinstance(error, AuthenticationError) and any(text in str(error) for text in _NO_LOGIN):
+        return f"{whom} requires a password: set {parts} in TIERLANE_REDIS_URL."
+    if isinstance(error, AuthenticationError):
+        return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
+    if isinstance(error, NoPermissionError):
+        return (
+            f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: correct its ACL ({_command(error)})."
+        )
+    if _CERTIFICATE in str(error):
+        why = str(error).partition(_CERTIFICATE)[2].partition("(")[0].strip(": ")
+        return f"The certificate of {whom} is not accepted ({why}): correct ssl_ca_certs in TIERLANE_REDIS_URL."
+    return None
+
+
+def _command(error: BaseException) -> str:
+    """What the server says of the command, without the name of the user."""
+    return str(error).partition("permissions to ")[2].rstrip(".") or "it names no command"
+
+
+def tls_fault(server: Server, *, speaks_tls: bool) -> str | None:
+    """The sentence for a server that uses TLS although its URL says otherwise, or the reverse; None if they agree."""
+    if speaks_tls == server.tls:
+        return None
+    where = f"{server.kind} at {server.host}:{server.port}"
+    if server.kind == "Sentinel":
+        if speaks_tls:
+            return f"{where} uses TLS: use rediss+sentinel:// with sentinel_tls=on in TIERLANE_REDIS_URL."
+        return f"{where} does not use TLS: remove sentinel_tls=on from TIERLANE_REDIS_URL."
+    if speaks_tls:
+        return f"{where} uses TLS: begin TIERLANE_REDIS_URL with rediss instead of redis."
+    return f"{where} does not use TLS: begin TIERLANE_REDIS_URL with redis instead of rediss."
+
+
+async def speaks_tls(server: Server) -> bool | None:
+    """Whether a server uses TLS; None if that cannot be seen."""
+    writer = None
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(b"PING\r\n")
+            return not (await reader.read(1)).startswith(_REPLIES)
+    except ConnectionResetError:
+        return None if writer is None else True
+    except (OSError, TimeoutError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+async def tls_faults(servers: list[Server]) -> str | None:
+    """The first of `tls_fault` of these servers."""
+    found = await asyncio.gather(*(speaks_tls(server) for server in servers))
+    sentences = (
+        tls_fault(server, speaks_tls=tls) for server, tls in zip(servers, found, strict=True) if tls is not None
+    )
+    return next(filter(None, sentences), None)
