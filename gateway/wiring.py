@@ -79,10 +79,8 @@ class GatewayParts(PoolParts):
         schedule: Schedule | None = None,
     ) -> None:
         self.drain_state = DrainState()
-        throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
         counters = Counters()
-        auxiliary = self._auxiliary_limits(catalog, counters)
-        self.authenticator = Authenticator(catalog, tokens, throttle, charge=auxiliary.charge)
+        self.authenticator = self._authenticator(config, catalog, tokens, counters)
         faults = ErrorResponses(random.random)
         shared = Shared(
             catalog=catalog,
@@ -137,6 +135,13 @@ class GatewayParts(PoolParts):
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
+
+    def _authenticator(
+        self, config: GatewayConfig, catalog: CatalogView, tokens: TokenLookup | None, counters: Counters
+    ) -> Authenticator:
+        throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
+        charge = self._auxiliary_limits(catalog, counters).charge
+        return Authenticator(catalog, tokens, throttle, charge=charge, trusted_proxies=config.trusted_proxies)
 
     def _batches(self, shared: Shared) -> BatchService:
         return BatchService(
