@@ -27,7 +27,7 @@ CLIENTS_READY := tests/clients/node_modules/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench bench-continuous browser clients floor chaos lock grpc docs docs-site clean
+.PHONY: help install up test lint types bench bench-continuous browser clients floor chaos surroundings lock grpc docs docs-site clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,7 +49,7 @@ test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)
 	@log=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$log 2>&1 & computing=$$!; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture \
-		-m "not chaos and not browser and not clients and not engines and not alone"; servers=$$?; \
+		-m "not chaos and not browser and not clients and not engines and not surroundings and not alone"; servers=$$?; \
 	wait $$computing; computed=$$?; if test $$computed -eq 0; then tail -n 1 $$log; else cat $$log; fi; rm -f $$log; \
 	$(BIN)/python -m pytest -m alone tests/e2e; alone=$$?; \
 	test $$servers -eq 0 -a $$computed -eq 0 -a $$alone -eq 0
@@ -93,6 +93,9 @@ floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, 
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)
+
+surroundings: $(TEST_READY) ## Test behind load balancers and other servers, which must be installed
+	$(BIN)/python -m pytest -m surroundings $(ARGS) tests
 
 # Versions that are already locked stay; delete a lock file first to move everything to the newest.
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \

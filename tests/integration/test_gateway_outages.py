@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,6 +134,61 @@ async def test_sigterm_completes_accepted_requests(client: Redis, redis_url: str
         assert [await first, await second] == [200, 200]
         await process
     assert not await client.exists(Keys().gateway("g1"))
+
+
+async def test_a_second_signal_ends_the_drain(client: Redis, redis_url: str) -> None:
+    """Without one, notice and open requests would be waited for ten minutes."""
+    worker, catalog = TestWorker(client, Keys()), LiteralCatalog()
+    await worker.heartbeat()
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    config = GatewayConfig(
+        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, total_ms=600_000
+    )
+    process = asyncio.create_task(run_gateway(config, catalog, on_ready=port.set_result))
+    url = f"http://127.0.0.1:{await port}"
+
+    async def queued() -> bool:
+        return await client.llen(Keys().queue("free")) == 1
+
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {catalog.keys['free'].text}"}) as http:
+
+        async def infer() -> tuple[int, str]:
+            async with http.post(f"{url}/v1/inference", json={"input": "hello"}) as response:
+                return response.status, (await response.json())["error"]["code"]
+
+        async def stopping() -> bool:
+            async with http.get(f"{url}/readyz") as response:
+                return response.status == 503
+
+        first = asyncio.create_task(infer())
+        await eventually(queued, "a request is queued")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually(stopping, "the gateway is not ready", 1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            assert await first == (503, "draining")
+            await process
+
+
+async def test_connections_that_were_not_accepted_are_served(client: Redis, redis_url: str) -> None:
+    """The kernel completes connections by itself, and would reset them with the port: a load balancer must not repeat
+    requests that it sent on them.
+    """
+    async with running_stack(client, redis_url, notice_ms=300) as stack:
+        loop = asyncio.get_running_loop()
+        drained = asyncio.create_task(stack.gateway.drain())
+        await eventually(lambda: stack.gateway.drain_state.leaving, "it leaves")
+        sockets = [socket.create_connection(("127.0.0.1", stack.gateway.port)) for _ in range(50)]
+        time.sleep(0.4)  # noqa: ASYNC251 - the loop stands still beyond the notice
+        for each in sockets:
+            each.setblocking(False)
+            await loop.sock_sendall(each, b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+        answers = [await loop.sock_recv(each, 4096) for each in sockets]
+        await drained
+        for each in sockets:
+            each.close()
+
+    assert [b"200 OK" in answer and b"Connection: close" in answer for answer in answers] == [True] * 50
 
 
 async def test_a_drain_ends_what_is_not_completed(client: Redis, redis_url: str) -> None:
