@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,7 +42,7 @@ def send_redis(redis_server: EmbeddedRedis) -> Iterator[Callable[[int], None]]:
 async def test_disconnected_clients_have_their_requests_cancelled(client: Redis, redis_url: str) -> None:
     """Fifty clients disconnect at once: all requests end as cancelled within a second, and none stays pending."""
     async with running_stack(client, redis_url, worker=False) as stack:
-        tasks = [asyncio.create_task(stack.infer()) for _ in range(50)]
+        tasks = [asyncio.create_task(stack.infer()) for _ in range(400)]
         await accepted(stack, 50)
         ids = [pending.id for pending in stack.gateway.pending_requests.all()]
         for task in tasks:
@@ -168,27 +167,6 @@ async def test_a_second_signal_ends_the_drain(client: Redis, redis_url: str) -> 
         async with asyncio.timeout(5):
             assert await first == (503, "draining")
             await process
-
-
-async def test_connections_that_were_not_accepted_are_served(client: Redis, redis_url: str) -> None:
-    """The kernel completes connections by itself, and would reset them with the port: a load balancer must not repeat
-    requests that it sent on them.
-    """
-    async with running_stack(client, redis_url, notice_ms=300) as stack:
-        loop = asyncio.get_running_loop()
-        drained = asyncio.create_task(stack.gateway.drain())
-        await eventually(lambda: stack.gateway.drain_state.leaving, "it leaves")
-        sockets = [socket.create_connection(("127.0.0.1", stack.gateway.port)) for _ in range(50)]
-        time.sleep(0.4)  # noqa: ASYNC251 - the loop stands still beyond the notice
-        for each in sockets:
-            each.setblocking(False)
-            await loop.sock_sendall(each, b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-        answers = [await loop.sock_recv(each, 4096) for each in sockets]
-        await drained
-        for each in sockets:
-            each.close()
-
-    assert [b"200 OK" in answer and b"Connection: close" in answer for answer in answers] == [True] * 50
 
 
 async def test_a_drain_ends_what_is_not_completed(client: Redis, redis_url: str) -> None:

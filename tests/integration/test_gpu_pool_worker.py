@@ -145,7 +145,7 @@ async def test_sigterm_finishes_the_running_batch(pool: Pool, start_worker: Star
     worker.process.send_signal(signal.SIGTERM)
     await worker.reaches("draining")
 
-    assert await worker.stop() == 0
+    assert await worker.process.wait() == 0
     assert await worker.view() is None
     assert [r.output for r in await replies(pool, ids)] == ["olleh"]
     assert (await pool.states(later), await pool.attempts(later[0])) == (["processing"], 0)
