@@ -83,6 +83,11 @@ PROGRAMS: dict[str, tuple[str, str, Callable[[Path], list[str]]]] = {
     "nginx": ("nginx", "nginx.conf", _nginx),
     "haproxy": ("haproxy", "haproxy.cfg", lambda home: ["-f", str(home / "haproxy.cfg")]),
     "envoy": ("envoy", "envoy.yaml", lambda home: ["-c", str(home / "envoy.yaml"), "--log-level", "warning"]),
+    "caddy": (
+        "caddy",
+        "Caddyfile",
+        lambda home: ["run", "--adapter", "caddyfile", "--config", str(home / "Caddyfile")],
+    ),
 }
 """By name: the program, its file in deploy/proxies/, and its arguments."""
 
@@ -102,6 +107,8 @@ def load_balancer(name: str, home: Path, gateways: tuple[Gateway, Gateway], tls:
     for number, gateway in enumerate(gateways, 1):
         for of in (f"gateway-{number}:8080", f"gateway-{number}, port_value: 8080"):
             text = text.replace(of, of.replace(f"gateway-{number}", "127.0.0.1").replace("8080", str(gateway.port)))
+    if name == "caddy":
+        text = f"{{\n\tadmin off\n\tstorage file_system {home}\n}}\n{text}"
     (home / file).write_text(text)
     with (home / f"{name}.log").open("wb") as output:
         process = subprocess.Popen([path, *arguments(home)], stdout=output, stderr=output, cwd=home)

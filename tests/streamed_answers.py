@@ -8,11 +8,13 @@ from typing import Any
 import httpx
 import openai
 
+from endpoint_stand_in import MODEL
+
 TEXT = "the answer ends with this word: end"
 
 
 class Streams:
-    """Chats whose model writes `text`, one at a time in each of `count` threads. `begun`: how many have sent text."""
+    """`count` chats whose model writes `text`, each in a thread."""
 
     def __init__(self, url: str, key: str, count: int, *, text: str = TEXT, verify: Any = True) -> None:
         self._client = openai.OpenAI(
@@ -21,7 +23,7 @@ class Streams:
         self._text = text
         self._pool = ThreadPoolExecutor(count)
         self._lock = threading.Lock()
-        self.begun = 0
+        self._begun = 0
         self._answers: list[Future[str]] = [self._pool.submit(self._answer) for _ in range(count)]
 
     def _answer(self) -> str:
@@ -29,16 +31,22 @@ class Streams:
         parts: list[str] = []
         messages: Iterable[Mapping[str, str]] = [{"role": "user", "content": f"SAY<<{self._text}>>"}]
         try:
-            stream = self._client.chat.completions.create(model="stand-in-1", messages=messages, stream=True)  # type: ignore[call-overload]
+            stream = self._client.chat.completions.create(model=MODEL, messages=messages, stream=True)  # type: ignore[call-overload]
             for chunk in stream:
                 text = chunk.choices[0].delta.content if chunk.choices else ""
-                if text and not parts:
+                if text and not "".join(parts):
                     with self._lock:
-                        self.begun += 1
+                        self._begun += 1
                 parts.append(text or "")
         except (openai.OpenAIError, httpx.HTTPError) as error:
             return f"{''.join(parts)!r} and then {error!r}"
         return "".join(parts)
+
+    def begun(self) -> bool:
+        """Whether all have sent text. Fails with the first that ended without."""
+        ended = [answer.result() for answer in self._answers if answer.done()]
+        assert [answer for answer in ended if answer != self._text] == []
+        return self._begun == len(self._answers)
 
     def failed(self, timeout_s: float = 60.0) -> list[str]:
         """Wait for the ends; what is not the whole text."""

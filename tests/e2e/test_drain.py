@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from endpoint_stand_in import StandIn, serving
+from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from stack import Stack, start_stack
 from streamed_answers import Streams
@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("drain")
     with (
         serving(StandIn(chunk_s=CHUNK_S)) as endpoint,
-        start_stack(home, "--backend", f"openai:{endpoint.url}", *OPTIONS, environment=ENVIRONMENT) as running,
+        start_stack(home, "--backend", f"openai:{endpoint.url}#{MODEL}", *OPTIONS, environment=ENVIRONMENT) as running,
     ):
         yield running
 
@@ -36,7 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 async def begun(stack: Stack) -> Streams:
     """Streams that have all sent text."""
     streams = Streams(stack.url, stack.key("enterprise"), STREAMS)
-    await eventually(lambda: streams.begun == STREAMS, "all streams have begun", 20.0)
+    await eventually(streams.begun, "all streams have begun", 20.0)
     return streams
 
 
@@ -64,7 +64,7 @@ async def drains(stack: Stack, name: str) -> bool:
 async def test_streams_survive_the_stop_of_the_stack(tmp_path: Path) -> None:
     """Ctrl-C waits for them, and then stops everything."""
     with serving(StandIn(chunk_s=CHUNK_S)) as endpoint:
-        backend = f"openai:{endpoint.url}"
+        backend = f"openai:{endpoint.url}#{MODEL}"
         with start_stack(tmp_path, "--backend", backend, environment=ENVIRONMENT) as stack:
             await stack.healthy(2)
             streams = await begun(stack)

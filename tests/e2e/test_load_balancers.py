@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from certificates import Certificates, certificates
-from endpoint_stand_in import StandIn, serving
+from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from load import ask
 from load_balancers import PROGRAMS, Gateway, answers, load_balancer
@@ -42,7 +42,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     environment = {"TIERLANE_DRAIN_MS": "600000"}
     with (
         serving(StandIn(chunk_s=CHUNK_S)) as endpoint,
-        start_stack(home, "--backend", f"openai:{endpoint.url}", "--workers", "2", environment=environment) as running,
+        start_stack(
+            home, "--backend", f"openai:{endpoint.url}#{MODEL}", "--workers", "2", environment=environment
+        ) as running,
     ):
         yield running
 
