@@ -14,7 +14,7 @@ import aiohttp
 from certificates import Certificates
 from deploy_files import DEPLOY
 from eventually import eventually
-from stack import Stack, free_port
+from stack import START_TIMEOUT_S, Stack, free_port
 
 PROXIES = DEPLOY / "proxies"
 STATE = "client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;"
@@ -44,7 +44,7 @@ class Gateway:
     async def start(self) -> None:
         """Start it, and wait until it is ready."""
         self._process = self._spawn()
-        await eventually(lambda: answers(f"{self.url}/readyz"), "the gateway is ready", 30.0)
+        await eventually(lambda: answers(f"{self.url}/readyz"), "the gateway is ready", START_TIMEOUT_S)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "tierlane", "gateway"]
@@ -55,7 +55,7 @@ class Gateway:
         """SIGTERM, the end of its drain, and a new start."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        await eventually(lambda: self._process.poll() is not None, "the gateway has ended", 60.0)
+        await eventually(lambda: self._process.poll() is not None, "the gateway has ended", START_TIMEOUT_S)
         assert self._process.returncode == 0
         await self.start()
 

@@ -22,10 +22,12 @@ from streamed_answers import Streams
 
 pytestmark = [pytest.mark.surroundings, pytest.mark.timeout(900)]
 
-RATE = 100
+RATE = 40
 """Short requests a second."""
 
-RESTARTS = 10
+RESTARTS = 4
+"""Of gateways, and of workers."""
+
 STREAMS = 6
 TEXT = "x" * 40
 CHUNK_S = 0.5
@@ -131,8 +133,8 @@ async def test_rolling_restarts_fail_no_request(
             pid = stack.pids("worker")[worker]
             os.kill(pid, signal.SIGTERM)
             await gateways[number % 2].restart()
-            await eventually(lambda name=worker, old=pid: stack.pids("worker").get(name) not in (None, old), worker, 60)
-            await stack.healthy(2)
+            await eventually(lambda name=worker, old=pid: stack.pids("worker").get(name) not in (None, old), worker, 90)
+            await stack.healthy(2, 90.0)
             await asyncio.sleep(SETTLED_S)
         load.stop()
 
