@@ -32,6 +32,7 @@ log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
 LAST_CANCELLATIONS_S = 0.5
+KEPT_S = 6.0  # Load balancers keep idle connections for 5 s (deploy/proxies), and may send a request on one until then.
 LAST_REQUESTS_S = 0.5  # For requests on connections that were opened just before the port was closed.
 REPORT_EVERY_S = 10.0  # Between two log lines about what a drain waits for.
 GRPC_LINGER_S = 0.1  # For the status of calls that have just ended.
@@ -124,7 +125,6 @@ class Gateway(GatewayParts):
         log.info("gateway draining", open=self.open_requests, notice_ms=self.config.notice_ms)
         await self._within(self.config.notice_ms / 1000, lambda: False)
         await self._close_port()
-        await self._requests_ended()
         await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in self.pools.all))
         await self._within(LAST_CANCELLATIONS_S, lambda: not any(parts.unsettled for parts in self.pools.all))
         log.info("gateway drained")
@@ -138,26 +138,34 @@ class Gateway(GatewayParts):
         """Requests without their response, and jobs being accepted."""
         return sum(parts.under_way for parts in self.pools.all)
 
-    async def _requests_ended(self) -> None:
+    async def _requests_ended(self, until: float) -> None:
         """Wait until no request is open, for at most the drain time."""
-        until = time.monotonic() + self.config.drain_timeout_s
         while self.open_requests and not self._hurried and (left_s := until - time.monotonic()) > 0:
             log.info("gateway draining", open=self.open_requests, left_s=round(left_s))
             await self._within(min(REPORT_EVERY_S, left_s), lambda: not self.open_requests)
 
     async def _close_port(self) -> None:
+        """Accept no connection any more. Connections that a load balancer may still use are served, each once."""
+        kept_s = min(KEPT_S, self.config.notice_ms / 1000)
         if self._runner is not None and self._port is not None:
             await self._port.close(self._runner)
-            await self._within(min(LAST_REQUESTS_S, self.config.notice_ms / 1000), lambda: False)
-        self.drain_state.closed = True
+            await self._within(min(LAST_REQUESTS_S, kept_s), lambda: False)
         self.snapshots.subscribers.end()
         self.responses.streams.ends.close()
-        await asyncio.sleep(0)  # Requests that were just read are still served.
-        if self._edge is not None:
-            self._edge.leave()
         if self._grpc is not None:
             grace_s = self.config.drain_timeout_s + LAST_CANCELLATIONS_S
             self._leaving = asyncio.create_task(self._grpc.stop(grace_s), name="gateway gRPC drain")
+        until = time.monotonic() + self.config.drain_timeout_s
+        if self._edge is not None and kept_s:
+            edge = self._edge
+            while edge.used_within(kept_s) and not self._hurried and time.monotonic() < until:
+                await self._requests_ended(until)
+                await self._within(kept_s, lambda: bool(self.open_requests) or not edge.used_within(kept_s))
+        self.drain_state.closed = True
+        await asyncio.sleep(0)  # Requests that were just read are still served.
+        if self._edge is not None:
+            self._edge.leave()
+        await self._requests_ended(until)
 
     async def stop(self) -> None:
         """Stop at once; open requests are aborted."""

@@ -142,6 +142,11 @@ class EdgeServer(web.Server):
         for stream in self.ping_watch.expired(now):
             stream.ping(now)
 
+    def used_within(self, seconds: float) -> bool:
+        """Whether a connection has a request, or had one so recently."""
+        now = self._loop.time()
+        return any(cast("EdgeConnection", each).idle_s(now) < seconds for each in self.connections)
+
     def leave(self) -> None:
         """Close idle connections now, and the others after their response."""
         for connection in self.connections:
