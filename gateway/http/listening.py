@@ -37,6 +37,7 @@ class ListeningPort:
         """Stop listening at once."""
         for each in self._sockets:
             each.close()
+        self._sockets = ()
 
 
 def _accepted(listening: socket.socket) -> list[socket.socket]:
