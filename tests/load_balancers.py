@@ -102,7 +102,7 @@ def load_balancer(name: str, home: Path, gateways: tuple[Gateway, Gateway], tls:
     (home / "tls.key").write_bytes(tls.server.key.read_bytes())
     (home / "haproxy.pem").write_bytes(tls.server.cert.read_bytes() + tls.server.key.read_bytes())
     port = free_port()
-    text = (PROXIES / file).read_text().replace("/etc/tls/", f"{home}/").replace("http {", f"http {{ {STATE}")
+    text = (PROXIES / file).read_text().replace("/etc/tls/", f"{home}/").replace("\nhttp {", f"\nhttp {{ {STATE}")
     text = text.replace(":443", f":{port}").replace("listen 443", f"listen {port}").replace("e: 443", f"e: {port}")
     for number, gateway in enumerate(gateways, 1):
         for of in (f"gateway-{number}:8080", f"gateway-{number}, port_value: 8080"):
