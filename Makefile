@@ -91,8 +91,11 @@ floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, 
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --redis-server $(REDIS_FLOOR) -k "not seeded_bug" \
 		tests/contract tests/integration/test_redis_acl.py tests/integration/test_redis_pipeline.py $(ARGS)
 
-surroundings: $(TEST_READY) ## Test Tierlane among servers of Debian, which must be installed, and far from them
+surroundings: $(TEST_READY) ## Test Tierlane among servers that must be installed, and far from Redis
 	$(BIN)/python -m pytest -m surroundings tests $(ARGS)
+
+chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
+	$(BIN)/python -m pytest -m chaos $(ARGS)
 
 # Versions that are already locked stay; delete a lock file first to move everything to the newest.
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from gateway.api.account import FindUsage
 from gateway.auth.authenticator import TokenLookup
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
+from gateway.http.listening import ListeningPort
 from gateway.http.server import EdgeServer, check_parser, serve
 from gateway.inference.traces import RequestTraces
 from gateway.operations.action_requests import Connect
@@ -31,6 +33,9 @@ log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
 LAST_CANCELLATIONS_S = 0.5
+KEPT_S = 6.0  # Load balancers keep idle connections for 5 s (deploy/proxies), and may send a request on one until then.
+LAST_REQUESTS_S = 0.5  # For requests on connections that were opened just before the port was closed.
+REPORT_EVERY_S = 10.0  # Between two log lines about what a drain waits for.
 GRPC_LINGER_S = 0.1  # For the status of calls that have just ended.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -57,6 +62,8 @@ class Gateway(GatewayParts):
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
         self._grpc: GrpcServer | None = None
+        self._hurried = False  # The drain ends at once.
+        self._port: ListeningPort | None = None
         self._leaving: asyncio.Task[None] | None = None  # The end of gRPC calls while draining.
         self.port = config.port
         self.grpc_port = 0  # Once it is served.
@@ -92,7 +99,8 @@ class Gateway(GatewayParts):
         self._tasks = [
             asyncio.create_task(run_forever(name, loop), name=f"gateway {name}") for name, loop in loops.items()
         ]
-        self._runner, self.port = await serve(edge, self.config)
+        self._runner, self._port = await serve(edge, self.config)
+        self.port = self._port.number
         if self.config.grpc is not None:
             from gateway.grpc.server import GrpcServer, InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
 
@@ -111,27 +119,55 @@ class Gateway(GatewayParts):
             task.result()
 
     async def drain(self) -> None:
-        """Drain: report not ready, close the port, wait for pending requests, respond 503 to the rest. `stop` follows."""
+        """Drain: report not ready, close the port, wait for pending requests, respond 503 to the rest. `stop` follows.
+
+        `hurry` ends the waits.
+        """
         self.drain_state.leaving = True
-        await asyncio.sleep(self.config.notice_ms / 1000)
+        log.info("gateway draining", open=self.open_requests, notice_ms=self.config.notice_ms)
+        await self._within(self.config.notice_ms / 1000, lambda: False)
         await self._close_port()
-        pools = self.pools.all
-        await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in pools))
-        await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in pools))
-        await self._within(LAST_CANCELLATIONS_S, lambda: not any(parts.unsettled for parts in pools))
+        await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in self.pools.all))
+        await self._within(LAST_CANCELLATIONS_S, lambda: not any(parts.unsettled for parts in self.pools.all))
+        log.info("gateway drained")
+
+    def hurry(self) -> None:
+        """End the drain at once: open requests get 503."""
+        self._hurried = True
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without their response, and jobs being accepted."""
+        return sum(parts.under_way for parts in self.pools.all)
+
+    async def _requests_ended(self, until: float) -> None:
+        """Wait until no request is open, for at most the drain time."""
+        while self.open_requests and not self._hurried and (left_s := until - time.monotonic()) > 0:
+            log.info("gateway draining", open=self.open_requests, left_s=round(left_s))
+            await self._within(min(REPORT_EVERY_S, left_s), lambda: not self.open_requests)
 
     async def _close_port(self) -> None:
-        self.drain_state.closed = True
+        """Accept no connection any more. Connections that a load balancer may still use are served, each once."""
+        kept_s = min(KEPT_S, self.config.notice_ms / 1000)
+        if self._runner is not None and self._port is not None:
+            await self._port.close(self._runner)
+            await self._within(min(LAST_REQUESTS_S, kept_s), lambda: False)
         self.snapshots.subscribers.end()
         self.responses.streams.ends.close()
-        if self._runner is not None and self._edge is not None:
-            for site in self._runner.sites:
-                await site.stop()
-            await asyncio.sleep(0)  # Requests that were just read are still served.
-            self._edge.leave()
         if self._grpc is not None:
             grace_s = self.config.drain_timeout_s + LAST_CANCELLATIONS_S
             self._leaving = asyncio.create_task(self._grpc.stop(grace_s), name="gateway gRPC drain")
+        until = time.monotonic() + self.config.drain_timeout_s
+        if self._edge is not None and kept_s:
+            edge = self._edge
+            while edge.used_within(kept_s) and not self._hurried and time.monotonic() < until:
+                await self._requests_ended(until)
+                await self._within(kept_s, lambda: bool(self.open_requests) or not edge.used_within(kept_s))
+        self.drain_state.closed = True
+        await asyncio.sleep(0)  # Requests that were just read are still served.
+        if self._edge is not None:
+            self._edge.leave()
+        await self._requests_ended(until)
 
     async def stop(self) -> None:
         """Stop at once; open requests are aborted."""
@@ -139,7 +175,8 @@ class Gateway(GatewayParts):
             await self._grpc.stop(GRPC_LINGER_S)
         if self._leaving is not None:
             await self._leaving
-        if self._runner is not None:
+        if self._runner is not None and self._port is not None:
+            self._port.abort()
             await self._runner.cleanup()
         await end_all(self._tasks)
         await self.batches.close()
@@ -154,7 +191,7 @@ class Gateway(GatewayParts):
     async def _within(self, timeout_s: float, condition: Callable[[], bool]) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await _until(condition)
+                await _until(lambda: self._hurried or condition())
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -174,18 +211,24 @@ async def run_gateway(
     schedule: Schedule | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. The caller starts and stops `catalog`.
+    """Serve until SIGTERM or SIGINT, then drain, until a second one. The caller starts and stops `catalog`.
 
     `schedule` does the work of a scheduler for a pool while no scheduler is running. `on_ready` is called once with the port
     when the gateway accepts traffic. Raises StartError if it cannot start, and the exception of a background task that ended.
     """
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for sign in SIGNALS:
-        loop.add_signal_handler(sign, leave.set)
     gateway = Gateway(
         config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces, schedule=schedule
     )
+
+    def on_signal() -> None:
+        if leave.is_set():
+            gateway.hurry()
+        leave.set()
+
+    for sign in SIGNALS:
+        loop.add_signal_handler(sign, on_signal)
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)

@@ -4,6 +4,7 @@ This module reads no settings. JWT values that would accept wrong tokens are rej
 """
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -95,6 +96,7 @@ class GatewayConfig:
     request_log: bool = False  # One log line for each customer call.
     cors_origins: tuple[str, ...] = ()  # Origins whose pages may call the customer API; "*": all.
     auth_failures: str = "30/minute"  # Per address, in the notation of `limits`; "off": unlimited.
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()  # Their X-Forwarded-For has the client's address.
     scale: ScaleRules = field(default_factory=ScaleRules)  # For the recommended size of each pool.
     schedulers_expected: bool = True  # False: none is deployed, and gateways do their work from the start.
     silent_ms: float = 500.0  # Gateways replace the schedulers when none has been active for this time.
@@ -109,13 +111,13 @@ class GatewayConfig:
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.
     body_timeout_s: float = 10.0
     write_timeout_s: float = 5.0  # How long a client may not read a response.
-    idle_timeout_s: float = 75.0
+    idle_timeout_s: float = 620.0
     max_connections: int = 20_000
     customer_connections: int = 10_000  # Of one customer, with its gRPC calls; more get 429.
     backlog: int = 1024
 
-    notice_ms: int = 2000  # Reports not ready but still serves, so that load balancers notice first.
-    drain_timeout_s: float = 4.0  # Then pending requests get this long before they get 503.
+    notice_ms: int = 10_000  # Reports not ready but still serves, so that load balancers notice first.
+    drain_timeout_s: float = 600.0  # The longest wait for pending requests after that; the rest gets 503.
 
     def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
         """The limits of a request in a pool whose backend has these. A large body must also fit into the budget of its key."""

@@ -79,10 +79,8 @@ class GatewayParts(PoolParts):
         schedule: Schedule | None = None,
     ) -> None:
         self.drain_state = DrainState()
-        throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
         counters = Counters()
-        auxiliary = self._auxiliary_limits(catalog, counters)
-        self.authenticator = Authenticator(catalog, tokens, throttle, charge=auxiliary.charge)
+        self.authenticator = self._authenticator(config, catalog, tokens, counters)
         faults = ErrorResponses(random.random)
         shared = Shared(
             catalog=catalog,
@@ -145,6 +143,13 @@ class GatewayParts(PoolParts):
             open_batches=self.batches.open_batches,
             catalog_age_s=catalog.age_s,
         )
+
+    def _authenticator(
+        self, config: GatewayConfig, catalog: CatalogView, tokens: TokenLookup | None, counters: Counters
+    ) -> Authenticator:
+        throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
+        charge = self._auxiliary_limits(catalog, counters).charge
+        return Authenticator(catalog, tokens, throttle, charge=charge, trusted_proxies=config.trusted_proxies)
 
     def _batches(self, shared: Shared) -> BatchService:
         return BatchService(

@@ -98,8 +98,8 @@ class WorkerConfig:
     """The longest time for any batch; measured service times lower it."""
     measure_at_start: bool = False
     """Whether one trial batch measures the model before the worker is ready; not if the backend is an endpoint."""
-    drain_ms: int = 3000
-    """How long a stopping worker lets its batch run before it hands it back."""
+    drain_ms: int = 600_000
+    """The longest time that a stopping worker lets its requests run before it hands them back."""
     load_timeout_ms: int = 120_000
     """How long a model may take to load and warm up before its process is replaced."""
     direct_host: str = "127.0.0.1"

@@ -25,6 +25,9 @@ from tierlane.chaos.faults.cluster import ClusterFaults
 
 START_TIMEOUT_S = 90.0
 
+DRAIN = {"TIERLANE_DRAIN_MS": "1500"}
+"""Many tests end with open requests, which are not waited for."""
+
 EVERY_STACK: list[str] = []
 """Options of `tierlane up`, after those of the test (`--stack`), for every stack that starts its own Redis."""
 
@@ -135,7 +138,7 @@ def start_stack(home: Path, *options: str, environment: Mapping[str, str] = Mapp
     single = ("--gateways", "1", "--schedulers", "1")
     form = () if "TIERLANE_REDIS_URL" in environment else EVERY_STACK
     command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0", *single]
-    whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
+    whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | DRAIN | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(
             [*command, "--data-dir", str(data_dir), *options, *form], stdout=output, stderr=output, env=whole

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from gateway.auth.client_address import HEADER, Network, client_address
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
@@ -74,12 +75,15 @@ class Authenticator:
         throttle: AuthThrottle | None = None,
         wall: Callable[[], float] = time.time,
         charge: Callable[[IdentityView], None] = lambda _: None,
+        *,
+        trusted_proxies: Sequence[Network] = (),
     ) -> None:
         self._catalog = catalog
         self._tokens = tokens
         self._throttle = throttle
         self._wall = wall
         self.charge = charge
+        self._trusted_proxies = trusted_proxies
         self._max_jwt_bytes = tokens.max_bytes if tokens else 0
 
     @property
@@ -140,5 +144,6 @@ class Authenticator:
         """The error to return. Only invalid keys count as failures, not an unavailable catalog."""
         if self._throttle is None or error.code is not ErrorCode.INVALID_API_KEY:
             return error
-        wait_ms = self._throttle.failed(request.remote)
+        forwarded = request.headers.getall(HEADER, [])
+        wait_ms = self._throttle.failed(client_address(request.remote, forwarded, self._trusted_proxies))
         return error if wait_ms is None else RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY, wait_ms)

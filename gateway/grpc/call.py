@@ -52,7 +52,9 @@ STATUS: dict[int, grpc.StatusCode] = {
 
 ERROR_CODE = "error-code"
 API_KEY = "x-api-key"
-_READ = frozenset({"authorization", "idempotency-key", "traceparent", "tracestate", "x-stainless-retry-count"})
+_READ = frozenset(
+    {"authorization", "idempotency-key", "traceparent", "tracestate", "x-forwarded-for", "x-stainless-retry-count"}
+)
 """The metadata that is read, under the names of the HTTP headers."""
 
 _NOT_TRAILERS = frozenset({"www-authenticate", "server-timing"})

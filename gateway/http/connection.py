@@ -453,6 +453,10 @@ class EdgeConnection(RequestHandler):
         if request is not None and not request.content.is_eof():
             request.content.set_exception(BodyEnded(code))
 
+    def idle_s(self, now: float) -> float:
+        """Since when it has no request; 0 while it has one. `now`: the loop's clock."""
+        return now - self._next_keepalive_close_time + self._keepalive_timeout if self._is_idle() else 0.0
+
     def leave(self) -> None:
         """Close for the drain: at once if idle, else after the response, without waiting for a body."""
         if self._is_idle():

@@ -7,8 +7,6 @@ input is neither returned nor logged.
 
 import asyncio
 import contextlib
-import os
-import socket
 from typing import cast
 
 import aiohttp
@@ -21,6 +19,7 @@ from gateway.http.connection import EdgeConnection, FastPathHandler
 from gateway.http.cors import Cors, serves_customers
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.header_cache import HeaderCache
+from gateway.http.listening import ListeningPort, listen
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import CustomerConnections, DrainState, RoutedRequest, Router, path_of
 from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
@@ -30,7 +29,6 @@ from scheduler.request_id import new_request_id
 
 log = structlog.get_logger("gateway")
 
-ACCEPTS = 8  # Connections accepted per iteration of the event loop, see `listen`.
 SWEEP_S = 0.25
 LINGER_S = 2.0  # Time to read the rest of a rejected body, so that the client gets the response and not a reset.
 MINIMUM_AIOHTTP = (3, 14, 3)  # The first version without the known request smuggling and heap read.
@@ -144,6 +142,11 @@ class EdgeServer(web.Server):
         for stream in self.ping_watch.expired(now):
             stream.ping(now)
 
+    def used_within(self, seconds: float) -> bool:
+        """Whether a connection has a request, or had one so recently."""
+        now = self._loop.time()
+        return any(cast("EdgeConnection", each).idle_s(now) < seconds for each in self.connections)
+
     def leave(self) -> None:
         """Close idle connections now, and the others after their response."""
         for connection in self.connections:
@@ -156,8 +159,8 @@ class EdgeServer(web.Server):
             self.sweep(self._loop.time())
 
 
-async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRunner, int]:
-    """Listen on the address in `config`. Returns the runner, and the port (chosen by the kernel if it is 0 in `config`)."""
+async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRunner, ListeningPort]:
+    """Listen on the address in `config`. Returns the runner and the port."""
     runner = web.ServerRunner(server, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -167,33 +170,3 @@ async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRu
             await runner.cleanup()
         raise StartError(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}.") from error
     return runner, port
-
-
-async def listen(runner: web.ServerRunner, host: str, port: int, backlog: int, *, reuse_port: bool = False) -> int:
-    """Accept connections for `runner`, several per iteration of the event loop. Returns the port. Raises OSError.
-
-    libuv accepts one connection per iteration and listening descriptor. A busy loop has a few hundred iterations per
-    second, so that clients opening connections quickly could keep others waiting until the backlog overflows. Each socket
-    is therefore registered several times, with its own descriptors.
-    """
-    loop = asyncio.get_running_loop()
-    bound = await loop.create_server(
-        cast("web.Server", runner.server),
-        host,
-        port,
-        reuse_port=reuse_port or None,
-        start_serving=False,
-    )
-    try:
-        sockets = [socket.socket(fileno=os.dup(each.fileno())) for each in bound.sockets for _ in range(ACCEPTS)]
-        found = sockets[0].getsockname()[1]
-    finally:
-        bound.close()
-    try:
-        for each in sockets:
-            await web.SockSite(runner, each, backlog=backlog).start()
-    except OSError:
-        for each in sockets:
-            each.close()
-        raise
-    return int(found)

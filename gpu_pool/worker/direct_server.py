@@ -81,7 +81,7 @@ class DirectBatches:
             return [_deadline_exceeded(request.id) for request in requests]
         return _in_time(run_task.result(), requests, (time.monotonic() - read_at) * 1000)
 
-    async def settled(self, timeout_s: float) -> None:
+    async def settled(self, timeout_s: float | None) -> None:
         """Wait until nothing runs, for at most `timeout_s`."""
         if self._runs:
             await asyncio.wait(self._runs, timeout=timeout_s)

@@ -1,8 +1,8 @@
 """The worker: one supervisor around one model process, from registration to deregistration.
 
 It registers with its first heartbeat, and pops batch ids while its model is ready and heartbeats succeed. On SIGTERM or
-SIGINT it lets the running batch end, releases what it cannot finish, and deregisters. No loop here ends because of
-Redis, of a model or of one bad batch.
+SIGINT it lets what runs end, within the drain time or until a second signal, releases the rest, and deregisters. No loop
+here ends because of Redis, of a model or of one bad batch.
 
 With several cells it decides before each pop, and while it is idle, whether it moves (`scheduler/cells/moves.py`); it also
 leaves a cell whose Redis does not respond. Then only its link to the cell changes; the model process and all that is known
@@ -42,9 +42,13 @@ from scheduler.tracing import Spans
 
 __all__ = ["BLOCK_S", "Worker", "WorkerConfig", "run_worker"]
 
+END_POPS_S = 3.0  # For ending the pop of a worker that stops; its loop does not start another one.
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
+LOOK_S = 1.0  # How often a worker that stops checks whether it should go on waiting.
+REPORT_EVERY = 10  # Checks between two log lines about what is still open.
+REDIS_AWAY_S = 3.0  # Without Redis for so long, results are not waited for: their leases have expired.
 LEAVE_S = 0.5  # In which a worker that stops deregisters from cells that it left.
 SLOW_OVER = ("starting", "ready", "down")  # The states of the model in which a slow one is reported as slow.
 
@@ -52,7 +56,7 @@ log = structlog.get_logger()
 
 
 async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
-    """Run one worker until SIGTERM or SIGINT; the exit code. `spans` gets the spans of batches with sampled requests.
+    """Run one worker until SIGTERM or SIGINT; a second one ends its drain. The exit code. `spans` gets the spans of batches with sampled requests.
 
     Raises StartError for a backend that no restart can help: an unknown form, a missing module.
     """
@@ -60,7 +64,7 @@ async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
     worker = Worker(config, spans=spans)
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, worker.drain)
+        loop.add_signal_handler(name, worker.stop)
     return await worker.run()
 
 
@@ -70,6 +74,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, *, spans: Spans | None = None) -> None:
         self._config = config
         self._draining = asyncio.Event()
+        self._hurried = asyncio.Event()  # The drain ends at once.
         self._broken = False  # A task that must not end has ended.
         self._last_report: WorkerReport | None = None
         self._changing: tuple[object, ...] = ()
@@ -124,6 +129,12 @@ class Worker:
     def drain(self) -> None:
         """Claim nothing new, and end when the running batches are done."""
         self._draining.set()
+
+    def stop(self) -> None:
+        """Drain; if called again, hand back what runs."""
+        if self._draining.is_set():
+            self._hurried.set()
+        self.drain()
 
     async def run(self) -> int:
         """Run until `drain`; the exit code: 1 if a task ended that must not, so that the process is restarted.
@@ -313,21 +324,50 @@ class Worker:
         self._link.heartbeat.now()
         for link in self._links:
             link.drain()
-        until = time.monotonic() + self._config.drain_ms / 1000
-        direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
-        await self._end_pop(self._link, pump, until)
-        await self._settled(max(0.0, until - time.monotonic()))
-        await direct
+        drain_s = self._config.drain_ms / 1000
+        until = time.monotonic() + drain_s
+        await self._end_pop(self._link, pump, time.monotonic() + min(END_POPS_S, drain_s))
+        await self._work_ended(until)
         self._execution.stop()
         await self._settled(SETTLE_S)
+
+    async def _work_ended(self, until: float) -> None:
+        """Wait until everything that was claimed is settled, at most until `until`, `stop`, or a loss of Redis."""
+        work = asyncio.create_task(self._settled(None))
+        hurried = asyncio.create_task(_event(self._hurried))
+        looks = 0
+        try:
+            while (left_s := until - time.monotonic()) > 0 and not self._results_lost():
+                if (open_requests := self._open_requests) and looks % REPORT_EVERY == 0:
+                    log.info("worker draining", open=open_requests, left_s=round(left_s))
+                looks += 1
+                ended, _ = await asyncio.wait(
+                    [work, hurried], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                if ended:
+                    return
+        finally:
+            await end_all([work, hurried])
+            if self._open_requests:
+                log.warning("drain ended early; requests are handed back", open=self._open_requests)
+
+    @property
+    def _open_requests(self) -> int:
+        return sum(link.in_flight for link in self._links) + self._direct.in_flight
+
+    def _results_lost(self) -> bool:
+        """Whether nothing runs, and Redis has not responded for so long that the reaper has what ended."""
+        since = self._link.heartbeat.failing_since
+        runs = self._execution.running or self._execution.slots.usage.running or self._direct.in_flight
+        return not runs and since is not None and time.monotonic() - since > REDIS_AWAY_S
 
     @property
     def _links(self) -> list[CellLink]:
         """The present one first."""
         return [self._link, *(link for link, _ in self._left.values())]
 
-    async def _settled(self, timeout_s: float) -> None:
-        await asyncio.gather(*(link.settled(timeout_s) for link in self._links))
+    async def _settled(self, timeout_s: float | None) -> None:
+        await asyncio.gather(*(link.settled(timeout_s) for link in self._links), self._direct.settled(timeout_s))
 
     async def _end_pop(self, link: CellLink, ended: "asyncio.Future[None]", until: float) -> None:
         while not ended.done() and (left_s := until - time.monotonic()) > 0:
@@ -419,3 +459,7 @@ class Worker:
         if self._execution.slow_model.confirmed and status in SLOW_OVER:
             return "slow"
         return "starting" if status == "ready" and not self._trials.usable.is_set() else status
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()

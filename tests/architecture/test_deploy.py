@@ -76,16 +76,19 @@ def test_ports_agree() -> None:
         assert str(port) in container["args"]
 
 
-def test_a_container_has_longer_to_stop_than_its_role_takes() -> None:
-    """A kill before the end of the drain would cut off open requests."""
-    settings = named("ConfigMap", "tierlane")["data"]
-    need_s = sum(int(settings[variable(name)]) for name in ("notice_ms", "drain_ms")) / 1000
+def test_a_role_is_killed_after_its_drain() -> None:
+    """A kill before the end of the drain would cut off open requests. One default holds for all ways to run a role."""
+    need_s = sum(int(SETTINGS[name].default) for name in ("notice_ms", "drain_ms")) / 1000
     pods, services = dict(pod_specs()), documents(DEPLOY / "compose.yaml")[0]["services"]
+    for settings in (named("ConfigMap", "tierlane")["data"], documents(HELM / "values.yaml")[0]["settings"]):
+        assert sum(int(settings[variable(name)]) for name in ("notice_ms", "drain_ms")) / 1000 == need_s
 
-    assert pods["gateway"]["terminationGracePeriodSeconds"] > need_s + 5
-    assert pods["worker"]["terminationGracePeriodSeconds"] > 10
-    for name in ("gateway", "worker", "scheduler"):
-        assert int(services[name]["stop_grace_period"].removesuffix("s")) > 6
+    for role, file in (("gateway", "tierlane-gateway.service"), ("worker", "tierlane-worker@.service")):
+        assert pods[role]["terminationGracePeriodSeconds"] > need_s + 5
+        assert int(services[role]["stop_grace_period"].removesuffix("s")) > need_s + 5
+        assert int(unit(DEPLOY / "systemd" / file)["TimeoutStopSec"][0]) > need_s + 5
+        assert 'include "tierlane.gracePeriod" .' in text_of(HELM / "templates" / f"{role}.yaml")
+    assert int(services["scheduler"]["stop_grace_period"].removesuffix("s")) > 6
 
 
 def test_a_worker_announces_the_address_of_its_pod() -> None:
@@ -183,8 +186,9 @@ def test_the_values_of_the_chart_match_its_schema() -> None:
         {"gatewy": {}},
         {"settings": {"TIERLANE_REDIS_URL": "redis://x"}},
         {"settings": {"LOG": "x"}},
-        {"gateway": {"replicas": 0, "terminationGracePeriodSeconds": 30}},
+        {"gateway": {"replicas": 0}},
         {"gateway": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
+        {"scheduler": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
         {"images": {"edge": "", "worker": "w"}},
         {"tls": {"secret": "", "endpoint": True}},
         {"cells": [{"name": "default"}]},

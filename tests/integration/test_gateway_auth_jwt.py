@@ -92,7 +92,7 @@ async def serving(tokens: JwtIdentities) -> AsyncIterator[Callable[[str], Awaita
 
         async def identify(presented: str) -> tuple[int, str]:
             headers = {"Authorization": f"Bearer {presented}"}
-            async with http.get(f"http://127.0.0.1:{port}/identity", headers=headers) as response:
+            async with http.get(f"http://127.0.0.1:{port.number}/identity", headers=headers) as response:
                 document = await response.json()
                 return response.status, document.get("customer") or document["error"]["code"]
 
@@ -100,6 +100,7 @@ async def serving(tokens: JwtIdentities) -> AsyncIterator[Callable[[str], Awaita
             yield identify
         finally:
             await end_all(tasks)
+            port.abort()
             await runner.cleanup()
 
 

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
+from gateway.http.listening import ACCEPTS, ListeningPort, listen
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest, Router
-from gateway.http.server import ACCEPTS, EdgeServer, listen, serve
+from gateway.http.server import EdgeServer, serve
 from integration.gateway_fixtures import Stack, head_of, request_bytes, running_stack
 
 BODY = b'{"input":"hello"}'
@@ -291,7 +292,7 @@ async def test_a_request_read_just_before_the_drain_is_answered(turns: int) -> N
     config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
     server = EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), config)
     runner, port = await serve(server, config)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
     request = b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n"
     writer.write(request)
     assert b"200 OK" in await reader.readuntil(b"{}")
@@ -303,6 +304,7 @@ async def test_a_request_read_just_before_the_drain_is_answered(turns: int) -> N
     async with asyncio.timeout(2.0):
         response = await reader.read()
     writer.close()
+    port.abort()
     await runner.cleanup()
 
     assert response.endswith(b"{}")
@@ -317,17 +319,46 @@ def test_many_connections_are_accepted_in_few_turns_of_the_loop() -> None:
         runner = web.ServerRunner(server)
         await runner.setup()
         port = await listen(runner, "127.0.0.1", 0, 1024)
-        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+        clients = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(count)]
         turns = 0
         while len(server.connections) < count and turns < 10 * count:
             await asyncio.sleep(0)
             turns += 1
         for client in clients:
             client.close()
+        port.abort()
         await runner.cleanup()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
+            socket.create_connection(("127.0.0.1", port.number))
         return turns
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(turns_until_accepted()) <= 2 * count / ACCEPTS
+
+
+async def test_connections_that_were_not_accepted_are_served() -> None:
+    """The kernel completes connections by itself, and would reset them with the port: a load balancer must not repeat the
+    requests that it sent on them.
+    """
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="served")
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = ListeningPort([listening])
+    clients = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(20)]
+    for _, writer in clients:
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+    await port.close(runner)
+
+    async with asyncio.timeout(5):
+        answers = [await reader.read() for reader, _ in clients]
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port.number)
+    for _, writer in clients:
+        writer.close()
+    await runner.cleanup()
+    assert [each.endswith(b"served") for each in answers] == [True] * 20

@@ -135,6 +135,40 @@ async def test_sigterm_completes_accepted_requests(client: Redis, redis_url: str
     assert not await client.exists(Keys().gateway("g1"))
 
 
+async def test_a_second_signal_ends_the_drain(client: Redis, redis_url: str) -> None:
+    """Without one, notice and open requests would be waited for ten minutes."""
+    worker, catalog = TestWorker(client, Keys()), LiteralCatalog()
+    await worker.heartbeat()
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    config = GatewayConfig(
+        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, total_ms=600_000
+    )
+    process = asyncio.create_task(run_gateway(config, catalog, on_ready=port.set_result))
+    url = f"http://127.0.0.1:{await port}"
+
+    async def queued() -> bool:
+        return await client.llen(Keys().queue("free")) == 1
+
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {catalog.keys['free'].text}"}) as http:
+
+        async def infer() -> tuple[int, str]:
+            async with http.post(f"{url}/v1/inference", json={"input": "hello"}) as response:
+                return response.status, (await response.json())["error"]["code"]
+
+        async def stopping() -> bool:
+            async with http.get(f"{url}/readyz") as response:
+                return response.status == 503
+
+        first = asyncio.create_task(infer())
+        await eventually(queued, "a request is queued")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually(stopping, "the gateway is not ready", 1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            assert await first == (503, "draining")
+            await process
+
+
 async def test_a_drain_ends_what_is_not_completed(client: Redis, redis_url: str) -> None:
     """A request that exceeds the drain time gets 503 and ends in Redis. Idle connections and unfinished bodies are not
     waited for: the former are closed, the latter get 503.

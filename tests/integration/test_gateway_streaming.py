@@ -9,6 +9,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from eventually import eventually
 from integration.direct_mode_fixtures import Direct, direct
 from integration.gateway_fixtures import Stack, accepted, caller, model, openai_client, running_stack, stack
 from scheduler.protocol.batches import Outcome
@@ -314,6 +315,36 @@ async def test_a_deadline_or_drain_ends_a_stream(
 
     assert caught.value.code == code
     assert caught.value.body["request_id"] == stream.response.headers["x-request-id"]
+
+
+async def test_the_connection_of_a_stream_is_served_once_more_during_a_drain(client: Redis, redis_url: str) -> None:
+    """Its headers promised that, and a load balancer may send the next request on it at once."""
+
+    async def refused() -> bool:
+        try:
+            _, other = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+        except ConnectionRefusedError:
+            return True
+        other.close()
+        return False
+
+    async with running_stack(client, redis_url, worker=False, notice_ms=1000) as stack:
+        begin_early(stack)
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+        writer.write(request(stack))
+        assert b"Connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        drained = asyncio.create_task(stack.gateway.drain())
+        await eventually(refused, "the port is closed")
+        await stack.worker.turn()
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        writer.close()
+        await drained
+
+    assert b"200 OK" in answer
+    assert b"Connection: close" in answer
 
 
 async def test_in_direct_mode_a_stream_is_one_delta(direct: Direct) -> None:

@@ -145,7 +145,7 @@ async def test_sigterm_finishes_the_running_batch(pool: Pool, start_worker: Star
     worker.process.send_signal(signal.SIGTERM)
     await worker.reaches("draining")
 
-    assert await worker.stop() == 0
+    assert await worker.process.wait() == 0
     assert await worker.view() is None
     assert [r.output for r in await replies(pool, ids)] == ["olleh"]
     assert (await pool.states(later), await pool.attempts(later[0])) == (["processing"], 0)
@@ -163,6 +163,32 @@ async def test_batch_that_outlasts_the_drain_is_handed_back_uncounted(pool: Pool
     assert (await pool.states(ids), await pool.depth("free")) == (["queued", "queued"], 2)
     assert [await pool.attempts(i) for i in ids] == [0, 0]
     assert await pool.inflight() == {}
+
+
+async def test_the_drain_lasts_as_long_as_the_batch(pool: Pool, start_worker: StartWorker) -> None:
+    """With the default time; the worker reports what is open until its end."""
+    worker = await start_worker(backend="simulated:4500", gpu_timeout_ms=10_000)
+    ids = await batch(pool, "hello")
+    await eventually(lambda: running(pool, ids[0]), "the batch is claimed")
+
+    worker.process.send_signal(signal.SIGTERM)
+
+    assert (await worker.reaches("draining")).in_flight == 1
+    assert [r.output for r in await replies(pool, ids)] == ["olleh"]
+    assert await worker.process.wait() == 0
+
+
+async def test_a_second_signal_ends_the_drain(pool: Pool, start_worker: StartWorker) -> None:
+    """The batch is handed back, without an attempt."""
+    worker = await start_worker(backend="simulated:30000", gpu_timeout_ms=60_000)
+    ids = await batch(pool, "hello")
+    await eventually(lambda: running(pool, ids[0]), "the batch is claimed")
+    worker.process.send_signal(signal.SIGTERM)
+    await worker.reaches("draining")
+
+    assert await worker.stop() == 0
+
+    assert (await pool.states(ids), await pool.attempts(ids[0])) == (["queued"], 0)
 
 
 async def test_idle_worker_stops_at_once(pool: Pool, start_worker: StartWorker) -> None:

@@ -231,10 +231,12 @@ async def test_a_role_that_rejects_its_settings_ends_the_start(start: Start) -> 
     assert re.search(r"scheduler-[12] does not run \(exit code 2\)", up.text)
 
 
-@pytest.mark.parametrize(("interrupts", "within_s"), [(1, 5.0), (2, 2.0)])
-async def test_roles_that_ignore_sigterm_are_killed(start: Start, interrupts: int, within_s: float) -> None:
-    """After the grace period, or at once with a second Ctrl-C."""
-    up = start(env={"STAND_IN_STUBBORN": "1"})
+@pytest.mark.parametrize(("interrupts", "within_s", "drain_ms"), [(1, 5.0, 1), (2, 2.0, 600_000)])
+async def test_roles_that_ignore_sigterm_are_killed(
+    start: Start, interrupts: int, within_s: float, drain_ms: int
+) -> None:
+    """After the time for open requests and a grace period, or at once with a second Ctrl-C."""
+    up = start(f"drain_ms={drain_ms}", env={"STAND_IN_STUBBORN": "1"})
     await up.ready()
     processes = up.all_processes()
     for _ in range(interrupts - 1):

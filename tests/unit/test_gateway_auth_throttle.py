@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.auth.client_address import client_address, networks_of
 from gateway.auth.throttle import AuthThrottle, bucket_of
 from scheduler.errors import StartError
 
@@ -106,3 +107,29 @@ def test_an_invalid_limit_is_rejected_at_start(limit: str) -> None:
     """The error names the setting."""
     with pytest.raises(StartError, match="TIERLANE_AUTH_FAILURES"):
         AuthThrottle(limit)
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("10.0.0.1", ["192.0.2.7"], "192.0.2.7"),
+        ("10.0.0.1", ["203.0.113.9, 192.0.2.7", "10.0.0.2"], "192.0.2.7"),
+        ("::ffff:10.0.0.1", ["2001:db8::1"], "2001:db8::1"),
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("10.0.0.1", ["not an address"], "10.0.0.1"),
+        ("10.0.0.1", ["192.0.2.7, "], "10.0.0.1"),
+        ("192.0.2.8", ["192.0.2.7"], "192.0.2.8"),
+        ("", ["192.0.2.7"], ""),
+        (None, ["192.0.2.7"], None),
+    ],
+)
+def test_a_trusted_proxy_names_the_client(peer: str | None, forwarded: list[str], client: str | None) -> None:
+    """What a client itself wrote into the header, before the entries of trusted proxies, has no effect."""
+    assert client_address(peer, forwarded, networks_of("10.0.0.0/8")) == client
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/33", "proxy.internal", "10.0.0.1/8"])
+def test_networks_that_are_none_are_refused(text: str) -> None:
+    """With a sentence that shows the form."""
+    with pytest.raises(ValueError, match="must be networks such as"):
+        networks_of(text)

@@ -168,7 +168,7 @@ CASES: dict[str, dict[str, Any]] = {
         "direct": replace(INACTIVE, unreachable=(Unreachable("worker-1", "host:81", "host:81 refuses connections."),))
     },
     "a breaker": {"direct": replace(INACTIVE, breakers={"redis": "closed", "worker-2": "open"})},
-    "a stop of this gateway": {"leaving": True},
+    "a stop of this gateway": {"leaving": True, "open_requests": 2},
 }
 """Changes of the inputs of a healthy gateway, by what happens."""
 

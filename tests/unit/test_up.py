@@ -122,14 +122,20 @@ def test_a_model_process_gets_no_secret_of_the_system(monkeypatch: pytest.Monkey
 
 
 def test_a_role_reads_what_up_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gateway has a directory of its own and shared counters; times to drain are shortened."""
+    """Each gateway has a directory of its own and shared counters; there is no notice, and the drain is that of the stack."""
     settings = Settings(port=1234, lease_ms=900, drain_ms=60_000, default_model="tiny", data_dir=Path("/data"))
     env = RoleEnvironment(settings).for_role("gateway", "gateway-2")
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     read = Settings()
 
-    assert (read.port, read.lease_ms, read.default_model, read.notice_ms, read.drain_ms) == (1234, 900, "tiny", 0, 1500)
+    assert (read.port, read.lease_ms, read.default_model, read.notice_ms, read.drain_ms) == (
+        1234,
+        900,
+        "tiny",
+        0,
+        60_000,
+    )
     assert (env["TIERLANE_DATA_DIR"], env["TIERLANE_METRICS_DIR"]) == ("/data/gateway-2", "/data/metrics")
 
 

@@ -144,6 +144,9 @@ async def seed_cells(database_url: str, urls: Mapping[str, str | None]) -> None:
 T = TypeVar("T")
 
 
+DRAIN_MS = 1500  # What the load left open is not waited for.
+
+
 class SideLoop:
     """Runs coroutines on an event loop in another thread."""
 
@@ -243,6 +246,7 @@ class ChaosStack(StackTargets):
                 "host": HOST,
                 "backend": self._backend,
                 "total_request_ms": TOTAL_REQUEST_MS,
+                "drain_ms": DRAIN_MS,
                 "max_batch_size": MAX_BATCH_SIZE,
                 "gateways": shape.gateways,
                 "workers": shape.workers,

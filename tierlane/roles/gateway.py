@@ -75,6 +75,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         request_log=settings.request_log == "on",
         cors_origins=settings.cors_origin_list,
         auth_failures=settings.auth_failures,
+        trusted_proxies=settings.proxy_networks,
         total_ms=settings.total_request_ms,
         gone_ms=settings.gone_ms,
         max_body_bytes=settings.max_body_bytes,

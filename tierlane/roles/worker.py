@@ -35,6 +35,7 @@ def run(settings: "Settings") -> int:
         renew_ms=settings.renew_ms,
         lease_ms=settings.lease_ms,
         gpu_timeout_ms=settings.gpu_timeout_ms,
+        drain_ms=settings.drain_ms,
         measure_at_start=True,
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
         direct_port=settings.direct_port,

@@ -93,6 +93,14 @@ def origins(value: str) -> str:
     return value
 
 
+def networks(value: str) -> str:
+    """Check a list of networks."""
+    from gateway.auth.client_address import networks_of
+
+    networks_of(value)
+    return value
+
+
 def callback_hosts(value: str) -> str:
     """Check a list of hosts."""
     from gateway.host_lists import host_list

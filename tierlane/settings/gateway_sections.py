@@ -82,7 +82,17 @@ class GatewaySettings:
     )
     header_timeout_ms: int = milliseconds(5000, "Milliseconds for a request's headers.")
     body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
-    idle_timeout_ms: int = milliseconds(75_000, "Milliseconds until an idle connection is closed.")
+    idle_timeout_ms: int = milliseconds(
+        620_000,
+        "Milliseconds until an idle connection is closed; longer than a load balancer keeps one, or requests meet a closed one.",
+    )
+    trusted_proxies: str = setting(
+        "",
+        "Networks of load balancers, separated by commas, whose X-Forwarded-For has the client's address. Unset: failed "
+        "authentications are counted by the connection's address. Name only proxies that write the header.",
+        "LIST",
+        check=checks.networks,
+    )
     max_connections: int = number(
         20_000,
         "Open connections, each with a file descriptor; more are closed.",
@@ -102,12 +112,11 @@ class GatewaySettings:
         "language model with slots, as in OpenAI's clients; 4,000 for a function.",
     )
     notice_ms: int = milliseconds(
-        2000,
-        "Milliseconds that a stopping gateway still serves while /readyz fails.",
+        10_000,
+        "Milliseconds that a stopping gateway still accepts requests while /readyz fails; longer than load balancers take to see it.",
         minimum=0,
         maximum=600_000,
     )
-    drain_ms: int = milliseconds(4000, "Milliseconds for open requests at shutdown.")
     schedulers: int = number(
         2,
         "Schedulers that run. 0: gateways do their work from the start; fewer processes, but busier gateways.",

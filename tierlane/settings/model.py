@@ -17,6 +17,7 @@ from typing import Any, Self
 from pydantic import BaseModel, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from gateway.auth.client_address import Network, networks_of
 from gateway.host_lists import host_list, origin_list
 from gateway.jobs.webhook_security import secret_bytes
 from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_backend
@@ -154,6 +155,11 @@ class Settings(
     def cors_origin_list(self) -> tuple[str, ...]:
         """The origins one by one."""
         return origin_list(self.cors_origins)
+
+    @property
+    def proxy_networks(self) -> tuple[Network, ...]:
+        """The networks of load balancers one by one."""
+        return networks_of(self.trusted_proxies)
 
     @property
     def callback_host_list(self) -> tuple[str, ...]:

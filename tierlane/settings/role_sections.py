@@ -72,6 +72,12 @@ class SharedSettings:
         "Directory, best in shared memory, for chats beyond TIERLANE_INLINE_BODY_BYTES: they stay out of Redis. "
         "Shared by the gateways and workers of one host; unset: all travel through Redis. `tierlane up` sets it.",
     )
+    drain_ms: int = milliseconds(
+        600_000,
+        "Most milliseconds that a stopping gateway or worker waits for the requests that it has; without any, it ends at once. "
+        "At least the longest TIERLANE_TOTAL_REQUEST_MS, or answers are cut off. A second signal ends the wait.",
+        maximum=3_600_000,
+    )
     log_format: Literal["auto", "console", "json"] = setting(
         "auto",
         "console: coloured text; json: an object a line; auto: console on a terminal, else json.",

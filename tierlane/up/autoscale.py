@@ -18,7 +18,7 @@ from tierlane.up.supervisor import Supervisor
 POLL_S = 1.0
 CALL_TIMEOUT_S = 1.0
 LEAVE_S = 15.0
-"""A worker stops within four seconds. One that does not stop in time is killed, and its batch is retried."""
+"""After its drain. A worker that does not stop in time is killed, and its batch is retried."""
 
 
 class PoolAdvice(NamedTuple):

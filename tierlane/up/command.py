@@ -1,6 +1,6 @@
 """`tierlane up`: lock, port, signals, exit code.
 
-The first Ctrl-C, SIGTERM or SIGHUP stops everything within five seconds, the second kills everything at once.
+The first Ctrl-C, SIGTERM or SIGHUP stops everything after the open requests, the second kills everything at once.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def _serve(stack: Stack, lines: LogLines) -> None:
         if stopping.is_set():
             stack.kill()
         else:
-            lines.say("stopping; press Ctrl-C again to kill at once")
+            lines.say("stopping when open requests have ended; press Ctrl-C again to kill at once")
             stopping.set()
 
     loop = asyncio.get_running_loop()

@@ -49,9 +49,6 @@ NOT_A_WORKERS = {
 
 Command = Callable[[str], list[str]]
 
-# Time for a gateway to finish open requests when the stack stops; the stack has to end within five seconds.
-DRAIN_MS = 1500
-
 
 def role_command(role: str) -> list[str]:
     """The command line of a role.
@@ -90,7 +87,6 @@ class RoleEnvironment:
         values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
         values.setdefault("body_dir", body_dir(self.settings.data_dir))
         values["notice_ms"] = 0  # There is no load balancer.
-        values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role in ("gateway", "scheduler"):
             values["process_name"] = name
         if role == "worker":

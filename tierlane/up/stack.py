@@ -193,7 +193,7 @@ class Stack:
         self._command = command
         self._http_url = f"http://{_reachable(settings.host)}:{settings.port}"
         self._file = StackFile(data_dir, self._http_url, settings.service_token.get_secret_value())
-        self._supervisor = Supervisor(guard, lines, self._update)
+        self._supervisor = Supervisor(guard, lines, self._update, settings.drain_ms / 1000)
         self._models = ModelProcesses()
         self._temporary: Path | None = None
         self._home = data_dir.path

@@ -1,4 +1,4 @@
-"""Supervises the processes of the stack: starts them, restarts them after a backoff, stops all within five seconds."""
+"""Supervises the processes of the stack: starts them, restarts them after a backoff, stops them in order."""
 
 import asyncio
 import time
@@ -43,8 +43,9 @@ WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that rejects its settings would reject them again.
 TRIALS = 4  # Failures of a process before the stack is ready.
 
-# The groups are stopped in this order, each with a number of seconds before it is killed, less than 5 in all.
+# The groups are stopped in this order, each with a number of seconds before it is killed, for roles after their drain.
 # Gateways are first, so that workers can still finish the accepted requests.
+DRAINING = frozenset({"gateway", "worker"})
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gateway"}), 2.0),
     (frozenset({"worker", "scheduler", "migrate"}), 1.5),
@@ -53,9 +54,13 @@ STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
 
 
 class Supervisor:
-    """The running processes. `changed` is called when the set of processes has changed."""
+    """The running processes. `changed` is called when the set of processes has changed.
 
-    def __init__(self, guard: OrphanGuard, lines: LogLines, changed: Callable[[], None]) -> None:
+    `drain_s`: how long gateways and workers may wait for their requests when they are stopped.
+    """
+
+    def __init__(self, guard: OrphanGuard, lines: LogLines, changed: Callable[[], None], drain_s: float = 0.0) -> None:
+        self._drain_s = drain_s
         self._guard = guard
         self._lines = lines
         self._changed = changed
@@ -71,11 +76,11 @@ class Supervisor:
         self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
 
     async def remove(self, member: ChildProcess, grace_s: float) -> None:
-        """Stop a process, kill it after `grace_s` seconds, and do not restart it."""
+        """Stop a process, kill it `grace_s` seconds after its drain, and do not restart it."""
         supervisor = self._keepers.pop(member.name)
         supervisor.cancel()
         await asyncio.gather(supervisor, return_exceptions=True)
-        await member.stop(grace_s)
+        await member.stop(self._longest_s(member, grace_s))
         self.members.remove(member)
         self._changed()
 
@@ -107,8 +112,11 @@ class Supervisor:
             supervisor.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         for roles, grace_s in STOP_STAGES:
-            stage = [member.stop(grace_s) for member in self.members if member.role in roles]
+            stage = [member.stop(self._longest_s(member, grace_s)) for member in self.members if member.role in roles]
             await asyncio.gather(*stage)
+
+    def _longest_s(self, member: ChildProcess, grace_s: float) -> float:
+        return grace_s + (self._drain_s if member.role in DRAINING else 0.0)
 
     def kill(self) -> None:
         """Kill everything at once; a running `stop` then ends quickly."""

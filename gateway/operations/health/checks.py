@@ -69,6 +69,7 @@ class HealthInputs:
     bad_row: bool = False  # The newest catalog was rejected because of an invalid row.
     jobs_problem: str | None = None  # Why jobs cannot be stored.
     leaving: bool
+    open_requests: int = 0  # Of this gateway.
     capacity_rps: float
     capacity_evidence: CapacityEvidence = CapacityEvidence.PRIOR
     capacity_confidence: float = 0.0
@@ -130,7 +131,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     if inputs.direct is not None:
         findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
     if inputs.leaving:
-        reason = "This gateway is shutting down."
+        reason = f"This gateway is draining; open requests: {inputs.open_requests}."
         findings.append(problem("gateway_stopping", "gateway:leaving", "component", "degraded", "yes", "", reason))
     if _served_directly(inputs.direct):
         findings = [

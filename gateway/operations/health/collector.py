@@ -154,6 +154,7 @@ class HealthCollector:
             jobs_problem=_jobs_problem(parts, catalog),
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
+            open_requests=sum(each.under_way for each in self._pools.all),
             capacity_rps=parts.limits.cell_capacity_rps,
             capacity_evidence=parts.limits.estimate.evidence,
             capacity_confidence=parts.limits.estimate.confidence,

@@ -22,6 +22,11 @@ securityContext:
   fsGroup: 10001
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
+{{- define "tierlane.gracePeriod" -}}
+{{- $notice := index .Values.settings "TIERLANE_NOTICE_MS" | default 10000 | int }}
+{{- $drain := index .Values.settings "TIERLANE_DRAIN_MS" | default 600000 | int }}
+{{- add 30 (div (add $notice $drain) 1000) }}
+{{- end }}
 {{- define "tierlane.tlsVolume" -}}
 {{- if .Values.tls.secret }}
 - name: tls

@@ -1,0 +1,49 @@
+"""The address of a client behind load balancers: from X-Forwarded-For, as far as trusted proxies wrote it."""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+HEADER = "X-Forwarded-For"
+
+Network = IPv4Network | IPv6Network
+
+
+def networks_of(text: str) -> tuple[Network, ...]:
+    """The networks or addresses of a list with commas. Raises ValueError, whose text says what is accepted."""
+    try:
+        return tuple(ip_network(each.strip()) for each in text.split(",") if each.strip())
+    except ValueError as error:
+        raise ValueError(f"must be networks such as 10.0.0.0/8, separated by commas: {error}") from None
+
+
+def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
+    """The last address that no trusted proxy has: each proxy appends the address from which it was called.
+
+    Addresses before that one are the client's own text. `peer`: the address of the connection; `forwarded`: the values of the
+    header in their order.
+    """
+    hops = [hop.strip() for value in forwarded for hop in value.split(",")]
+    address = peer
+    while hops and _is_within(address, trusted):
+        hop = hops.pop()
+        if not _is_address(hop):
+            break
+        address = hop
+    return address
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_within(address: str | None, networks: Sequence[Network]) -> bool:
+    if not address or not _is_address(address):
+        return False
+    ip = ip_address(address)
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return any(ip in network for network in networks)
