@@ -141,7 +141,7 @@ class GatewayParts(PoolParts):
             resubmitted=self._resubmitted,
             full_batches=self._full_batches,
             open_batches=self.batches.open_batches,
-            catalog_age_s=catalog.age_s,
+            catalog=catalog,
         )
 
     def _authenticator(

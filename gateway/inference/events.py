@@ -135,11 +135,26 @@ class RequestEvents:
         self._demand_meter.refusals.served(identity.customer_id)
         self._counters.completed(tier, endpoint, seconds)
         for pending, reply in zip(pending_requests, replies, strict=True):
-            self._counters.ran(tier, self._pool, model, reply)
+            self._counters.ran(tier, endpoint, self._pool, model, reply)
             if reply.id == pending.id:  # Else the stored reply of an Idempotency-Key.
                 self._demand_meter.gpu_time.ran(identity, reply)
         if self._log is not None:
             self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)
+
+    def streamed(
+        self,
+        endpoint: str,
+        identity: IdentityView,
+        pending: PendingRequest,
+        reply: Reply,
+        *,
+        first_s: float,
+        seconds: float,
+    ) -> None:
+        """As `completed`, of a stream whose first text was sent `first_s` after the call arrived."""
+        if reply.id == pending.id:
+            self._counters.streamed(identity.tier, endpoint, pending.submission.model, reply, first_s, seconds)
+        self.completed(endpoint, identity, (pending,), (reply,), seconds)
 
     def failed(
         self,

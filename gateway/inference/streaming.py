@@ -120,6 +120,7 @@ class StreamedResponse:
         self._stream: EventStream | None = None
         self._held = ""  # Text that arrived before the headers were written, or that the client was too slow for.
         self._reply: Reply | None = None
+        self._first_at: float | None = None  # When the first text was sent.
         self._chunks: Chunks = self._new_chunks(pending.id, passed_on=passed_on)
         pending.reader, pending.streams = self, True
 
@@ -185,6 +186,8 @@ class StreamedResponse:
 
     def _write(self, stream: EventStream, events: bytes) -> None:
         if events:
+            if self._first_at is None:
+                self._first_at = self._call.pipeline.clock()
             stream.send(self._opening + events)
             self._opening = b""
 
@@ -215,9 +218,17 @@ class StreamedResponse:
         return self._call.completed(self._pending, outcome)
 
     def _record_completed(self, reply: Reply) -> None:
-        call = self._call
-        seconds = call.pipeline.clock() - self._pending.started
-        call.pipeline.events.completed(call.api_format.endpoint, call.identity, (self._pending,), (reply,), seconds)
+        call, pending = self._call, self._pending
+        now = call.pipeline.clock()
+        first_at = now if self._first_at is None else self._first_at
+        call.pipeline.events.streamed(
+            call.api_format.endpoint,
+            call.identity,
+            pending,
+            reply,
+            first_s=first_at - pending.started,
+            seconds=now - pending.started,
+        )
 
     def _fail(self, stream: EventStream, error: RequestError) -> None:
         """Send the error, with its status if no event was sent."""

@@ -20,6 +20,7 @@ BOUNDS_US = tuple(
 
 MAX_TIERS = 32
 MAX_MODELS = 64
+MAX_TOKEN_SERIES = 256
 OTHER, UNKNOWN = "other", "unknown"
 COMPLETED, ACCEPTED = "completed", "accepted"
 
@@ -87,12 +88,25 @@ class ModelCounters:
         self.runs = Times()
 
 
+class TokenCounters:
+    """The tokens of one model, tier and endpoint, and the pace of their streams."""
+
+    __slots__ = ("firsts", "paces", "read", "written")
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.written = 0
+        self.firsts = Times()
+        self.paces = Times()
+
+
 class Counters:
     """All counters of a gateway."""
 
     def __init__(self) -> None:
         self._tiers: dict[str, TierCounters] = {}
         self._models: dict[tuple[str, str], ModelCounters] = {}
+        self._tokens: dict[tuple[str, str, str], TokenCounters] = {}
         self._calls: dict[str, Times] = {}
         self._run_again = 0
         self._batch_lines = {"completed": 0, "failed": 0}
@@ -113,8 +127,8 @@ class Counters:
         completed[endpoint] = completed.get(endpoint, 0) + 1
         counted.durations.add(seconds)
 
-    def ran(self, tier: str, pool: str, model: str, reply: Reply) -> None:
-        """Count the run of a completed request. A cached or collapsed reply has no run."""
+    def ran(self, tier: str, endpoint: str, pool: str, model: str, reply: Reply) -> None:
+        """Count the run of a completed request, and its tokens. A cached or collapsed reply has no run."""
         if reply.served_from:
             return
         (self._tiers.get(tier) or self._tier(tier)).waits.add(reply.queue_ms / 1000)
@@ -124,6 +138,18 @@ class Counters:
         sizes[size] = sizes.get(size, 0) + 1
         if reply.attempts > 1:
             self._run_again += reply.attempts - 1
+        tokens = self._tokens.get((tier, model, endpoint)) or self._token_counters(tier, model, endpoint)
+        tokens.read += max(0, reply.tokens_used - reply.output_tokens)
+        tokens.written += reply.output_tokens
+
+    def streamed(self, tier: str, endpoint: str, model: str, reply: Reply, first_s: float, seconds: float) -> None:
+        """Count the pace of a stream that ended after `seconds`, whose first text was sent after `first_s`."""
+        if reply.served_from:
+            return
+        tokens = self._token_counters(tier, model, endpoint)
+        tokens.firsts.add(first_s)
+        if reply.output_tokens > 1:
+            tokens.paces.add((seconds - first_s) / (reply.output_tokens - 1))
 
     def failed(self, tier: str, endpoint: str, code: ErrorCode, verdict: Verdict | None = None) -> None:
         """Count a request that got an error. `verdict` is that of its admission."""
@@ -187,6 +213,12 @@ class Counters:
             model = self._models.setdefault(key, ModelCounters())
         return model
 
+    def _token_counters(self, tier: str, model: str, endpoint: str) -> TokenCounters:
+        key = (tier, model, endpoint)
+        if key not in self._tokens and len(self._tokens) >= MAX_TOKEN_SERIES:
+            key = (OTHER, OTHER, OTHER)
+        return self._tokens.setdefault(key, TokenCounters())
+
     def series(self) -> Series:
         """A copy of all counters."""
         found: Series = {("tierlane_retries_total", "batch"): [self._run_again]}
@@ -202,4 +234,9 @@ class Counters:
             found["tierlane_inference_duration_seconds", *key] = model.runs.numbers()
             for full, sizes in model.sizes.items():
                 found |= {(BATCHES, *key, str(full), str(size)): [count] for size, count in sizes.items()}
+        for labels, tokens in self._tokens.items():
+            found["tierlane_input_tokens_total", *labels] = [tokens.read]
+            found["tierlane_output_tokens_total", *labels] = [tokens.written]
+            found["tierlane_time_to_first_token_seconds", *labels] = tokens.firsts.numbers()
+            found["tierlane_time_per_output_token_seconds", *labels] = tokens.paces.numbers()
         return found | {("tierlane_redis_call_seconds", op): times.numbers() for op, times in self._calls.items()}

@@ -27,12 +27,13 @@ class Metric:
         return next((unit for suffix, unit in UNITS.items() if self.name.endswith(suffix)), self.values)
 
 
-TIER, POOL, POOL_TIER, POOL_GPU, POOL_MODEL = (
+TIER, POOL, POOL_TIER, POOL_GPU, POOL_MODEL, TOKENS = (
     ("tier",),
     ("pool",),
     ("pool", "tier"),
     ("pool", "gpu"),
     ("pool", "model"),
+    ("tier", "model", "endpoint"),
 )
 
 COUNTED = (
@@ -49,6 +50,28 @@ COUNTED = (
         "Arrival to complete response, of completed requests.",
     ),
     Metric("tierlane_queue_wait_seconds", "histogram", TIER, "Time in the tier queue, of completed requests."),
+    Metric(
+        "tierlane_time_to_first_token_seconds",
+        "histogram",
+        TOKENS,
+        "Arrival to the first text, of completed streams.",
+    ),
+    Metric(
+        "tierlane_time_per_output_token_seconds",
+        "histogram",
+        TOKENS,
+        "Mean time between two tokens after the first text, of completed streams of two tokens or more.",
+    ),
+    Metric(
+        "tierlane_input_tokens_total",
+        "counter",
+        TOKENS,
+        "Tokens of the inputs of completed requests, as charged. Without cached and shared results, jobs and batches.",
+        "tokens",
+    ),
+    Metric(
+        "tierlane_output_tokens_total", "counter", TOKENS, "Tokens of the outputs of the same requests.", "tokens"
+    ),
     Metric(
         "tierlane_inference_duration_seconds",
         "histogram",
@@ -154,6 +177,15 @@ OBSERVED = (
         "gauge",
         (),
         "Time since this gateway last knew its catalog to be the newest; +Inf: never. Keys are accepted for 900 s without PostgreSQL.",
+    ),
+    Metric(
+        "tierlane_objective_duration_seconds", "gauge", TIER, "`slo_ms` of the tier, for the p95 of its responses."
+    ),
+    Metric(
+        "tierlane_objective_success_ratio",
+        "gauge",
+        TIER,
+        "`slo_success` of the tier. Tiers without an objective have no sample.",
     ),
     Metric("tierlane_open_batches", "gauge", (), "Batches of /v1/batches that have not ended.", "batches"),
     Metric(

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.catalog import CatalogView
 from gateway.circuit_breaker import BreakerState
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
@@ -89,6 +90,16 @@ def gauges(figures: PoolFigures) -> Iterator[Gauge]:
     yield "tierlane_dlq_size", (pool,), observation.dlq
     yield "tierlane_audit_pending_records", (pool,), observation.outbox
     yield from _workers(pool, observation.workers[:MAX_WORKERS])
+
+
+def catalog_gauges(catalog: CatalogView) -> Iterator[Gauge]:
+    """The age of the catalog, and the objectives of its tiers."""
+    yield "tierlane_catalog_age_seconds", (), catalog.age_s()
+    for tier in catalog.snapshot.tiers if catalog.snapshot else ():
+        if tier.slo_ms is not None:
+            yield "tierlane_objective_duration_seconds", (tier.name,), tier.slo_ms / 1000
+        if tier.slo_success is not None:
+            yield "tierlane_objective_success_ratio", (tier.name,), tier.slo_success
 
 
 def _workers(pool: str, workers: list[WorkerView]) -> Iterator[Gauge]:
@@ -204,7 +215,7 @@ class MetricsSources:
     resubmitted: Callable[[], int]  # Requests that were submitted again after a loss of Redis data.
     full_batches: Callable[[], Mapping[tuple[str, str], int]]  # (pool, model) -> max_batch_size.
     open_batches: Callable[[], OpenBatches | None]  # Of /v1/batches; None if they are not known.
-    catalog_age_s: Callable[[], float]
+    catalog: CatalogView
 
 
 class Metrics:
@@ -229,7 +240,7 @@ class Metrics:
             ]
         shared = self._shared_counters is not None and self._problem is None
         observed += [
-            ("tierlane_catalog_age_seconds", (), self._sources.catalog_age_s()),
+            *catalog_gauges(self._sources.catalog),
             ("tierlane_metrics_directory_usable", (), int(shared)),
             ("tierlane_metrics_processes", (), total.processes),
             ("tierlane_build_info", (self._version,), 1),

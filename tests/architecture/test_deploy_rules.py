@@ -57,12 +57,12 @@ def series() -> set[str]:
 
 
 def test_every_expression_is_valid_and_its_names_exist() -> None:
-    """An alert over a misspelt name never fires. Only the budgets, which are numbers, name no series."""
+    """An alert over a misspelt name never fires."""
     named = {expression: names_in(expression) for expression in expressions()}
 
     assert len(named) > 30
     assert sorted(set().union(*named.values()) - series()) == []
-    assert [each for each, names in named.items() if not names and not each.startswith("vector(")] == []
+    assert [each for each, names in named.items() if not names] == []
 
 
 def test_outcomes_are_error_codes_and_failures_are_those_of_the_dashboard() -> None:

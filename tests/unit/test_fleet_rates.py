@@ -78,11 +78,11 @@ def test_batches_are_counted_from_replies() -> None:
     """Each request of a batch of n counts 1/n; the fill needs the known size of a full batch."""
     counters = Counters()
     reply = Reply("r", "acme", "n", "completed", "", 1, 1.0, "b", 4, "w", 50.0, 5, "v1", "o")
-    counters.ran("free", "default", "tiny", reply)
+    counters.ran("free", "/v1/inference", "default", "tiny", reply)
     counters.full_batches({("default", "tiny"): 8})
     for _ in range(6):
-        counters.ran("free", "default", "tiny", reply)
-        counters.ran("free", "other", "tiny", reply)
+        counters.ran("free", "/v1/inference", "default", "tiny", reply)
+        counters.ran("free", "/v1/inference", "other", "tiny", reply)
 
     assert counters.batches("default") == (1.5, 0.75)
     assert counters.batches("other") == (0.0, 0.0)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.circuit_breaker import BreakerState
 from gateway.limits.rejections import OWN_LIMITS
-from gateway.metrics.counters import BATCHES, BOUNDS_US, MAX_MODELS, MAX_TIERS, Counters, Series
+from gateway.metrics.counters import BATCHES, BOUNDS_US, MAX_MODELS, MAX_TIERS, MAX_TOKEN_SERIES, Counters, Series
 from gateway.metrics.definitions import METRICS
 from gateway.metrics.endpoint import CIRCUIT, STALE_S, STATES, PoolFigures, exposition, gauges
 from gateway.wiring import API_FORMATS
@@ -67,10 +67,10 @@ def test_a_duration_is_counted_in_the_bucket_up_to_its_bound(seconds: float, buc
 def test_a_run_is_counted_by_its_reply() -> None:
     """Queue wait, run time, batch size beside the full size, and retries. A cached response had no run."""
     counters = Counters()
-    counters.ran("paid", "default", "tiny", reply())
+    counters.ran("paid", PATH, "default", "tiny", reply())
     counters.full_batches({("default", "tiny"): 8, ("default", "other"): 2})
-    counters.ran("paid", "default", "tiny", reply(attempts=3))
-    counters.ran("paid", "default", "tiny", reply(served_from="cache"))
+    counters.ran("paid", PATH, "default", "tiny", reply(attempts=3))
+    counters.ran("paid", PATH, "default", "tiny", reply(served_from="cache"))
 
     series = counters.series()
     assert [series[(BATCHES, "default", "tiny", full, "4")] for full in ("0", "8")] == [[1], [1]]
@@ -79,14 +79,32 @@ def test_a_run_is_counted_by_its_reply() -> None:
     assert series[("tierlane_retries_total", "batch")] == [2]
 
 
+def test_tokens_and_the_pace_of_streams_are_counted_by_tier_model_and_endpoint() -> None:
+    """Five tokens in 0.5 s: the first after 0.1 s, the others 0.1 s apart. A cached reply is not counted."""
+    counters = Counters()
+    streamed = reply(tokens_used=12, output_tokens=5)
+    counters.ran("paid", PATH, "default", "tiny", streamed)
+    counters.streamed("paid", PATH, "tiny", streamed, 0.1, 0.5)
+    counters.streamed("paid", PATH, "tiny", reply(output_tokens=1), 0.1, 0.1)
+    counters.ran("paid", PATH, "default", "tiny", reply(served_from="cache"))
+    counters.streamed("paid", PATH, "tiny", reply(served_from="cache"), 0.001, 0.001)
+
+    series, labels = counters.series(), ("paid", "tiny", PATH)
+    firsts, paces = (series[(f"tierlane_time_{name}_seconds", *labels)] for name in ("to_first_token", "per_output_token"))
+    assert (sum(firsts[:-1]), firsts[-1], sum(paces[:-1]), paces[-1]) == (2, 200_000, 1, 100_000)
+    assert [series[(f"tierlane_{name}_tokens_total", *labels)] for name in ("input", "output")] == [[7], [5]]
+
+
 def test_the_number_of_label_values_is_bounded() -> None:
     """Further tiers and models are counted as `other`."""
     counters = Counters()
     for number in range(100):
         counters.ended(f"tier-{number}", PATH, "completed")
-        counters.ran("tier-0", "default", f"model-{number}", reply())
+        for tier in ("tier-0", "tier-1", "tier-2"):
+            counters.ran(tier, PATH, "default", f"model-{number}", reply())
 
     series = counters.series()
+    assert len([key for key in series if key[0] == "tierlane_input_tokens_total"]) == MAX_TOKEN_SERIES + 1
     tiers = {key[1]: numbers[0] for key, numbers in series.items() if key[0] == "tierlane_requests_total"}
     models = {key[2] for key in series if key[0] == "tierlane_inference_duration_seconds"}
     assert (len(tiers), tiers["other"], len(models)) == (MAX_TIERS + 1, 100 - MAX_TIERS, MAX_MODELS + 1)
@@ -96,9 +114,10 @@ def all_counters() -> Series:
     """A value of every metric that is counted."""
     counters = Counters()
     counters.completed("free", PATH, 0.2)
-    counters.ran("free", "default", "tiny", reply())
+    counters.ran("free", PATH, "default", "tiny", reply())
     counters.full_batches({("default", "tiny"): 8})
-    counters.ran("free", "default", "tiny", reply())
+    counters.ran("free", PATH, "default", "tiny", reply())
+    counters.streamed("free", PATH, "tiny", reply(output_tokens=3), 0.1, 0.2)
     counters.failed("free", PATH, ErrorCode.QUEUE_FULL)
     counters.failed("free", PATH, ErrorCode.QUEUE_TIMEOUT)
     counters.retried("free")
@@ -142,6 +161,8 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
 def page() -> bytes:
     own = [
         ("tierlane_catalog_age_seconds", (), inf),
+        ("tierlane_objective_duration_seconds", ("free",), 4.0),
+        ("tierlane_objective_success_ratio", ("free",), 0.95),
         ("tierlane_open_batches", (), 1.0),
         ("tierlane_open_batch_lines", (), 7.0),
         ("tierlane_metrics_directory_usable", (), 1.0),
