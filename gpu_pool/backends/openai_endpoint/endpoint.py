@@ -172,6 +172,9 @@ class Endpoint:
         found = self._meaning(await self._verified(result, item), item, progress)
         if isinstance(result, Busy) and not self.policy.in_flight:
             await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
+        if isinstance(result, Lost) and isinstance(found, HandBack):
+            # Its next run is within 2 ms: until then an endpoint that works would seldom have sent a part of another output.
+            await self._pause(AGAIN_S, item.until)
         return found
 
     def left(self, item: Item | None, progress: CallProgress) -> ItemResult:
@@ -288,7 +291,7 @@ class Endpoint:
         return Broken(fault) if fault else FORBIDDEN
 
     async def _pause(self, wait_s: float, until: float) -> None:
-        """Keep the slot of a refused request, so that it is not sent again at once."""
+        """Keep the slot of a refused or lost request, so that it is not sent again at once."""
         if wait_s:
             await asyncio.sleep(max(0.0, min(wait_s, until - self._clock())))
 

@@ -16,6 +16,9 @@ from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
 from scheduler.context_length import read_overflow
 from scheduler.errors import ErrorCode
 
+NamesSent = Callable[[], Collection[str]]
+"""The names of the request by which a server may name its fault, read when they are needed."""
+
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0
 """Limits for the pause that a server asks for."""
 
@@ -104,9 +107,6 @@ class Unreached:
 
 CallResult = ItemResult | Busy | Broken | Lost | Unreached
 """The result of one item."""
-
-NamesSent = Callable[[], Collection[str]]
-"""The names of the request by which a server may name its fault, read when they are needed."""
 
 
 def read_refusal(

@@ -48,13 +48,7 @@ MISSING_BODY = ItemResult(
 _PLAIN = PARAMETERS | {"messages", "prompt", "max_completion_tokens"}
 _READ_BYTES = 1 << 20
 _encode = msgspec.json.encode
-
-
-class _SentMessage(msgspec.Struct, gc=False):
-    content: Any = None
-
-
-_contents = msgspec.json.Decoder(list[_SentMessage])
+_contents = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def rejected_early(item: Item) -> ItemResult | None:
@@ -163,7 +157,8 @@ def names_sent(item: Item, body_dir: str) -> Collection[str]:
         messages = _contents.decode(members.get("messages", b"[]"))
     except (OSError, ValueError):
         return item.parameters
-    parts = (part for message in messages if isinstance(message.content, list) for part in message.content)
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
     types = (part.get("type") for part in parts if isinstance(part, dict))
     return {*item.parameters, *members, *(each for each in types if isinstance(each, str))}
 

@@ -73,7 +73,7 @@ class StreamSweep:
         if content.total_bytes != response.seen:
             response.seen, response.silent_at = content.total_bytes, now + self._silence_s
             try:
-                # What came before the end of the connection may be the end of the output; the public methods would raise.
+                # Data received before the connection was lost may complete the output; the public methods raise instead.
                 if response.take(content._read_nowait(-1)):  # noqa: SLF001
                     response.complete.set_result(True)
             except Exception as error:  # noqa: BLE001 - it is of this response
