@@ -153,7 +153,9 @@ class RequestEvents:
     ) -> None:
         """As `completed`, of a stream whose first text was sent `first_s` after the call arrived."""
         if reply.id == pending.id:
-            self._counters.streamed(identity.tier, endpoint, pending.submission.model, reply, first_s, seconds)
+            self._counters.streamed(
+                identity.tier, endpoint, pending.submission.model, reply, first_s=first_s, seconds=seconds
+            )
         self.completed(endpoint, identity, (pending,), (reply,), seconds)
 
     def failed(

@@ -142,7 +142,7 @@ class Counters:
         tokens.read += max(0, reply.tokens_used - reply.output_tokens)
         tokens.written += reply.output_tokens
 
-    def streamed(self, tier: str, endpoint: str, model: str, reply: Reply, first_s: float, seconds: float) -> None:
+    def streamed(self, tier: str, endpoint: str, model: str, reply: Reply, *, first_s: float, seconds: float) -> None:
         """Count the pace of a stream that ended after `seconds`, whose first text was sent after `first_s`."""
         if reply.served_from:
             return

@@ -69,9 +69,7 @@ COUNTED = (
         "Tokens of the inputs of completed requests, as charged. Without cached and shared results, jobs and batches.",
         "tokens",
     ),
-    Metric(
-        "tierlane_output_tokens_total", "counter", TOKENS, "Tokens of the outputs of the same requests.", "tokens"
-    ),
+    Metric("tierlane_output_tokens_total", "counter", TOKENS, "Tokens of the outputs of the same requests.", "tokens"),
     Metric(
         "tierlane_inference_duration_seconds",
         "histogram",
@@ -178,9 +176,7 @@ OBSERVED = (
         (),
         "Time since this gateway last knew its catalog to be the newest; +Inf: never. Keys are accepted for 900 s without PostgreSQL.",
     ),
-    Metric(
-        "tierlane_objective_duration_seconds", "gauge", TIER, "`slo_ms` of the tier, for the p95 of its responses."
-    ),
+    Metric("tierlane_objective_duration_seconds", "gauge", TIER, "`slo_ms` of the tier, for the p95 of its responses."),
     Metric(
         "tierlane_objective_success_ratio",
         "gauge",

@@ -25,6 +25,8 @@ PUBLIC |= {"/internal/dashboard/assets/{id}", "/internal/runbooks/{id}", "/v2", 
 """Addresses that need no token."""
 
 READ = {
+    "X-Forwarded-For",
+    "x-forwarded-for",
     "X-Forwarded-Proto",
     "Transfer-Encoding",
     "Content-Encoding",

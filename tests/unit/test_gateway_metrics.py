@@ -84,13 +84,15 @@ def test_tokens_and_the_pace_of_streams_are_counted_by_tier_model_and_endpoint()
     counters = Counters()
     streamed = reply(tokens_used=12, output_tokens=5)
     counters.ran("paid", PATH, "default", "tiny", streamed)
-    counters.streamed("paid", PATH, "tiny", streamed, 0.1, 0.5)
-    counters.streamed("paid", PATH, "tiny", reply(output_tokens=1), 0.1, 0.1)
+    counters.streamed("paid", PATH, "tiny", streamed, first_s=0.1, seconds=0.5)
+    counters.streamed("paid", PATH, "tiny", reply(output_tokens=1), first_s=0.1, seconds=0.1)
     counters.ran("paid", PATH, "default", "tiny", reply(served_from="cache"))
-    counters.streamed("paid", PATH, "tiny", reply(served_from="cache"), 0.001, 0.001)
+    counters.streamed("paid", PATH, "tiny", reply(served_from="cache"), first_s=0.001, seconds=0.001)
 
     series, labels = counters.series(), ("paid", "tiny", PATH)
-    firsts, paces = (series[(f"tierlane_time_{name}_seconds", *labels)] for name in ("to_first_token", "per_output_token"))
+    firsts, paces = (
+        series[(f"tierlane_time_{name}_seconds", *labels)] for name in ("to_first_token", "per_output_token")
+    )
     assert (sum(firsts[:-1]), firsts[-1], sum(paces[:-1]), paces[-1]) == (2, 200_000, 1, 100_000)
     assert [series[(f"tierlane_{name}_tokens_total", *labels)] for name in ("input", "output")] == [[7], [5]]
 
@@ -117,7 +119,7 @@ def all_counters() -> Series:
     counters.ran("free", PATH, "default", "tiny", reply())
     counters.full_batches({("default", "tiny"): 8})
     counters.ran("free", PATH, "default", "tiny", reply())
-    counters.streamed("free", PATH, "tiny", reply(output_tokens=3), 0.1, 0.2)
+    counters.streamed("free", PATH, "tiny", reply(output_tokens=3), first_s=0.1, seconds=0.2)
     counters.failed("free", PATH, ErrorCode.QUEUE_FULL)
     counters.failed("free", PATH, ErrorCode.QUEUE_TIMEOUT)
     counters.retried("free")
