@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.direct_mode_fixtures import Direct, direct
 from integration.gateway_fixtures import Stack, accepted, caller, model, openai_client, running_stack, stack
+from metrics_figures import total
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.replies import Increment, IncrementChannel
 from scheduler.redis_client.keys import Keys
@@ -98,6 +99,18 @@ async def test_the_bytes_of_a_stream(stack: Stack) -> None:
     assert (b"chunked" in head, b"Connection: close" in head) == (False, True)
     assert documents(body)[0]["choices"][0]["text"] == "hello"
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_the_first_text_of_a_stream_is_counted(stack: Stack) -> None:
+    """Its time, and the tokens of the request, by tier, model and endpoint."""
+    await stack.raw(request(stack, more="Connection: close\r\n"))
+    async with stack.http.get(f"{stack.url}/metrics") as response:
+        page = await response.read()
+
+    labels = {"tier": "free", "endpoint": "/v1/completions"}
+    assert total(page, "tierlane_time_to_first_token_seconds_count", **labels) == 1
+    assert 0 < total(page, "tierlane_time_to_first_token_seconds_sum", **labels) < 30
+    assert total(page, "tierlane_input_tokens_total", **labels) > 0
 
 
 async def test_a_queued_stream_sends_pings(stack: Stack) -> None:

@@ -103,6 +103,7 @@ async def test_text_for_a_client_that_is_slow_for_a_moment_is_kept() -> None:
     call: Any = SimpleNamespace(
         api_format=SimpleNamespace(chunks=lambda *_: SimpleNamespace(delta=str.encode)),
         body=SimpleNamespace(document=None),
+        pipeline=SimpleNamespace(clock=float),
     )
     pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4))
     future: Any = asyncio.get_running_loop().create_future()
