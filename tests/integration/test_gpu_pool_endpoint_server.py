@@ -312,6 +312,22 @@ async def test_input_that_breaks_connections_ends(stand_in: StandIn, fault: str)
     assert (codes(found), reports) == (["-", "poison_request", "-"], [])
 
 
+async def test_input_that_breaks_connections_beside_a_stream_ends(stand_in: StandIn) -> None:
+    """Its runs are at once one after the other; the stream of another customer goes on between them."""
+    stand_in.chunk_s = 0.02
+    stand_in.fault = lambda route, body: "reset" if "bad" in str(body) else ""
+    (bad,) = (replace(item, customer=1) for item in items("bad"))
+    reader = Reader(leaves_after=50)
+    async with loaded(stand_in) as (endpoint, reports):
+        stream = asyncio.create_task(answered(endpoint, [chat("x" * 100, reader)]))
+        await eventually(lambda: bool(reader.text), "the stream has begun")
+        found = [(await answered(endpoint, [bad]))[0] for _ in range(2)]
+        assert not stream.done()
+        await stream
+
+    assert (codes(found), reports) == (["-", "poison_request"], [])
+
+
 async def test_input_on_which_the_server_fails_and_closes_the_connection(stand_in: StandIn) -> None:
     """The second call is not sent on that connection, whose end would hide whose fault it is."""
     stand_in.fault = lambda route, body: "500 and close" if "ab" in str(body) else ""
