@@ -16,6 +16,7 @@ from integration.gpu_pool_fixtures import RunningWorker, StartWorker, batch, fau
 from integration.streaming_fixtures import caller, reading, stack
 from pool import Pool
 from scheduler.protocol.direct import DirectBusy
+from scheduler.protocol.pool_view import WorkerView
 
 __all__ = ["caller", "faulty_models", "stack", "stand_in", "start_here", "start_worker"]
 
@@ -121,7 +122,7 @@ async def test_direct_batches(start_here: StartHere, stand_in: StandIn) -> None:
     assert len(stand_in.calls) - before == 1
 
 
-@pytest.mark.parametrize(("retry_after", "status", "pausing"), [("1", "paused", True), ("20", "away", False)])
+@pytest.mark.parametrize(("retry_after", "status", "pausing"), [("1.5", "paused", True), ("20", "away", False)])
 async def test_pause(
     pool: Pool, start_worker: StartWorker, stand_in: StandIn, retry_after: str, status: str, pausing: bool
 ) -> None:
@@ -132,9 +133,13 @@ async def test_pause(
     worker = await ready(start_worker, stand_in)
     ids = await batch(pool, "hello")
 
-    view = await worker.reaches(status)
+    async def handed_back() -> WorkerView | None:
+        queued, view = await pool.states(ids) == ["queued"], await worker.view()
+        return view if queued and view is not None and view.status == status else None
 
-    assert (view.healthy, view.pausing, await pool.states(ids)) == (False, pausing, ["queued"])
+    view = await eventually(handed_back, f"the worker is {status} and the batch is queued", 20.0)
+
+    assert (view.healthy, view.pausing) == (False, pausing)
     if pausing:
         assert [(reply.output, reply.attempts) for reply in await replies(pool, ids)] == [("olleh", 1)]
         assert (await worker.reaches("ready")).healthy

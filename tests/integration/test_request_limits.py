@@ -60,8 +60,10 @@ async def test_four_megabytes_of_text_reach_an_endpoint_whole(
 ) -> None:
     """In one text or in 10,000 messages, several at a time, streamed and whole, through Redis and beside it."""
     bodies = tmp_path / "bodies" if beside_redis else None
+    catalog = LiteralCatalog()
+    catalog.set(tiers=(tier("free", 1, 0.1, max_queue_ms=None),), key={"max_queue_ms": None})
     async with (
-        running_stack(client, redis_url, body_dir=bodies) as stack,
+        running_stack(client, redis_url, body_dir=bodies, catalog=catalog) as stack,
         scheduling(client),
         openai_client(stack) as caller,
     ):
