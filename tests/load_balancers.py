@@ -25,7 +25,7 @@ class Gateway:
     """A gateway on a port of its own, with the default times unless `settings` change them."""
 
     def __init__(self, stack: Stack, home: Path, name: str, settings: Mapping[str, str]) -> None:
-        self.port = free_port()
+        self.port, self.grpc_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = home / f"{name}.log"
         addresses = stack.read()
@@ -35,6 +35,7 @@ class Gateway:
             "TIERLANE_DATABASE_URL": addresses["database_url"],
             "TIERLANE_SERVICE_TOKEN": addresses["service_token"],
             "TIERLANE_PORT": str(self.port),
+            "TIERLANE_GRPC_PORT": str(self.grpc_port),
             "TIERLANE_DATA_DIR": str(home / name),
             "TIERLANE_PROCESS_NAME": name,
             **settings,
@@ -105,8 +106,10 @@ def load_balancer(name: str, home: Path, gateways: tuple[Gateway, Gateway], tls:
     text = (PROXIES / file).read_text().replace("/etc/tls/", f"{home}/").replace("\nhttp {", f"\nhttp {{ {STATE}")
     text = text.replace(":443", f":{port}").replace("listen 443", f"listen {port}").replace("e: 443", f"e: {port}")
     for number, gateway in enumerate(gateways, 1):
-        for of in (f"gateway-{number}:8080", f"gateway-{number}, port_value: 8080"):
-            text = text.replace(of, of.replace(f"gateway-{number}", "127.0.0.1").replace("8080", str(gateway.port)))
+        for shown, real in ((8080, gateway.port), (8001, gateway.grpc_port)):
+            for between in (":", ", port_value: "):
+                text = text.replace(f"gateway-{number}{between}{shown}", f"127.0.0.1{between}{real}")
+        text = text.replace("{port_value: 8080}", f"{{port_value: {gateway.port}}}", 1)
     if name == "caddy":
         text = f"{{\n\tadmin off\n\tstorage file_system {home}\n}}\n{text}"
     (home / file).write_text(text)

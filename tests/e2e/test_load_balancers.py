@@ -1,32 +1,34 @@
 """Load balancers with the files of deploy/proxies/: rolling restarts behind them, and the addresses of clients."""
 
 import asyncio
+import json
 import os
 import signal
 import ssl
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
 
 from certificates import Certificates, certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
+from gateway.grpc.open_inference_pb2 import ModelInferResponse
+from integration.grpc_fixtures import SERVICE, failure, request
 from load import ask
 from load_balancers import PROGRAMS, Gateway, answers, load_balancer
 from stack import Stack, start_stack
 from streamed_answers import Streams
 
-pytestmark = [pytest.mark.surroundings, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.surroundings, pytest.mark.timeout(1200)]
 
-RATE = 40
-"""Short requests a second."""
-
-RESTARTS = 4
-"""Of gateways, and of workers."""
+SCALES = [pytest.param(2, 20.0, id="two_restarts"), pytest.param(10, 100.0, id="ten_restarts")]
+"""Restarts of gateways, and of workers; short requests a second. CI has the smaller one, with Debian's load balancers."""
 
 STREAMS = 6
 TEXT = "x" * 40
@@ -85,8 +87,8 @@ async def url(
 class Load:
     """Short requests and streams through the load balancer, until `stop`."""
 
-    def __init__(self, stack: Stack, url: str, tls: Certificates) -> None:
-        self._stack, self._url = stack, url
+    def __init__(self, stack: Stack, url: str, tls: Certificates, rate: float) -> None:
+        self._stack, self._url, self._rate = stack, url, rate
         self._trust = ssl.create_default_context(cafile=str(tls.authority.cert))
         self._going = True
         self.outcomes: Counter[str] = Counter()
@@ -99,7 +101,7 @@ class Load:
             due = loop.time()
             while self._going:
                 group.create_task(self._ask(session, key))
-                due += 1 / RATE
+                due += 1 / self._rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
 
     async def _ask(self, session: aiohttp.ClientSession, key: str) -> None:
@@ -118,17 +120,18 @@ class Load:
         self._going = False
 
 
+@pytest.mark.parametrize(("restarts", "rate"), SCALES)
 async def test_rolling_restarts_fail_no_request(
-    stack: Stack, gateways: tuple[Gateway, Gateway], url: str, tls: Certificates
+    stack: Stack, gateways: tuple[Gateway, Gateway], url: str, tls: Certificates, restarts: int, rate: float
 ) -> None:
     """Each gateway and each worker several times, with load and open streams: no failure, and no stream is cut."""
     await stack.healthy(2)
-    load = Load(stack, url, tls)
+    load = Load(stack, url, tls, rate)
     async with asyncio.TaskGroup() as group:
         group.create_task(load.requests())
         group.create_task(load.streams())
         group.create_task(load.streams())
-        for number in range(RESTARTS):
+        for number in range(restarts):
             worker = f"worker-{number % 2 + 1}"
             pid = stack.pids("worker")[worker]
             os.kill(pid, signal.SIGTERM)
@@ -140,6 +143,26 @@ async def test_rolling_restarts_fail_no_request(
 
     print(dict(load.outcomes))
     assert set(load.outcomes) == {"ok", "whole"}
+
+
+async def test_grpc_and_http_2(stack: Stack, url: str, tls: Certificates) -> None:
+    """Both on the address of HTTP/1.1; calls go on when they are sent with the key of a customer only."""
+    await stack.healthy(2)
+    credentials = grpc.ssl_channel_credentials(tls.authority.cert.read_bytes())
+    async with grpc.aio.secure_channel(url.removeprefix("https://"), credentials) as channel:
+        metadata = (("authorization", f"Bearer {stack.key('enterprise')}"),)
+        message = request("hello", model_name=MODEL).SerializeToString()
+        call = channel.unary_unary(f"{SERVICE}/ModelInfer", response_deserializer=ModelInferResponse.FromString)
+        answer = await call(message, metadata=metadata)
+        status, _, _ = await failure(call(message, metadata=()))
+    command = ["curl", "-s", "--http2", "-w", " %{http_version}", "--cacert", str(tls.authority.cert)]
+    command += ["-H", f"Authorization: Bearer {stack.key('enterprise')}", "--json", '{"input": "hello"}']
+    curl = await asyncio.to_thread(subprocess.run, [*command, f"{url}/v1/inference"], capture_output=True, check=True)
+
+    assert answer.outputs[0].contents.bytes_contents[0] == b"olleh"
+    assert status is grpc.StatusCode.UNAUTHENTICATED
+    body, _, version = curl.stdout.decode().rpartition(" ")
+    assert (version, json.loads(body)["output"]) == ("2", "olleh")
 
 
 async def test_the_limit_of_failed_sign_ins_is_that_of_a_client(url: str, tls: Certificates) -> None:

@@ -18,6 +18,9 @@ CLUSTER_PASSWORD = "cluster-password"
 class Cluster(EmbeddedCluster):
     """The servers of a test."""
 
+    def _options(self, port: int, bus_port: int) -> list[str]:
+        return [*super()._options(port, bus_port), "--enable-debug-command", "local"]
+
     @property
     def faults(self) -> ClusterFaults:
         return ClusterFaults(self.url)
