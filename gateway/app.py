@@ -128,7 +128,9 @@ class Gateway(GatewayParts):
         await self._within(self.config.notice_ms / 1000, lambda: False)
         await self._close_port()
         await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in self.pools.all))
-        await self._within(LAST_CANCELLATIONS_S, lambda: not any(parts.unsettled for parts in self.pools.all))
+        with contextlib.suppress(TimeoutError):  # Without this, runs of clients that have left would go on.
+            async with asyncio.timeout(LAST_CANCELLATIONS_S):
+                await _until(lambda: not any(parts.unsettled for parts in self.pools.all))
         log.info("gateway drained")
 
     def hurry(self) -> None:
@@ -147,7 +149,7 @@ class Gateway(GatewayParts):
             await self._within(min(REPORT_EVERY_S, left_s), lambda: not self.open_requests)
 
     async def _close_port(self) -> None:
-        """Accept no connection any more. Connections that a load balancer may still use are served, each once."""
+        """Stop accepting connections. Each connection that a load balancer may reuse gets one more response."""
         kept_s = min(KEPT_S, self.config.notice_ms / 1000)
         if self._runner is not None and self._port is not None:
             await self._port.close(self._runner)

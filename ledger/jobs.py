@@ -25,6 +25,23 @@ MAX_TOKENS_USED = 2**31 - 1
 FIRST_PAGE = (datetime(1970, 1, 1, tzinfo=UTC), "")
 HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
 
+STATEMENT_TIMEOUT_MS = 1500
+CONNECT_TIMEOUT_S = 1.0
+PAUSE_AFTER_FAILURE_S = 0.5
+NEWS_S = 10.0
+"""How long the outcome of an operation is reported if no other one is tried."""
+
+UNTRIED = ""
+"""The problem of a session that no recent operation has tried."""
+
+DURABLE = {"synchronous_commit": "on"}
+"""Accepted jobs must be on the disk, whatever the default of the server is."""
+
+T = TypeVar("T")
+
+_DATA_ERRORS = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
+"""Errors of the values, after which the connection is still good."""
+
 
 class NewJob(NamedTuple):
     """A job to insert. It fails if it has not ended after `left_s`."""
@@ -223,20 +240,6 @@ async def record_callback_attempt(connection: Connection, job_id: str, retry_s: 
     await connection.execute(statement("record_callback_attempt"), job_id, retry_s)
 
 
-T = TypeVar("T")
-
-STATEMENT_TIMEOUT_MS = 1500
-CONNECT_TIMEOUT_S = 1.0
-PAUSE_AFTER_FAILURE_S = 0.5
-PROBLEM_S = 10.0
-"""How long a failure is reported if no other operation is tried."""
-DURABLE = {"synchronous_commit": "on"}
-"""Accepted jobs must be on the disk, whatever the default of the server is."""
-
-_DATA_ERRORS = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
-"""Errors of the values, after which the connection is still good."""
-
-
 class StoreUnavailable(TierlaneError):
     """PostgreSQL did not respond in time or not at all. Whether the statement took effect is unknown."""
 
@@ -255,14 +258,19 @@ class JobSession:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._not_before = 0.0
-        self._failure: tuple[float, str] | None = None  # When and why the last operation failed.
+        self._last: tuple[float, str | None] | None = None  # When the last operation ended, and why it failed.
 
     @property
     def problem(self) -> str | None:
-        """Why the last operation failed, as a sentence; None after one that did not, and after a while without any."""
-        if self._failure is None or self._clock() - self._failure[0] > PROBLEM_S:
-            return None
-        return self._failure[1]
+        """Why the last operation failed, as a sentence; None after one that did not.
+
+        UNTRIED if there was none in the last seconds, or if its connection was lost since, which says nothing about the next.
+        """
+        if self._last is None or self._clock() - self._last[0] > NEWS_S:
+            return UNTRIED
+        problem = self._last[1]
+        lost = self._connection is None or self._connection.is_closed()
+        return UNTRIED if problem is None and lost else problem
 
     @property
     def available(self) -> bool:
@@ -290,9 +298,10 @@ class JobSession:
             except AWAY as error:
                 now = self._clock()
                 self._not_before = now + PAUSE_AFTER_FAILURE_S
-                self._failure = now, f"PostgreSQL is not available: {reason(error)}."
-                raise StoreUnavailable(self._failure[1]) from error
-            self._failure = None
+                problem = f"PostgreSQL is not available: {reason(error)}."
+                self._last = now, problem
+                raise StoreUnavailable(problem) from error
+            self._last = self._clock(), None
             return found
 
     async def _try(self, operation: Callable[[Connection], Awaitable[T]]) -> T:

@@ -1,13 +1,14 @@
 """Connections to PostgreSQL with their timeouts and errors, advisory locks, and the named queries of ledger/sql/.
 
-A pooler such as PgBouncer may be between: in session mode a connection keeps one session of PostgreSQL, as LISTEN, advisory
-locks and settings need. In transaction mode each transaction may run in another session. `connect` refuses such a pooler,
+A pooler such as PgBouncer may sit in front of PostgreSQL. In session mode a connection keeps one session of PostgreSQL, as
+LISTEN, advisory locks and settings need. In transaction mode each transaction may run in another session. `connect` refuses such a pooler,
 unless the URL is one of `pooled`: then each statement has a transaction, with the settings.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,8 +22,12 @@ else:
     Connection = asyncpg.Connection
 
 SCHEME = "postgresql+asyncpg"
-SCHEMES = (SCHEME, "postgresql", "postgres")
 POOLED_SCHEME = "postgresql+pooled"
+VALID_URL = (
+    "postgresql://user:password@host:port/database, with each / ? # @ of the password percent-encoded, as in %2F"
+)
+"""What a URL must be. asyncpg's own errors quote the part of the password that it took for a port."""
+
 CLOSE_TIMEOUT_S = 1.0
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """Errors of a query while PostgreSQL is not available, slow, or in the wrong state. Callers keep their state and retry.
@@ -41,9 +46,20 @@ LEADER_SETTINGS = {"idle_session_timeout": "15s", "idle_in_transaction_session_t
 so that another process can take over.
 """
 
-
 PROBES = 5
 PROBE_TIMEOUT_S = 1.0
+AT_ONCE_S = 0.25
+"""How long a connection with a session of its own may take to answer. One that waits for a busy pool takes longer."""
+
+_HOST = r"(?:\[[\w:.%]+\]|[^\s/?#@:,\[\]]*)(?::\d*)?"
+_WITH_AT = r"(?:user|password|passfile|host|dbname|database|application_name|options|ssl\w+)="
+_PAIR = rf"(?:{_WITH_AT}[^#&]*|(?!{_WITH_AT})[^#&@]*)"
+_URL = re.compile(
+    rf"[^:/]+://(?:(?P<login>.*?)@)??(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>/[^?#@]*)?"
+    rf"(?:\?(?P<query>{_PAIR}(?:&{_PAIR})*))?(?:#[^@]*)?",
+    re.DOTALL,
+)
+"""The login ends at the first @ after which everything is as in a URL, so that no part of a password counts as a host."""
 
 
 class SharedSession(asyncpg.InterfaceError):
@@ -90,10 +106,22 @@ def asyncpg_dsn(database_url: str) -> str:
 
 
 def place_of(database_url: str) -> str:
-    """Hosts and database of a URL, without user and password, for error messages."""
-    parts = urlsplit(database_url)
-    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "localhost")
-    return f"{hosts}{parts.path}"
+    """Hosts and database of a URL, without user and password, for error messages. The URL may be invalid."""
+    found = _URL.fullmatch(database_url)
+    if found is None:
+        return "an invalid URL"
+    hosts = found["hosts"] or dict(parse_qsl(found["query"] or "")).get("host", "localhost")
+    return f"{hosts}{found['path'] or ''}"
+
+
+def is_valid_url(database_url: str) -> bool:
+    """Whether asyncpg finds the hosts of a URL where `place_of` does: an unescaped character may end the password."""
+    found = _URL.fullmatch(database_url)
+    try:
+        urlsplit(database_url)  # It also rejects letters that Unicode makes equal to a separator.
+    except ValueError:
+        return False
+    return found is not None and set("/?#@").isdisjoint(found["login"] or "")
 
 
 async def connect(
@@ -106,8 +134,10 @@ async def connect(
 ) -> Connection:
     """Connect with `name` as the application name in pg_stat_activity. `statement_timeout_ms` 0: no timeout.
 
-    Raises AWAY, SharedSession among them, or ValueError for an invalid URL.
+    Raises AWAY, SharedSession among them, or ValueError for an invalid URL, which the error does not quote.
     """
+    if not is_valid_url(database_url):
+        raise ValueError(f"the URL must be {VALID_URL}")
     session = {"statement_timeout": str(statement_timeout_ms), **(settings or {})}
     # Later than the server's own timeout: it applies when the network fails.
     command_timeout_s = statement_timeout_ms / 1000 + 1.0 if statement_timeout_ms else None
@@ -156,7 +186,7 @@ def _set(settings: Mapping[str, str], *, local: bool) -> str:
 async def _use_session(
     connection: Connection, database_url: str, settings: Mapping[str, str], timeout_s: float
 ) -> None:
-    """Make the settings, if the connection keeps its session. Raises SharedSession.
+    """Make the settings, if the connection keeps its session. Raises SharedSession, or TimeoutError while a pool is busy.
 
     With PostgreSQL itself this is one call: the server's process has the id that was sent when the connection started, and
     through a pooler another one, with which the statement changes nothing.
@@ -167,22 +197,42 @@ async def _use_session(
         return
     if await _shares_session(connection, database_url, timeout_s):
         raise SharedSession(
-            f"{place_of(database_url)} is a pooler that changes the session between transactions, which LISTEN and advisory "
-            "locks need: set TIERLANE_DATABASE_DIRECT_URL to PostgreSQL itself, or use the pool mode `session`"
+            f"{place_of(database_url)} is a pooler in transaction mode, but LISTEN and advisory locks need a persistent "
+            "session: set TIERLANE_DATABASE_DIRECT_URL to PostgreSQL itself"
         )
     await connection.execute(text, timeout=timeout_s)
 
 
 async def _shares_session(connection: Connection, database_url: str, timeout_s: float) -> bool:
-    """Whether a pooler gives the session of a connection, which is open and idle, to another one, or changes that one's."""
-    with suppress(TimeoutError):  # No session is left in the pool, because idle connections keep theirs.
+    """Whether a pooler gives the session of a connection, which is open and idle, to another one, or changes that one's.
+
+    Raises TimeoutError if that cannot be seen now.
+    """
+    own = await _backend_pid(connection, timeout_s)
+    try:
         async with closing(await _open_pooled(database_url, "tierlane-probe", timeout_s, PROBE_TIMEOUT_S)) as other:
             for _ in range(PROBES):
                 first, second = [await other.fetchval("SELECT pg_backend_pid()") for _ in range(2)]
-                same = await connection.execute(f"SELECT WHERE pg_backend_pid() = {second}", timeout=timeout_s)
-                if first != second or same == "SELECT 1":
+                if first != second or await _is_served_by(connection, second, timeout_s):
                     return True
+    except TimeoutError:
+        # No session is left for the probe. In session mode that is because idle connections keep theirs, as this one does;
+        # in transaction mode all are busy, so that this connection has to wait for one, too.
+        if not await _is_served_by(connection, own, AT_ONCE_S):
+            raise
     return False
+
+
+async def _backend_pid(connection: Connection, timeout_s: float) -> int:
+    """In a transaction, and without a name for the statement: behind a pooler its preparation may be in another session."""
+    async with asyncio.timeout(timeout_s), connection.transaction():
+        statement = await connection.prepare("SELECT pg_backend_pid()", name="")
+        return int(await statement.fetchval())
+
+
+async def _is_served_by(connection: Connection, backend_pid: int, timeout_s: float) -> bool:
+    made = await connection.execute(f"SELECT WHERE pg_backend_pid() = {backend_pid}", timeout=timeout_s)
+    return made == "SELECT 1"
 
 
 def is_behind_pooler(connection: Connection, backend_pid: int) -> bool:

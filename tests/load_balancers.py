@@ -80,10 +80,15 @@ def _nginx(home: Path) -> list[str]:
     return ["-p", str(home), "-c", str(home / "nginx.conf"), "-e", "stderr", "-g", f"{user}daemon off; pid nginx.pid;"]
 
 
+def _envoy(home: Path) -> list[str]:
+    # Two on one host need different ids.
+    return ["-c", str(home / "envoy.yaml"), "--log-level", "warning", "--use-dynamic-base-id"]
+
+
 PROGRAMS: dict[str, tuple[str, str, Callable[[Path], list[str]]]] = {
     "nginx": ("nginx", "nginx.conf", _nginx),
     "haproxy": ("haproxy", "haproxy.cfg", lambda home: ["-f", str(home / "haproxy.cfg")]),
-    "envoy": ("envoy", "envoy.yaml", lambda home: ["-c", str(home / "envoy.yaml"), "--log-level", "warning"]),
+    "envoy": ("envoy", "envoy.yaml", _envoy),
     "caddy": (
         "caddy",
         "Caddyfile",

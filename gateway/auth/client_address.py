@@ -9,7 +9,7 @@ Network = IPv4Network | IPv6Network
 
 
 def networks_of(text: str) -> tuple[Network, ...]:
-    """The networks or addresses of a list with commas. Raises ValueError, whose text says what is accepted."""
+    """Parse a comma-separated list of networks or addresses. Raises ValueError, whose text says what is accepted."""
     try:
         return tuple(ip_network(each.strip()) for each in text.split(",") if each.strip())
     except ValueError as error:
@@ -17,19 +17,26 @@ def networks_of(text: str) -> tuple[Network, ...]:
 
 
 def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
-    """The last address that no trusted proxy has: each proxy appends the address from which it was called.
+    """Return the rightmost address that is not a trusted proxy. Each proxy appends the address of its peer.
 
-    Addresses before that one are the client's own text. `peer`: the address of the connection; `forwarded`: the values of the
+    Addresses before that one are text of the client. `peer`: the address of the connection; `forwarded`: the values of the
     header in their order.
     """
     hops = [hop.strip() for value in forwarded for hop in value.split(",")]
     address = peer
     while hops and _is_within(address, trusted):
-        hop = hops.pop()
+        hop = _without_port(hops.pop())
         if not _is_address(hop):
             break
         address = hop
     return address
+
+
+def _without_port(hop: str) -> str:
+    """Some proxies append the port, and then IPv6 addresses are in brackets."""
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    return hop.partition(":")[0] if hop.count(":") == 1 else hop
 
 
 def _is_address(text: str) -> bool:

@@ -454,7 +454,7 @@ class EdgeConnection(RequestHandler):
             request.content.set_exception(BodyEnded(code))
 
     def idle_s(self, now: float) -> float:
-        """Since when it has no request; 0 while it has one. `now`: the loop's clock."""
+        """Seconds since the connection last had a request; 0 while one is open. `now`: the loop's clock."""
         return now - self._next_keepalive_close_time + self._keepalive_timeout if self._is_idle() else 0.0
 
     def leave(self) -> None:

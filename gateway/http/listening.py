@@ -30,7 +30,10 @@ class ListeningPort:
         accepted = [connection for each in self._sockets for connection in _accepted(each)]
         loop = asyncio.get_running_loop()
         for connection in accepted:
-            await loop.connect_accepted_socket(cast("web.Server", runner.server), connection)
+            try:
+                await loop.connect_accepted_socket(cast("web.Server", runner.server), connection)
+            except OSError:  # The client has left; the others must not be lost with it.
+                connection.close()
         self._sockets = ()
 
     def abort(self) -> None:

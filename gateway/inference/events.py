@@ -135,8 +135,8 @@ class RequestEvents:
         self._demand_meter.refusals.served(identity.customer_id)
         self._counters.completed(tier, endpoint, seconds)
         for pending, reply in zip(pending_requests, replies, strict=True):
-            self._counters.ran(tier, endpoint, self._pool, model, reply)
             if reply.id == pending.id:  # Else the stored reply of an Idempotency-Key.
+                self._counters.ran(tier, endpoint, self._pool, model, reply)
                 self._demand_meter.gpu_time.ran(identity, reply)
         if self._log is not None:
             self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)

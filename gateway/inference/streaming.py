@@ -168,9 +168,9 @@ class StreamedResponse:
             reply = self._reply or await self._completed(await stream.outcome(self._future))
             rest = self._held + self._rest(reply)
             await self._keep(reply)
-            events = self._chunks.delta(rest) if rest else b""
+            events, first_at = self._chunks.delta(rest) if rest else b"", self._first_at
             self._write(stream, events + self._chunks.closing(reply) + self._chunks.END)
-            self._record_completed(reply)
+            self._record_completed(reply, first_at)
             stream.end()
         except RequestError as error:
             self._fail(stream, error)
@@ -217,10 +217,11 @@ class StreamedResponse:
             return await self._call.replayed_reply(self._pending, outcome)
         return self._call.completed(self._pending, outcome)
 
-    def _record_completed(self, reply: Reply) -> None:
+    def _record_completed(self, reply: Reply, first_at: float | None) -> None:
+        """`first_at`: when text was sent before the reply came; None if all of it came with the reply."""
         call, pending = self._call, self._pending
         now = call.pipeline.clock()
-        first_at = now if self._first_at is None else self._first_at
+        first_at = now if first_at is None else first_at
         call.pipeline.events.streamed(
             call.api_format.endpoint,
             call.identity,

@@ -14,9 +14,13 @@ from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 
 BOUNDS_US = tuple(
-    1000 * ms for ms in (1, 2, 5, 10, 25, 50, 75, 100, 150, 250, 500, 1000, 2000, 4000, 5000, 10_000, 30_000, 60_000)
+    1000 * ms
+    for ms in (
+        *(1, 2, 5, 10, 25, 50, 75, 100, 150, 250, 500, 1000, 2000, 4000, 5000, 10_000, 30_000, 60_000),
+        *(120_000, 300_000, 600_000),
+    )
 )
-"""Upper bounds of all time buckets, in microseconds. They include the deadlines and common objectives."""
+"""Upper bounds of all time buckets, in microseconds. They include the deadlines, and the longest objective of a tier."""
 
 MAX_TIERS = 32
 MAX_MODELS = 64
@@ -143,12 +147,15 @@ class Counters:
         tokens.written += reply.output_tokens
 
     def streamed(self, tier: str, endpoint: str, model: str, reply: Reply, *, first_s: float, seconds: float) -> None:
-        """Count the pace of a stream that ended after `seconds`, whose first text was sent after `first_s`."""
+        """Count the pace of a stream that ended after `seconds`, whose first text was sent after `first_s`.
+
+        If both are equal, all text came at once, which says nothing about the time of a token.
+        """
         if reply.served_from:
             return
         tokens = self._token_counters(tier, model, endpoint)
         tokens.firsts.add(first_s)
-        if reply.output_tokens > 1:
+        if reply.output_tokens > 1 and first_s < seconds:
             tokens.paces.add((seconds - first_s) / (reply.output_tokens - 1))
 
     def failed(self, tier: str, endpoint: str, code: ErrorCode, verdict: Verdict | None = None) -> None:

@@ -46,6 +46,7 @@ END_POPS_S = 3.0  # For ending the pop of a worker that stops; its loop does not
 END_POP_S = 0.1  # Between two attempts to end a pop: one that has not reached Redis cannot be ended yet.
 CLAIM_POLL_S = 0.25  # How often a loop that may not claim checks whether it should end.
 SETTLE_S = 0.75
+BROKEN_DRAIN_S = 3.0  # The drain of a worker of which a task has ended.
 LOOK_S = 1.0  # How often a worker that stops checks whether it should go on waiting.
 REPORT_EVERY = 10  # Checks between two log lines about what is still open.
 REDIS_AWAY_S = 3.0  # Without Redis for so long, results are not waited for: their leases have expired.
@@ -56,9 +57,9 @@ log = structlog.get_logger()
 
 
 async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
-    """Run one worker until SIGTERM or SIGINT; a second one ends its drain. The exit code. `spans` gets the spans of batches with sampled requests.
+    """Run one worker until SIGTERM or SIGINT; a second one ends its drain. Returns the exit code.
 
-    Raises StartError for a backend that no restart can help: an unknown form, a missing module.
+    `spans` gets the spans of batches with sampled requests. Raises StartError for a backend that no restart can help: an unknown form, a missing module.
     """
     check_form(config.backend)
     worker = Worker(config, spans=spans)
@@ -76,6 +77,7 @@ class Worker:
         self._draining = asyncio.Event()
         self._hurried = asyncio.Event()  # The drain ends at once.
         self._broken = False  # A task that must not end has ended.
+        self._signalled = False
         self._last_report: WorkerReport | None = None
         self._changing: tuple[object, ...] = ()
         self._idle = False
@@ -132,8 +134,9 @@ class Worker:
 
     def stop(self) -> None:
         """Drain; if called again, hand back what runs."""
-        if self._draining.is_set():
+        if self._signalled:
             self._hurried.set()
+        self._signalled = True
         self.drain()
 
     async def run(self) -> int:
@@ -325,6 +328,8 @@ class Worker:
         for link in self._links:
             link.drain()
         drain_s = self._config.drain_ms / 1000
+        if self._broken:  # What runs may never end, and the restart is what helps.
+            drain_s = min(BROKEN_DRAIN_S, drain_s)
         until = time.monotonic() + drain_s
         await self._end_pop(self._link, pump, time.monotonic() + min(END_POPS_S, drain_s))
         await self._work_ended(until)
@@ -349,7 +354,7 @@ class Worker:
         finally:
             await end_all([work, hurried])
             if self._open_requests:
-                log.warning("drain ended early; requests are handed back", open=self._open_requests)
+                log.warning("drain ended early; requests are returned to the queue", open=self._open_requests)
 
     @property
     def _open_requests(self) -> int:

@@ -28,6 +28,7 @@ from ledger.admin.changes import (
 from ledger.admin.errors import THINGS, ChangeRejected
 from ledger.postgres import Connection, statement
 from ledger.schema.catalog import api_keys, cells, config_changes, cordons, customers, models, prices, quotas, tiers
+from scheduler.cells.places import login_options
 from scheduler.redis_client.keys import DEFAULT_CELL, place_name
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
@@ -284,6 +285,10 @@ async def cell_change_age_s(connection: Connection, name: str) -> float | None:
 
 async def open_cell(connection: Connection, name: str, values: Row) -> Change:
     """Add a cell, or open it again; `values` are those to set. Its server can only be changed while it is closed."""
+    if named := login_options(values.get("redis_url") or ""):
+        raise ChangeRejected(
+            f"redis_url must not have {' and '.join(named)}: the Sentinels of all cells have the login in TIERLANE_REDIS_URL."
+        )
     old = (await _locked_cells(connection)).get(name)
     if old is None:
         return await add(connection, cells, {"name": name, **values})

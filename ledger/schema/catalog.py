@@ -239,9 +239,7 @@ models = Table(
     column("max_batch_size", Integer, "Most requests in a batch.", server_default="32"),
     column("max_batch_tokens", Integer, "Most input tokens in a batch; null: no limit.", null=True),
     column("max_wait_ms", Integer, "Longest wait for a batch to fill.", server_default="40"),
-    column(
-        "gpu_timeout_ms", Integer, "Not used: TIERLANE_GPU_TIMEOUT_MS of the workers counts.", server_default="3000"
-    ),
+    column("gpu_timeout_ms", Integer, "Unused; TIERLANE_GPU_TIMEOUT_MS of the workers applies.", server_default="3000"),
     column("rps_per_gpu", Double, "Requests per second of a GPU: a guess until measured.", server_default="100"),
     column(
         "rps_per_gpu_fixed",

@@ -10,6 +10,8 @@ from typing import Protocol
 from scheduler.cells.placement import Cell, homes
 from scheduler.redis_client.keys import DEFAULT_CELL
 
+_SENTINEL_LOGIN = ("sentinel_user=", "sentinel_password=")
+
 
 class CellServer(Protocol):
     """The server of a cell, and its state: open, draining or closed."""
@@ -47,12 +49,18 @@ def with_credentials(url: str, base_url: str) -> str:
     credentials, at, _ = base_rest.partition("?")[0].rpartition("@")
     inherited: tuple[str, ...] = ()
     if scheme.endswith("+sentinel") and base_scheme.endswith("+sentinel"):
-        inherited = ("sentinel_user=", "sentinel_password=")
+        inherited = _SENTINEL_LOGIN
     if scheme.startswith("rediss") and base_scheme.startswith("rediss") and "?" not in url:
         inherited += ("ssl_", "sentinel_tls=") if inherited else ("ssl_",)
     options = [option for option in base_rest.partition("?")[2].split("&") if option.startswith(inherited)]
     found = f"{scheme}://{credentials}{at}{rest}"
     return f"{found}{'&' if '?' in url else '?'}{'&'.join(options)}" if options else found
+
+
+def login_options(url: str) -> list[str]:
+    """The names of the options of a URL that are a login at Sentinels."""
+    given = url.partition("#")[0].partition("?")[2].split("&")
+    return [name.rstrip("=") for name in _SENTINEL_LOGIN if any(option.startswith(name) for option in given)]
 
 
 def without_credentials(url: str) -> str:

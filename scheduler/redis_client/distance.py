@@ -1,8 +1,8 @@
 """The distance to a server: its measured round trip, and the time limits that follow from it. Pure.
 
-A call on an open connection takes one round trip, and a new connection several. So limits that suit a server beside the
-roles end every attempt to connect to one that is 90 ms away. Each client measures the round trip when it connects, and adds
-it to its limits, up to MOST_ROUND_TRIP_S: leases (600 ms) and heartbeats allow no more.
+A call on an open connection takes one round trip, and a new connection several. Limits sized for a nearby
+server make every connection to one 90 ms away fail. Each client measures the round trip when it connects, and adds it to its
+limits, up to MOST_ROUND_TRIP_S: leases (600 ms) and heartbeats allow no more.
 
 Before the first measurement a server may be as far as the bound. After an attempt that took too long, the next one may
 take longer, because the primary may be another server now. Nothing is sent to measure: a connection reads its id anyway.
@@ -79,6 +79,6 @@ def too_far(round_trip_s: float | None) -> str | None:
     if round_trip_s is None or round_trip_s <= MOST_ROUND_TRIP_S:
         return None
     return (
-        f"The round trip to Redis takes {1000 * round_trip_s:,.0f} ms, more than the {1000 * MOST_ROUND_TRIP_S:.0f} ms with "
-        "which calls, leases and heartbeats are in time."
+        f"The round trip to Redis takes {1000 * round_trip_s:,.0f} ms; calls, leases and heartbeats allow at most "
+        f"{1000 * MOST_ROUND_TRIP_S:.0f} ms."
     )

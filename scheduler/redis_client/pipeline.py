@@ -24,6 +24,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
     MovedError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -79,6 +80,7 @@ _ERRORS: dict[str, type[RedisError]] = {
     "TRYAGAIN": TryAgainError,
 }
 _WRONG_SERVER = (ReadOnlyError, BusyLoadingError, MovedError)  # A new connection may reach another server.
+_FAULTS = (SetupFault, AuthenticationError, NoPermissionError)  # Of the configuration: their sentences need the type.
 
 
 class ReplySink(Protocol):
@@ -222,7 +224,7 @@ class PipelinedClient:
         self._wire: PipelinedConnection | None = None
         self._connecting = asyncio.Lock()
         self._failures = 0  # The number of failed attempts to connect.
-        self._failure: ConnectionError | None = None  # Of the last attempt; None after a success.
+        self._failure: RedisError | None = None  # Of the last attempt; None after a success.
         self._next_at = 0.0  # When the next attempt may start, in the loop's time.
         self._backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
         self._ended = False
@@ -318,7 +320,7 @@ class PipelinedClient:
                 error, RedisError | OSError
             ):  # Otherwise the call was cancelled, which does not concern others.
                 self._failures += 1
-                kind = type(error) if isinstance(error, SetupFault | AuthenticationError) else ConnectionError
+                kind = type(error) if isinstance(error, _FAULTS) else ConnectionError
                 self._failure = kind(str(error) or type(error).__name__)
             raise
         self._failure, self._next_at = None, 0.0

@@ -16,6 +16,7 @@ are read again when they change, so that the next connection uses a renewed cert
 import asyncio
 import os
 import socket
+import ssl
 import weakref
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from redis.exceptions import (
     ConnectionError,  # noqa: A004 - as everywhere in redis-py
     MovedError,
     RedisError,
+    ResponseError,
 )
 
 from scheduler.errors import StartError
@@ -36,6 +38,26 @@ from scheduler.redis_client.distance import TRIPS_TO_CONNECT, TRIPS_TO_FIND, Dis
 from scheduler.redis_client.pipeline import CLIENT_CLOSED
 from scheduler.redis_client.setup_faults import Server, SetupFault, login_fault
 
+SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
+DEFAULT_PORT = 26379
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Parameters of a URL: trusted authorities, client certificate and key."""
+
+SENTINEL_LOGIN = {"sentinel_user": "username", "sentinel_password": "password"}
+"""Parameters of a URL: the login at the Sentinels, with redis-py's names."""
+
+ASK_TIMEOUT_S = 0.08
+"""Timeout of each server that is asked, without the distance: two that hang must leave time for the third within a
+command's 0.25 s."""
+
+UNKNOWN_SERVICE = "No such master"
+DOWN = frozenset((b"s_down", b"o_down"))
+"""Flags of a primary that may hang: an attempt to connect to it would last until after the failover."""
+
+Address = tuple[str, int]
+
+_ARGUMENTS = ", with args"  # What follows in an error about an unknown command may be a login.
+_CLOSED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # Not a rejection: a server or proxy that stops.
 _NOT_OPTIONS = {"context"}
 _FILES = ("keyfile", "certfile", "ca_certs", "ca_path")
 _made: dict[str, tuple[tuple[Any, ...], RedisSSLContext]] = {}
@@ -85,23 +107,6 @@ class SharedSentinelSSLConnection(SentinelManagedSSLConnection):
     def _connection_arguments(self) -> Any:
         self.ssl_context = shared(self.ssl_context)
         return super()._connection_arguments()
-
-
-SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
-DEFAULT_PORT = 26379
-TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""Parameters of a URL: trusted authorities, client certificate and key."""
-SENTINEL_LOGIN = {"sentinel_user": "username", "sentinel_password": "password"}
-"""Parameters of a URL: the login at the Sentinels, with redis-py's names."""
-ASK_TIMEOUT_S = 0.08
-"""Timeout of each server that is asked, without the distance: two that hang must leave time for the third within a
-command's 0.25 s."""
-
-UNKNOWN_SERVICE = "No such master"
-DOWN = frozenset((b"s_down", b"o_down"))
-"""Flags of a primary that may hang: an attempt to connect to it would last until after the failover."""
-
-Address = tuple[str, int]
 
 
 class SentinelUrl(NamedTuple):
@@ -307,19 +312,31 @@ class SentinelPool(PrimaryPool):
     async def _ask(self, address: Address) -> Address:
         host, port = address
         connection = self._asked(**self._asking | {"host": host, "port": port})
-        whom = f"Sentinel at {host}:{port}"
         try:
             reply = await answer_of(connection, "SENTINEL", "MASTER", self._where.service)
         except (RedisError, OSError) as error:
-            if UNKNOWN_SERVICE in str(error):
-                sentence = (
-                    f"{whom} does not monitor {self._where.service!r}: correct the service in TIERLANE_REDIS_URL."
-                )
-                raise SetupFault(sentence) from error
-            if fault := login_fault(error, whom, "sentinel_user and sentinel_password"):
+            if fault := fault_of(error, f"Sentinel at {host}:{port}", self._where.service):
                 raise SetupFault(fault) from error
             raise
         return primary_of(reply)
+
+
+def fault_of(error: BaseException, whom: str, service: str) -> str | None:
+    """The sentence for an error of a Sentinel that answered; None if it did not answer."""
+    if UNKNOWN_SERVICE in str(error):
+        return f"{whom} does not monitor {service!r}: correct the service in TIERLANE_REDIS_URL."
+    if fault := login_fault(error, whom, "sentinel_user and sentinel_password"):
+        return fault
+    cause = _cause(error)
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, _CLOSED):
+        return (
+            f"{whom} rejected the TLS connection: correct sentinel_tls, ssl_certfile and ssl_keyfile in "
+            "TIERLANE_REDIS_URL."
+        )
+    if isinstance(error, ResponseError):
+        text = str(error).partition(_ARGUMENTS)[0]
+        return f'{whom} answered "{text}": correct its address in TIERLANE_REDIS_URL if it is not a Sentinel.'
+    return None
 
 
 def primary_of(reply: Any) -> Address:
@@ -333,9 +350,14 @@ def primary_of(reply: Any) -> Address:
 
 def _brief(error: BaseException) -> str:
     """Why a server did not answer, in a few words."""
-    cause = error.__cause__ or error.__context__ or error
+    cause = _cause(error)
     if isinstance(error, TimeoutError | redis.exceptions.TimeoutError):
         return "did not reply in time"
     if isinstance(cause, ConnectionRefusedError):
         return "refused the connection"
     return "has no address" if isinstance(cause, socket.gaierror) else "closed the connection"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What redis-py made an error of."""
+    return error.__cause__ or error.__context__ or error

@@ -4,6 +4,7 @@ A role with such a fault starts and retries, as while Redis is away, because the
 """
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -14,9 +15,9 @@ from redis.exceptions import (
 )
 
 PROBE_S = 1.0
-"""How long a server may take to answer a plain PING."""
+"""How long a server may take to answer a plain PING, and to complete a handshake."""
 
-_REPLIES = (b"+", b"-")  # The beginning of a reply in plain text. A server with TLS closes, or sends an alert.
+_REPLIES = (b"+", b"-")  # The first byte of a reply in plain text. A server with TLS closes, or sends an alert.
 _CERTIFICATE = "certificate verify failed"
 _NO_LOGIN = ("required", "already authenticated")  # Parts of what servers say if a connection sends no login.
 
@@ -72,22 +73,46 @@ def tls_fault(server: Server, *, speaks_tls: bool) -> str | None:
 
 
 async def speaks_tls(server: Server) -> bool | None:
-    """Whether a server uses TLS; None if that cannot be seen."""
-    writer = None
+    """Whether a server uses TLS; None if that cannot be seen.
+
+    A server that closes after plain text may use TLS, or be a proxy whose Redis is away. A handshake tells them apart.
+    """
     try:
         async with asyncio.timeout(PROBE_S):
-            reader, writer = await asyncio.open_connection(server.host, server.port)
-            writer.write(b"PING\r\n")
-            return not (await reader.read(1)).startswith(_REPLIES)
-    except ConnectionResetError:
-        return None if writer is None else True
+            if await _first_byte(server) in _REPLIES:
+                return False
+        async with asyncio.timeout(PROBE_S):
+            await _shake_hands(server)
+    except (
+        ssl.SSLError
+    ) as error:  # A TLS alert proves it too, as from a server that demands a certificate of the client.
+        return True if "ALERT" in str(error.reason) else None
     except (OSError, TimeoutError):
         return None
+    return True
+
+
+async def _first_byte(server: Server) -> bytes:
+    """Of the reply to a plain PING; empty if the server closes the connection."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.read(1)
+    except ConnectionResetError:
+        return b""
     finally:
-        if writer is not None:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _shake_hands(server: Server) -> None:
+    """Complete a TLS handshake with any certificate. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    _, writer = await asyncio.open_connection(server.host, server.port, ssl=context)
+    writer.transport.abort()
 
 
 async def tls_faults(servers: list[Server]) -> str | None:

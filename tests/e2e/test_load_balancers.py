@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import aiohttp
 import grpc
@@ -60,9 +61,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-async def gateways(stack: Stack, tmp_path: Path) -> AsyncIterator[tuple[Gateway, Gateway]]:
-    """Two gateways with default times, which trust a load balancer on this host."""
-    settings = {"TIERLANE_TRUSTED_PROXIES": "127.0.0.1"}
+async def gateways(
+    request: pytest.FixtureRequest, stack: Stack, tmp_path: Path
+) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    """Two gateways that trust a load balancer on this host, with default times unless the test has others."""
+    settings = {"TIERLANE_TRUSTED_PROXIES": "127.0.0.1", **getattr(request, "param", {})}
     made = Gateway(stack, tmp_path, "gateway-a", settings), Gateway(stack, tmp_path, "gateway-b", settings)
     try:
         for gateway in made:
@@ -143,6 +146,29 @@ async def test_rolling_restarts_fail_no_request(
 
     print(dict(load.outcomes))
     assert set(load.outcomes) == {"ok", "whole"}
+
+
+@pytest.mark.parametrize("gateways", [{"TIERLANE_IDLE_TIMEOUT_MS": "60000"}], indirect=True, ids=["idle"])
+async def test_requests_on_idle_connections(stack: Stack, url: str, tls: Certificates) -> None:
+    """2,000 requests after pauses around the idle times of the load balancer (5 s) and of the gateway (here a minute)."""
+    await stack.healthy(2)
+    trust, key = ssl.create_default_context(cafile=str(tls.authority.cert)), stack.key("enterprise")
+    outcomes: Counter[str] = Counter()
+
+    async def client(number: int) -> None:
+        pauses = Random(number)
+        connector = aiohttp.TCPConnector(ssl=trust, keepalive_timeout=3600)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            for _ in range(5):
+                answer = await ask(session, stack, "enterprise", key, url)
+                outcomes["ok" if answer.status == 200 and answer.echoed else f"{answer.status} {answer.code}"] += 1
+                await asyncio.sleep(pauses.choice((5, 5, 10, 60)) * pauses.uniform(0.97, 1.03))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(400):
+            group.create_task(client(number))
+
+    assert dict(outcomes) == {"ok": 2000}
 
 
 async def test_grpc_and_http_2(stack: Stack, url: str, tls: Certificates) -> None:

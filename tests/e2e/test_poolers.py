@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +20,7 @@ from integration.ledger_fixtures import own_server
 from ledger.jobs import DURABLE, JobSession
 from ledger.postgres import SharedSession, closing, connect, pooled
 from ledger.revision import current_revision
+from load import ALL_WELL, load, one_row_each, unwell, verdict
 from pgbouncer import PgBouncer
 from stack import Stack, start_stack
 from tierlane.embedded.postgres import EmbeddedPostgres
@@ -96,7 +99,7 @@ async def test_a_transaction_pool_is_refused_before_a_lock_is_taken(
     with pytest.raises(SharedSession):
         await current_revision(url)
     session = JobSession(url, "tests")
-    with pytest.raises(Exception, match=r"is a pooler that changes the session"):
+    with pytest.raises(Exception, match=r"is a pooler in transaction mode"):
         await session.run(lambda c: c.fetchval("SELECT 1"))
     assert "is a pooler" in str(session.problem)
     checked = await Admin(url).run("check", "-o", "table")
@@ -139,6 +142,27 @@ async def test_a_stack_behind_a_pooler(pooler: PgBouncer, own_server: EmbeddedPo
     async with closing(await asyncpg.connect(own_server.dsn)) as db:
         # The pool keeps its sessions, and none has a lock that belongs to nobody.
         await eventually(lambda: db.fetchval(f"SELECT ({LOCKS}) = 0"), "no lock is left")
+
+
+async def test_a_killed_pooler_loses_nothing(pooler: PgBouncer, own_server: EmbeddedPostgres, tmp_path: Path) -> None:
+    """It is away for five seconds under load: no request fails, and each has one row."""
+    environment = {"TIERLANE_DATABASE_URL": pooler.url_for("tierlane")}
+    if pooler.mode == "transaction":
+        environment["TIERLANE_DATABASE_DIRECT_URL"] = own_server.url
+    options = ("--backend", "simulated:5", "--workers", "2")
+    with start_stack(tmp_path / "stack", *options, environment=environment) as stack:
+        await stack.healthy(2)
+        loading = asyncio.create_task(load(stack, 40.0, 15.0, ("enterprise", "paid", "free")))
+        await asyncio.sleep(3.0)
+        os.kill(pooler.pid, signal.SIGKILL)
+        await eventually(lambda: not pooler.alive, "it has ended")
+        await asyncio.sleep(5.0)
+        await pooler.start()
+        answers = await loading
+
+        assert verdict(answers) == ALL_WELL, unwell(answers)[:3]
+        await one_row_each(stack, answers)
+        await stack.healthy(2)
 
 
 async def answered(stack: Stack) -> str:

@@ -47,8 +47,8 @@ async def test_postgresql_stops_and_starts(own_server: EmbeddedPostgres, tmp_pat
         assert await status_of(stack, **JOB) == 503
         health = await stack.health()
         assert health["status"] == "degraded"
-        left = "Serving continues with the catalog of "
-        assert any(left in reason and " s at most; changes are not applied." in reason for reason in health["reasons"])
+        left = "Requests are served for at most "
+        assert any(left in reason and " s ago; changes are not applied." in reason for reason in health["reasons"])
         await eventually(lambda: is_older(stack, 3.0), "the age of the catalog grows", 5.0)
 
         await own_server.start()

@@ -55,7 +55,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
     await DirectClient.close_all()
     for worker, task in started:
         worker.drain()
-        assert await task == 0
+        assert await task == int(worker._broken)
 
 
 class DirectClient:

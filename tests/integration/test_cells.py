@@ -101,6 +101,11 @@ async def test_a_server_is_checked_before_a_cell_is_opened(admin: Admin, db: Con
     bad = await admin.fault(2, "cell", "open", "west", "--redis-url", "redis://ann:secret@host:6379/0")
     assert bad.startswith("redis_url must be the URL of a server without user, password and #")
     assert "secret" not in bad
+    bad = await admin.fault(
+        1, "cell", "open", "west", "--redis-url", "redis+sentinel://h:1/a?sentinel_user=n&sentinel_password=secret"
+    )
+    assert bad.startswith("redis_url must not have sentinel_user and sentinel_password: the Sentinels of all cells")
+    assert "secret" not in bad
     assert "name must begin with a letter" in await admin.fault(2, "cell", "open", "{x}")
     without = Admin(database_url)
     assert (await without.fault(1, "cell", "open", "west")).startswith("TIERLANE_REDIS_URL is not set")

@@ -56,7 +56,7 @@ async def test_a_response_has_output_and_timings(stack: Stack) -> None:
 
 @pytest.mark.parametrize(("path", "body", "members"), FORMATS)
 async def test_other_formats(stack: Stack, path: str, body: dict[str, str], members: list[str]) -> None:
-    """Each format returns its own members and the common headers, also for a replay with an idempotency key."""
+    """Each format returns its own members and the common headers, also for a replay, whose tokens are not counted again."""
     first = await post(stack, path, body, **{"Idempotency-Key": "k-1"})
     replay = await post(stack, path, body, **{"Idempotency-Key": "k-1"})
 
@@ -67,6 +67,13 @@ async def test_other_formats(stack: Stack, path: str, body: dict[str, str], memb
         assert headers["x-ratelimit-limit-requests"] == "1000"
     assert ("idempotent-replayed" in first[2], replay[2]["idempotent-replayed"]) == (False, "true")
     assert stack.worker.seen == [first[1]["request_id"]]
+    async with stack.http.get(f"{stack.url}/metrics") as response:
+        (line,) = [
+            each
+            for each in (await response.text()).splitlines()
+            if each.startswith("tierlane_inference_duration_seconds_count")
+        ]
+    assert line.endswith(" 1.0")
 
 
 async def test_models_are_resolved_per_format(stack: Stack) -> None:

@@ -226,6 +226,20 @@ async def test_batches_that_outlast_the_drain_are_rejected(start_here: StartHere
     assert await asyncio.gather(*tasks) == [DirectBusy(1, "This worker is shutting down.")] * 2
 
 
+async def test_a_worker_that_lost_a_task_drains_for_three_seconds(start_here: StartHere) -> None:
+    """Its restart is what helps. The SIGTERM that follows is the first one, which does not end the drain at once."""
+    worker = await start_here("simulated:60000", gpu_timeout_ms=60_000, drain_ms=600_000)
+    (task,) = await start_batches(worker, 1)
+    began = asyncio.get_running_loop().time()
+
+    worker._require(asyncio.create_task(asyncio.sleep(0)))
+    await eventually(lambda: worker._broken, "the worker drains")
+    worker.stop()
+
+    assert await task == DirectBusy(1, "This worker is shutting down.")
+    assert 2.9 < asyncio.get_running_loop().time() - began < 10
+
+
 async def test_queued_batch_keeps_its_lease_while_direct_batches_run(
     pool: Pool, redis_url: str, start_here: StartHere
 ) -> None:

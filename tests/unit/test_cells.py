@@ -19,7 +19,7 @@ from scheduler.cells.placement import (
     shares_in_cells,
     workers_needed,
 )
-from scheduler.cells.places import cell_urls, cells_of, former_homes
+from scheduler.cells.places import cell_urls, cells_of, former_homes, login_options
 from scheduler.redis_client.keys import Keys, tag_of
 
 TIERS = (TierShare("enterprise", 1, 0.05), TierShare("free", 3, 0.1))
@@ -294,3 +294,21 @@ def test_the_urls_of_cells_have_the_credentials_of_the_default_one(base: str, ur
     assert urls == {"default": base, "west": expected}
     assert Keys.at(expected, "large").leases == "{cell:west}:{large}:leases"
     assert tag_of(base) == ("{cell:default}:" if "cluster" in base else "")
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("redis+sentinel://h:1/a?sentinel_password=s", ["sentinel_password"]),
+        (
+            "rediss+sentinel://h:1/a?sentinel_tls=on&sentinel_password=s&sentinel_user=n",
+            ["sentinel_user", "sentinel_password"],
+        ),
+        ("rediss+sentinel://h:1/a?sentinel_tls=on", []),
+        ("redis://h:1/0", []),
+        ("", []),
+    ],
+)
+def test_a_login_at_sentinels_in_the_url_of_a_cell(url: str, names: list[str]) -> None:
+    """It is found, so that the table gets no secret."""
+    assert login_options(url) == names

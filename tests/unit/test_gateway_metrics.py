@@ -87,13 +87,14 @@ def test_tokens_and_the_pace_of_streams_are_counted_by_tier_model_and_endpoint()
     counters.streamed("paid", PATH, "tiny", streamed, first_s=0.1, seconds=0.5)
     counters.streamed("paid", PATH, "tiny", reply(output_tokens=1), first_s=0.1, seconds=0.1)
     counters.ran("paid", PATH, "default", "tiny", reply(served_from="cache"))
+    counters.streamed("paid", PATH, "tiny", reply(output_tokens=5), first_s=0.1, seconds=0.1)  # All text at once.
     counters.streamed("paid", PATH, "tiny", reply(served_from="cache"), first_s=0.001, seconds=0.001)
 
     series, labels = counters.series(), ("paid", "tiny", PATH)
     firsts, paces = (
         series[(f"tierlane_time_{name}_seconds", *labels)] for name in ("to_first_token", "per_output_token")
     )
-    assert (sum(firsts[:-1]), firsts[-1], sum(paces[:-1]), paces[-1]) == (2, 200_000, 1, 100_000)
+    assert (sum(firsts[:-1]), firsts[-1], sum(paces[:-1]), paces[-1]) == (3, 300_000, 1, 100_000)
     assert [series[(f"tierlane_{name}_tokens_total", *labels)] for name in ("input", "output")] == [[7], [5]]
 
 

@@ -1,13 +1,15 @@
-"""Health by outcome: windows of counts, levels of failing traffic and of objectives, and how long a level is held."""
+"""Health by outcome: windows of counts, levels of failing traffic and of objectives, how long a level is held; jobs."""
 
+from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
+from gateway.config import JobConfig
 from gateway.limits.outcomes import OutcomeMeter
-from gateway.operations.health.collector import HealthCollector
+from gateway.operations.health.collector import AWAY_S, HealthCollector
 from gateway.operations.health.outcomes import (
     HOLD_MS,
     HeldLevels,
@@ -17,6 +19,7 @@ from gateway.operations.health.outcomes import (
     outcome_level,
     tier_results,
 )
+from ledger.jobs import UNTRIED
 from scheduler.errors import ErrorCode
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierOutcomes, TierStats
 
@@ -101,6 +104,58 @@ def test_a_level_is_not_held_while_redis_is_not_available() -> None:
     assert collector._updated_memory(parts).held.levels["free"] == "down"
     heartbeat.age_s = lambda: HOLD_MS / 1000
     assert collector._updated_memory(parts).held.levels == {}
+
+
+ROW = "The catalog stays at version 7, because a row is invalid."
+GONE = "PostgreSQL at host/db is not responding: refused."
+KNOWN_S = 900.0
+
+
+class JobsSeen(NamedTuple):
+    """What health sees: the problem of the store, and the catalog after `silent_s`."""
+
+    store: str | None = UNTRIED
+    problem: str | None = GONE
+    silent_s: float = AWAY_S + 0.5
+    bad_row: bool = False
+    loaded: bool = True
+    session_url: str = "url"
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (JobsSeen(), GONE),
+        (JobsSeen(session_url=""), GONE),
+        (JobsSeen(store=None), None),  # Jobs were stored.
+        (JobsSeen(store="Full."), "Full."),
+        (JobsSeen(store="Full.", problem=None, silent_s=0.5), "Full."),
+        (JobsSeen(session_url="direct"), None),  # The path of the catalog is away, not that of jobs.
+        (JobsSeen(store="Full.", session_url="direct"), "Full."),
+        (JobsSeen(silent_s=1.0), None),  # A reconnect.
+        (JobsSeen(problem="The catalog has not been read yet.", loaded=False), None),  # At the start.
+        (JobsSeen(problem=ROW, bad_row=True, silent_s=1.0), None),
+        (JobsSeen(bad_row=True), GONE),  # An outage while a row is invalid.
+        (JobsSeen(problem=None), None),
+    ],
+)
+def test_why_jobs_cannot_be_stored(seen: JobsSeen, expected: str | None) -> None:
+    """The store knows best; if it was not tried, the catalog does, if it uses the same server and that is away for long."""
+    unused: Any = None
+    catalog: Any = SimpleNamespace(problem=None, bad_row=seen.bad_row, left_s=KNOWN_S, age_s=lambda: 0.0, snapshot=None)
+    config = SimpleNamespace(jobs=JobConfig(database_url="url", session_url=seen.session_url))
+    parts: Any = SimpleNamespace(config=config, jobs=SimpleNamespace(problem=seen.store))
+    collector = HealthCollector(catalog, unused, unused, unused)
+    collector._jobs_problem(parts)
+
+    catalog.problem, catalog.left_s = seen.problem, KNOWN_S - seen.silent_s if seen.loaded else -inf
+    catalog.snapshot = object() if seen.loaded else None
+    # With an invalid row the age grows, although PostgreSQL answers.
+    catalog.age_s = lambda: 3600.0 if seen.bad_row else seen.silent_s if seen.loaded else inf
+
+    assert collector._jobs_problem(parts) == expected
+    config.jobs = None
+    assert collector._jobs_problem(parts) is None
 
 
 def test_results_are_sums_over_gateways() -> None:

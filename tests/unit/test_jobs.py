@@ -1,4 +1,4 @@
-"""Jobs: the Prefer header, the body, the next step of an open job, batched writes, and the document of a result."""
+"""Jobs: the Prefer header, the body, the next step of an open job, batched writes, a session, and the document of a result."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,8 @@ from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
 from gateway.jobs.results import job_result
 from gateway.jobs.store import MAX_PENDING, CallBatcher
 from gateway.jobs.submit import read_job
-from ledger.jobs import JobEnd, JobRow, StoreUnavailable
+from ledger import jobs as ledger_jobs
+from ledger.jobs import NEWS_S, UNTRIED, JobEnd, JobRow, JobSession, StoreUnavailable
 from scheduler.errors import RequestError
 from scheduler.protocol.replies import Reply, RequestStatus
 
@@ -181,6 +182,53 @@ async def test_the_number_of_pending_calls_is_bounded() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert Counter(map(type, results)) == {asyncio.CancelledError: MAX_PENDING, StoreUnavailable: 1}
+
+
+class LiteralConnection:
+    """A connection to PostgreSQL that is open until `closed`."""
+
+    closed = False
+
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def terminate(self) -> None:
+        self.closed = True
+
+
+async def test_a_session_says_how_its_last_operation_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some seconds, and after a success only while its connection is open: an older outcome says nothing."""
+    now, away, opened = 100.0, False, list[LiteralConnection]()
+
+    async def connect(*_: Any, **__: Any) -> LiteralConnection:
+        if away:
+            raise ConnectionRefusedError("refused")
+        opened.append(LiteralConnection())
+        return opened[-1]
+
+    async def succeeds(_: Any) -> None:
+        """Nothing to do."""
+
+    monkeypatch.setattr(ledger_jobs, "connect", connect)
+    session = JobSession("postgresql://host/db", "tests", lambda: now)
+    seen = [session.problem]
+    await session.run(succeeds)
+    seen.append(session.problem)
+    opened[-1].closed = away = True
+    seen.append(session.problem)
+    with pytest.raises(StoreUnavailable):
+        await session.run(succeeds)
+    seen.append(session.problem)
+    now += NEWS_S + 0.1
+    seen.append(session.problem)
+    away = False
+    await session.run(succeeds)
+    seen.append(session.problem)
+    now += NEWS_S + 0.1
+    seen.append(session.problem)
+
+    failed = "PostgreSQL is not available: refused."
+    assert seen == [UNTRIED, None, UNTRIED, failed, UNTRIED, None, UNTRIED]
 
 
 def test_the_inbox_offers_an_end_until_it_is_written() -> None:

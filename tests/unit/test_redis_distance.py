@@ -1,18 +1,30 @@
 """The limits that follow the distance of Redis, and the sentences about faults of its configuration."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError  # noqa: A004 - redis-py's
+from redis.asyncio.connection import AbstractConnection, Connection
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,  # noqa: A004 - redis-py's
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 
+from certificates import certificates
 from gateway.circuit_breaker import Breaker, BreakerState
 from scheduler.redis_client import distance
 from scheduler.redis_client.connections import command_client, limit_of, pipelined, unavailable
 from scheduler.redis_client.distance import HEARTBEATS, MOST_ROUND_TRIP_S, Distance, too_far
+from scheduler.redis_client.pipeline import PipelinedClient
+from scheduler.redis_client.sentinel import fault_of
 from scheduler.redis_client.setup_faults import Server, SetupFault, login_fault, speaks_tls, tls_fault
 from tierlane.check.system import judge_distance
 
@@ -60,7 +72,7 @@ def test_check_and_health_name_a_round_trip_beyond_the_bound() -> None:
     found = [judge_distance(seconds) for seconds in (0.0004, 0.02, 0.06, 0.12, 0.26)]
 
     assert [item.level for item in found] == ["pass", "pass", "warn", "warn", "fail"]
-    assert [item.said for item in found][:2] == ["0.4 ms of round trip", "20.0 ms of round trip"]
+    assert [item.said for item in found][:2] == ["round trip 0.4 ms", "round trip 20.0 ms"]
     assert "260 ms" in found[-1].advice
     assert "150 ms" in found[-1].advice
     assert (too_far(None), too_far(0.15)) == (None, None)
@@ -194,3 +206,106 @@ def test_tls_against_plain_and_the_reverse(kind: str, tls: bool, names: str) -> 
 async def test_a_port_without_a_server_uses_neither() -> None:
     """Nothing is concluded from a refused connection."""
     assert await speaks_tls(Server("Redis", "127.0.0.1", 1, tls=False)) is None
+
+
+async def closes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a proxy whose Redis is away."""
+    writer.close()
+
+
+async def resets(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a proxy of containers."""
+    writer.transport.abort()
+
+
+async def rejects(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a web server."""
+    await reader.readline()
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    writer.close()
+
+
+async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As Redis that requires a login."""
+    await reader.readline()
+    writer.write(b"-NOAUTH Authentication required.\r\n")
+    writer.close()
+
+
+async def alerts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As Redis with TLS 1.2 that demands a certificate of the client: a fatal handshake_failure."""
+    await reader.read(1)
+    writer.write(bytes.fromhex("15030300020228"))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "expected"), [(closes, None), (resets, None), (rejects, None), (answers, False), (alerts, True)]
+)
+async def test_a_server_that_only_closes_does_not_use_tls(serve: Serve, expected: bool | None) -> None:
+    """Proxies accept connections while Redis is away; only a handshake, or an alert in reply to one, shows TLS."""
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+
+        assert await speaks_tls(Server("Redis", "127.0.0.1", port, tls=False)) is expected
+
+
+async def test_a_server_with_tls(tmp_path: Path) -> None:
+    """Its certificate is of an unknown authority, and it demands one of the client."""
+    context = certificates(tmp_path).demanding()
+    async with await asyncio.start_server(answers, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+
+        assert await speaks_tls(Server("Redis", "127.0.0.1", port, tls=False)) is True
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    """As redis-py raises it."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ResponseError("No such master with that name"), "S does not monitor 'primary': correct the service"),
+        (AuthenticationError("WRONGPASS"), "S rejected the login: correct sentinel_user and sentinel_password"),
+        (
+            caused(ConnectionError("x"), ssl.SSLError(1, "[SSL] tlsv13 alert certificate required")),
+            "S rejected the TLS connection: correct sentinel_tls, ssl_certfile and ssl_keyfile in TIERLANE_REDIS_URL.",
+        ),
+        (
+            ResponseError("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' 'secret' "),
+            """S answered "unknown command 'HELLO'": correct its address in TIERLANE_REDIS_URL if it is not a Sentinel.""",
+        ),
+        (caused(ConnectionError("x"), ssl.SSLEOFError(8, "EOF occurred in violation of protocol")), None),
+        (ConnectionError("Connection closed by server."), None),
+    ],
+)
+def test_what_a_sentinel_answered(error: Exception, sentence: str | None) -> None:
+    """Each answer has a sentence, without a password. One that closes the connection has not answered."""
+    found = fault_of(error, "S", "primary")
+
+    assert (found is None) is (sentence is None)
+    assert (found or "").startswith(sentence or "")
+    assert "secret" not in (found or "")
+
+
+@pytest.mark.parametrize("kind", [AuthenticationError, NoPermissionError, SetupFault])
+async def test_calls_that_wait_for_an_attempt_get_its_fault(kind: type[RedisError]) -> None:
+    """Each of them reports the fault of the configuration, as the call that made the attempt does."""
+    attempts: list[AbstractConnection] = []
+
+    class Refused(Connection):
+        """Its login is not accepted."""
+
+        async def connect(self) -> None:
+            attempts.append(self)
+            await asyncio.sleep(0)
+            raise kind("User x has no permissions to run the 'client|id' command")
+
+    calls = PipelinedClient(Refused, 0.25, lambda error: None)
+    found = await asyncio.gather(*(calls.call(("PING",)) for _ in range(3)), return_exceptions=True)
+
+    assert [type(error) for error in found] == [kind] * 3
+    assert len(attempts) == 1

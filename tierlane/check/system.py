@@ -39,14 +39,20 @@ if TYPE_CHECKING:
 
     from tierlane.settings.model import Settings
 
-
 Level = Literal["pass", "warn", "fail"]
 MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}
 WIDTH = 110
 
-
 GROUPS = ("settings", "postgresql", "redis", "catalog", "workers", "gateway", "audit")
 """In the order in which they are shown: one thing stands on those before it."""
+
+MOST_SKEW_MS = 100.0
+FAR_MS = 30.0
+"""From this round trip to Redis on, it is most of the time of a short request."""
+
+STALE_AUDIT_MS = 10_000
+NAME = "tierlane-check"
+PATIENCE_S = 2.0
 
 
 class CheckItem(NamedTuple):
@@ -96,13 +102,6 @@ def document(items: Sequence[CheckItem]) -> dict[str, Any]:
     return {"ok": passes(items), "checks": [item._asdict() for item in ordered(items)]}
 
 
-MOST_SKEW_MS = 100.0
-FAR_MS = 30.0
-"""From this round trip to Redis on, it is most of the time of a short request."""
-
-STALE_AUDIT_MS = 10_000
-
-
 def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
     """The version, the mode, and whether it may throw work away; `info` is what INFO says."""
     text = str(info.get("redis_version", "unknown"))
@@ -126,12 +125,12 @@ def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
 def judge_distance(round_trip_s: float) -> CheckItem:
     """Whether the round trip to Redis is within the bound of the limits that follow it."""
     round_trip_ms = 1000 * round_trip_s
-    said = f"{round_trip_ms:.1f} ms of round trip"
+    said = f"round trip {round_trip_ms:.1f} ms"
     if problem := too_far(round_trip_s):
         return CheckItem("redis", "distance", "fail", said, f"{problem} Run the roles near Redis.")
     if round_trip_ms >= FAR_MS:
         return CheckItem(
-            "redis", "distance", "warn", said, "Every request waits for several: run the roles near Redis."
+            "redis", "distance", "warn", said, "Each request needs several round trips: run the roles near Redis."
         )
     return CheckItem("redis", "distance", "pass", said)
 
@@ -252,10 +251,6 @@ def judge_dead_letters(count: int) -> CheckItem:
     return CheckItem(
         "audit", "dead letters", "warn", f"{count:,}", "`tierlane dlq list` shows them; requeue or purge them."
     )
-
-
-NAME = "tierlane-check"
-PATIENCE_S = 2.0
 
 
 def check_system(settings: "Settings", url: str | None, output: str) -> int:

@@ -44,9 +44,14 @@ def redis_url(value: str) -> str:
 
 
 def database_url(value: str) -> str:
-    """Check the scheme; empty is not set."""
+    """Check the scheme, and that the end of the password can be found; empty is not set."""
     if value and not value.startswith(DATABASE_SCHEMES):
         raise ValueError("must begin with postgresql:// or postgres://")
+    if value:
+        from ledger.postgres import VALID_URL, is_valid_url
+
+        if not is_valid_url(value):
+            raise ValueError(f"must be {VALID_URL}")
     return value
 
 

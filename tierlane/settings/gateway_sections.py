@@ -84,12 +84,13 @@ class GatewaySettings:
     body_timeout_ms: int = milliseconds(10_000, "Milliseconds for a request's body.")
     idle_timeout_ms: int = milliseconds(
         620_000,
-        "Milliseconds until an idle connection is closed; longer than a load balancer keeps one, or requests meet a closed one.",
+        "Milliseconds until an idle connection is closed; must exceed the idle time of load balancers, or requests reach closed "
+        "connections.",
     )
     trusted_proxies: str = setting(
         "",
-        "Networks of load balancers, separated by commas, whose X-Forwarded-For has the client's address. Unset: failed "
-        "authentications are counted by the connection's address. Name only proxies that write the header.",
+        "Comma-separated networks of load balancers whose X-Forwarded-For is trusted. Unset: failed authentications are counted "
+        "by the address of the connection. List only proxies that set the header.",
         "LIST",
         check=checks.networks,
     )

@@ -74,8 +74,9 @@ class SharedSettings:
     )
     drain_ms: int = milliseconds(
         600_000,
-        "Most milliseconds that a stopping gateway or worker waits for the requests that it has; without any, it ends at once. "
-        "At least the longest TIERLANE_TOTAL_REQUEST_MS, or answers are cut off. A second signal ends the wait.",
+        "Longest time in milliseconds that a stopping gateway (after its notice) or worker waits for its open requests; it exits "
+        "when none is left. Set at least the longest TIERLANE_TOTAL_REQUEST_MS, or responses are cut off. A second signal ends "
+        "the wait.",
         maximum=3_600_000,
     )
     log_format: Literal["auto", "console", "json"] = setting(

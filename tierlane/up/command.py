@@ -70,7 +70,7 @@ async def _serve(stack: Stack, lines: LogLines) -> None:
         if stopping.is_set():
             stack.kill()
         else:
-            lines.say("stopping when open requests have ended; press Ctrl-C again to kill at once")
+            lines.say("waiting for open requests, then stopping; press Ctrl-C again to kill everything now")
             stopping.set()
 
     loop = asyncio.get_running_loop()

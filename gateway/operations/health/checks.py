@@ -329,15 +329,16 @@ def _catalog(inputs: HealthInputs) -> HealthFinding:
         return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
     if inputs.catalog_left_s < 0:
         reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. The catalog of {age_s} s ago is too old to accept keys."
+            f"{_clause(fault, 'PostgreSQL is not responding')}. The catalog was last confirmed {age_s} s ago; keys are no "
+            "longer accepted."
         )
         return problem("catalog_expired", "catalog:age", "datastore", "down", age_s, "s", reason)
     if fault or not inputs.catalog_fresh:
         code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
-        most = "" if inputs.bad_row else f", for another {max(0.0, inputs.catalog_left_s):.0f} s at most"
+        most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
         reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. Serving continues with the catalog of {age_s} s ago{most}; "
-            "changes are not applied."
+            f"{_clause(fault, 'PostgreSQL is not responding')}. Requests are served{most} with the catalog confirmed "
+            f"{age_s} s ago; changes are not applied."
         )
         return problem(code, "catalog:age", "datastore", "degraded", age_s, "s", reason)
     return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")

@@ -7,6 +7,7 @@ contains the figures of each.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import NamedTuple
 
 from gateway.auth.authenticator import Authenticator
@@ -30,9 +31,13 @@ from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels
 from gateway.operations.health.tiers import TOP_CUSTOMERS
 from gateway.pool import PoolParts
 from gateway.pools import Pools
+from ledger.jobs import UNTRIED
 from ratelimit.capacity import CapacityEvidence
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.keys import DEFAULT_CELL
+
+AWAY_S = 2.0
+"""How long PostgreSQL must not answer the catalog, which asks every second, before it is away: a reconnect takes less."""
 
 
 class CollectedHealth(NamedTuple):
@@ -69,6 +74,7 @@ class HealthCollector:
         self._authenticator = authenticator
         self._wall = wall
         self._memories: dict[str, PoolMemory] = {}
+        self._most_left_s = -inf
 
     async def collect(self) -> dict[str, CollectedHealth]:
         """Check every pool that a model names; the gateway's own is first."""
@@ -90,7 +96,7 @@ class HealthCollector:
                     _roles(parts),
                     parts.direct.active,
                     parts.subscriber.subscribed.is_set(),
-                    parts.jobs.problem is None,
+                    self._jobs_problem(parts) is None,
                 )
                 for parts in self._pools.named
             ],
@@ -136,6 +142,27 @@ class HealthCollector:
         tiers = snapshot.tiers if snapshot else ()
         return {tier.name: TierObjective(tier.slo_ms, tier.slo_success) for tier in tiers}
 
+    def _jobs_problem(self, parts: PoolParts) -> str | None:
+        """Why jobs cannot be stored: the last insert failed, or none was tried and PostgreSQL is away.
+
+        The catalog shows only whether the server at its own URL is away: jobs may go through a pooler.
+        """
+        jobs, away = parts.config.jobs, self._away()
+        if jobs is None:
+            return None
+        problem = parts.jobs.problem
+        if problem != UNTRIED:
+            return problem
+        return away if jobs.session_url in ("", jobs.database_url) else None
+
+    def _away(self) -> str | None:
+        """Why PostgreSQL does not answer the catalog; None if it does, or for a short time only."""
+        catalog = self._catalog
+        self._most_left_s = max(self._most_left_s, catalog.left_s)
+        # The age grows with an invalid row, too. The time that is left for known keys is full again after each answer.
+        silent_s = self._most_left_s - catalog.left_s if catalog.bad_row else catalog.age_s()
+        return catalog.problem if catalog.snapshot is not None and silent_s > AWAY_S else None
+
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
         snapshot = catalog.snapshot
@@ -151,7 +178,7 @@ class HealthCollector:
             catalog_problem=catalog.problem,
             catalog_left_s=catalog.left_s,
             bad_row=catalog.bad_row,
-            jobs_problem=_jobs_problem(parts, catalog),
+            jobs_problem=self._jobs_problem(parts),
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._drain_state.leaving,
             open_requests=sum(each.under_way for each in self._pools.all),
@@ -193,13 +220,6 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
     except RedisUnavailable:
         return None
     return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
-
-
-def _jobs_problem(parts: PoolParts, catalog: CatalogView) -> str | None:
-    """Why jobs cannot be stored: their last insert failed, or PostgreSQL is away although none was tried."""
-    if parts.config.jobs is None:
-        return None
-    return parts.jobs.problem or (None if catalog.bad_row else catalog.problem)
 
 
 def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:

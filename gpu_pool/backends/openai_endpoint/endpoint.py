@@ -173,7 +173,7 @@ class Endpoint:
         if isinstance(result, Busy) and not self.policy.in_flight:
             await self._pause(self.availability.busy(result.wait_s, item.customer), item.until)
         if isinstance(result, Lost) and isinstance(found, HandBack):
-            # Its next run is within 2 ms: until then an endpoint that works would seldom have sent a part of another output.
+            # Without this pause it runs again within 2 ms, before a healthy endpoint has usually sent other output.
             await self._pause(AGAIN_S, item.until)
         return found
 
