@@ -29,12 +29,17 @@ class ListeningPort:
             await site.stop()
         accepted = [connection for each in self._sockets for connection in _accepted(each)]
         loop = asyncio.get_running_loop()
-        for connection in accepted:
-            try:
-                await loop.connect_accepted_socket(cast("web.Server", runner.server), connection)
-            except OSError:  # The client has left; the others must not be lost with it.
-                connection.close()
         self._sockets = ()
+        try:
+            while accepted:
+                connection = accepted.pop()
+                try:
+                    await loop.connect_accepted_socket(cast("web.Server", runner.server), connection)
+                except OSError:  # The client has left; the others must not be lost with it.
+                    connection.close()
+        finally:  # Of a drain that is cancelled.
+            for connection in accepted:
+                connection.close()
 
     def abort(self) -> None:
         """Stop listening at once."""

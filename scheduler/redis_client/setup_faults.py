@@ -83,9 +83,8 @@ async def speaks_tls(server: Server) -> bool | None:
                 return False
         async with asyncio.timeout(PROBE_S):
             await _shake_hands(server)
-    except (
-        ssl.SSLError
-    ) as error:  # A TLS alert proves it too, as from a server that demands a certificate of the client.
+    except ssl.SSLError as error:
+        # A TLS alert proves it too, as from a server that demands a certificate of the client.
         return True if "ALERT" in str(error.reason) else None
     except (OSError, TimeoutError):
         return None

@@ -241,7 +241,7 @@ async def test_roles_that_ignore_sigterm_are_killed(
     processes = up.all_processes()
     for _ in range(interrupts - 1):
         up.process.send_signal(signal.SIGINT)
-        await eventually(lambda: "again to kill at once" in up.text, "the first Ctrl-C")
+        await eventually(lambda: "again to kill everything now" in up.text, "the first Ctrl-C")
 
     assert await up.interrupt(within_s) == 0
     assert running(processes) == []
