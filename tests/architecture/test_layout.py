@@ -4,7 +4,7 @@ import ast
 import gc
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
@@ -76,7 +76,9 @@ WITH_TORCH = {
 """Modules that import torch, beside those of `tiny`; they are imported when a model is loaded."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
-MOST_MODULES = 15
+
+LATE_CONSTANTS = Path(__file__).parent / "late_constants.txt"
+"""Modules whose constants or loggers are not all before their first definition."""
 
 BANNED_CALLS = {"pickle", "cPickle", "marshal", "jsonpickle", "shelve"}
 GENERATED = "*_pb2.py"  # By the compiler of protobuf, from a file beside it: no module of ours.
@@ -184,11 +186,30 @@ def test_size_and_name(path: Path) -> None:
     assert ast.get_docstring(tree), "the docstring must name the concept of the module"
 
 
-def test_packages_are_small() -> None:
-    """At most 15 modules in a package: with more, look for its second concern."""
-    count = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+def late_constants(tree: ast.Module) -> list[str]:
+    """The constants and loggers after the first definition, except those that need one of the module's own definitions."""
+    defined, late = set[str](), list[str]()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and defined:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+            used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - names
+            if used & defined:
+                defined |= names
+            else:
+                late += sorted(names)
+    return late
 
-    assert {str(package.relative_to(ROOT)): n for package, n in count.items() if n > MOST_MODULES} == {}
+
+def test_constants_are_at_the_top() -> None:
+    """The list of modules with others may only shrink."""
+    allowed = set(LATE_CONSTANTS.read_text().split())
+    late = {str(path.relative_to(ROOT)) for path in MODULES if late_constants(parsed(path))}
+
+    assert late - allowed == set(), "move these to the top, before the first definition"
+    assert allowed - late == set(), "remove these from the list"
 
 
 def test_class_names_are_unique() -> None:
