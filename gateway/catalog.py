@@ -9,6 +9,8 @@ from ratelimit.limits import Values
 from scheduler.cells.places import CellView
 from scheduler.errors import ErrorCode, RequestError
 
+MAX_LISTED = 10
+
 
 class TierRow(Protocol):
     """One row of `tiers`."""
@@ -165,9 +167,6 @@ class IdentityView(Protocol):
     def cell(self) -> str | None: ...
     @property
     def spread(self) -> int: ...
-
-
-MAX_LISTED = 10
 
 
 def named(names: Collection[str]) -> str:

@@ -26,6 +26,11 @@ SILENCE_S = 0.5
 PROBE_AFTER_S = (0.1, 0.4)
 PROBE_TIMEOUT_S = 0.5
 
+MAX_TRIES = 4
+"""The maximum number of attempts of one admission call."""
+SUSPENDED_S = 0.2
+"""A longer interval between two updates, which run every 25 ms, means that the process was suspended."""
+
 
 class BreakerState(StrEnum):
     """The state of a breaker."""
@@ -114,12 +119,6 @@ class Breaker:
         self.state = BreakerState.OPEN
         # Jittered, so that the gateways of a pool do not probe at the same time.
         self._next_at = now + self._draw(*PROBE_AFTER_S)
-
-
-MAX_TRIES = 4
-"""The maximum number of attempts of one admission call."""
-SUSPENDED_S = 0.2
-"""A longer interval between two updates, which run every 25 ms, means that the process was suspended."""
 
 
 async def ping(client: Redis) -> None:

@@ -14,6 +14,13 @@ from scheduler.errors import StartError
 from scheduler.protocol.admission import REPLAYS, ReplayLimits
 from scheduler.redis_client.keys import cell_of, place_name
 
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Allowed values. HS256 and similar are excluded: a JWKS is public, and so would be their secret."""
+
+DEFAULT_ALGORITHMS = ("RS256", "ES256", "EdDSA")
+LONGEST_TOKEN = 8000
+"""Bytes. With its name and scheme it fits into a header line of 8190 bytes, the maximum of the HTTP parser."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
@@ -139,14 +146,6 @@ class GatewayConfig:
     def place(self) -> str:
         """Pool and cell."""
         return place_name(self.pool, self.cell)
-
-
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Allowed values. HS256 and similar are excluded: a JWKS is public, and so would be their secret."""
-
-DEFAULT_ALGORITHMS = ("RS256", "ES256", "EdDSA")
-LONGEST_TOKEN = 8000
-"""Bytes. With its name and scheme it fits into a header line of 8190 bytes, the maximum of the HTTP parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

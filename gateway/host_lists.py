@@ -11,6 +11,8 @@ ANY = "*"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
+
 
 def origin_list(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of origins, as sent by browsers in `Origin`. Raises ValueError."""
@@ -26,9 +28,6 @@ def _origin(entry: str) -> str:
         raise ValueError(f"{entry!r} is not an origin: scheme://host or scheme://host:port without a path, or * alone")
     scheme, host, port = found.groups()
     return f"{scheme}://{host}" + (f":{port}" if port and port != _DEFAULT_PORTS.get(scheme) else "")
-
-
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
 
 
 def split_entry(entry: str) -> tuple[str, int | None]:

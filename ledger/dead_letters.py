@@ -14,6 +14,8 @@ import msgspec
 from ledger.postgres import Connection, statement
 from scheduler.errors import TierlaneError
 
+MAX_GROUPS = 100
+
 
 class DeadLetterRow(msgspec.Struct, frozen=True):
     """A row of `dead_letters` without its body. `customer` is the name, None if the customer was deleted."""
@@ -90,9 +92,6 @@ async def purge_letters(
 ) -> list[str]:
     """Delete the dead letters with these ids and at least this age; None: any. Returns the ids that existed."""
     return [row[0] for row in await database.fetch(statement("purge_dead_letters"), ids, age_s)]
-
-
-MAX_GROUPS = 100
 
 
 class LetterGroup(msgspec.Struct, frozen=True):

@@ -44,6 +44,14 @@ LONGEST_STEP_S = 1.0
 GUESS_ERROR = 10.0
 """A prior may be too low by this factor, so that no request is rejected for a predicted wait that may be wrong."""
 
+LEAST_MS = 100
+"""Shorter times would make clients retry at once, without a spread by jitter."""
+MOST_MS = 30_000
+"""Longer predictions are unreliable, and clients give up."""
+
+RELAX_PER_SECOND = 0.25
+"""How much of the full limit is restored per second: from 0 to 1 in four seconds."""
+
 
 class CapacityEvidence(StrEnum):
     """What a capacity is derived from."""
@@ -203,12 +211,6 @@ class CapacityEstimator:
         return max(growth, PROBE_UNMEASURED) if pool.confidence < MEASURED_FROM else growth
 
 
-LEAST_MS = 100
-"""Shorter times would make clients retry at once, without a spread by jitter."""
-MOST_MS = 30_000
-"""Longer predictions are unreliable, and clients give up."""
-
-
 def retry_after_ms(waiting: int, drain_rps: float, fallback_ms: float) -> int:
     """Milliseconds until `waiting` requests are served at the measured `drain_rps` responses/s, 100 to 30,000.
 
@@ -217,10 +219,6 @@ def retry_after_ms(waiting: int, drain_rps: float, fallback_ms: float) -> int:
     wait_ms = waiting / drain_rps * 1000 if drain_rps > 0 else fallback_ms
     # In this order, max also turns NaN into the minimum.
     return round(min(max(LEAST_MS, wait_ms), MOST_MS))
-
-
-RELAX_PER_SECOND = 0.25
-"""How much of the full limit is restored per second: from 0 to 1 in four seconds."""
 
 
 def relax(previous: float, target: float, elapsed_s: float) -> float:

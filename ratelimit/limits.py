@@ -28,6 +28,15 @@ _LEAST_KEY_RATE = 1e-6
 Values = tuple[float | None, ...]
 """One value for each of LIMIT_COLUMNS, of a tier, a customer or an identity; None for no limit."""
 
+_PERIODS = {1: "second", 60: "minute", 3600: "hour"}
+
+LEAST_SIZE = 20
+"""Requests in the bucket of a customer of several cells, for each cell, that remain when its limits are reduced: a cell may have a
+twentieth of its even part, and must be able to admit a request.
+"""
+
+_Packed = tuple[Any, ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LimitColumn:
@@ -78,8 +87,6 @@ class BucketKind:
             return f"{number(rate)} {self.name.replace('-', ' ')}/s (burst {int(size)})"
         return f"{int(rate)} {self.name.replace('-', ' ')} per {_PERIODS[self.period_s]}"
 
-
-_PERIODS = {1: "second", 60: "minute", 3600: "hour"}
 
 BUCKETS = (
     BucketKind(
@@ -300,12 +307,6 @@ class LimitedIdentity(Protocol):
     def spread(self) -> int: ...
 
 
-LEAST_SIZE = 20
-"""Requests in the bucket of a customer of several cells, for each cell, that remain when its limits are reduced: a cell may have a
-twentieth of its even part, and must be able to admit a request.
-"""
-
-
 def usable_spread(limits: Values, spread: int) -> int:
     """How many cells a customer can use: each of them must be able to admit a request with its part of the limits."""
     least = min(value_of(limits, column) or 0.0 for column in (REQUEST_BUCKET.size, MAX_CONCURRENCY) if column)
@@ -361,9 +362,6 @@ def number(value: float) -> str:
     """A rate with at most two decimals, or six below 1."""
     digits = f"{value:.2f}" if value >= 1 else f"{value:.6f}"
     return digits.rstrip("0").rstrip(".")
-
-
-_Packed = tuple[Any, ...]
 
 
 def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -> list[_Packed]:

@@ -6,24 +6,6 @@ numbers of the smallest part of a unit, so that sums of doubles in Lua are exact
 
 from typing import NamedTuple
 
-
-class QuotaUnit(NamedTuple):
-    """`mark`: in names, "" for requests. `parts`: smallest parts in one `word`; `header_parts`: in one `header`."""
-
-    mark: str
-    word: str
-    parts: int = 1
-    header: str = ""  # The `qu` parameter of RateLimit-Policy; "": requests.
-    header_parts: int = 1
-
-
-UNITS = (
-    QuotaUnit("", "requests"),
-    QuotaUnit("gpu", "gpu-s", 10**6, "gpu-ms", 10**3),
-    QuotaUnit("tokens", "tokens", header="tokens"),
-    QuotaUnit("usd", "usd", 10**9, "usd-micros", 10**3),
-)
-
 NOTATIONS = {
     "gpu-ms": ("gpu", 10**3),
     "gpu-s": ("gpu", 10**6),
@@ -43,6 +25,25 @@ PERIOD_S = {
     "year": 366 * 86_400,
 }
 """The units of periods, and the most seconds of one: months and years differ in length."""
+
+
+class QuotaUnit(NamedTuple):
+    """`mark`: in names, "" for requests. `parts`: smallest parts in one `word`; `header_parts`: in one `header`."""
+
+    mark: str
+    word: str
+    parts: int = 1
+    header: str = ""  # The `qu` parameter of RateLimit-Policy; "": requests.
+    header_parts: int = 1
+
+
+UNITS = (
+    QuotaUnit("", "requests"),
+    QuotaUnit("gpu", "gpu-s", 10**6, "gpu-ms", 10**3),
+    QuotaUnit("tokens", "tokens", header="tokens"),
+    QuotaUnit("usd", "usd", 10**9, "usd-micros", 10**3),
+)
+
 
 _BY_MARK = {unit.mark: unit for unit in UNITS}
 

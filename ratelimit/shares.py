@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+REMEMBERED_S = 60.0
+"""The time in which the remembered demand of a reduced tier decays to 1 / e."""
+
 
 class TierShare(NamedTuple):
     """`priority` 1 is served first; `guaranteed_share` 0..1 of the capacity is guaranteed under contention."""
@@ -94,10 +97,6 @@ def part_of_capacity(
     ]
     elsewhere = {name: rate * (1.0 - parts.get(name, 0.0)) for name, rate in granted.items()}
     return CapacityPart(part, shares, ceilings(capacity * part, shares, demand), elsewhere)
-
-
-REMEMBERED_S = 60.0
-"""The time in which the remembered demand of a reduced tier decays to 1 / e."""
 
 
 def remembered(before: float, demand: float, factor: float, elapsed_s: float) -> float:

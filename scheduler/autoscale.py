@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+Direction = Literal["up", "down"]
+
 
 class HeldFor:
     """How long a condition has held without interruption. Times are seconds of one clock."""
@@ -70,9 +72,6 @@ class Extremes:
     def highest(self) -> int:
         """0 before the first observation."""
         return max((figure for _, figure in self._values), default=0)
-
-
-Direction = Literal["up", "down"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

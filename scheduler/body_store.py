@@ -35,6 +35,9 @@ SPARE_S = 60.0
 SWEEP_S = 10.0
 """Seconds between two searches for files of dead gateways, and until a file that is not written over is removed."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h.
+_KEPT_BYTES, _LARGEST_KEPT_BYTES = 64 << 20, 32 << 20
+
 
 def is_reference(text: str) -> bool:
     """Whether the input of a chat is the name of a file instead of the chat itself."""
@@ -154,10 +157,6 @@ class BodyStore:
             with contextlib.suppress(OSError):  # Another gateway was faster.
                 if is_reference(path.name.removeprefix(_SPARE)) and path.stat().st_mtime < before:
                     path.unlink()
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h.
-_KEPT_BYTES, _LARGEST_KEPT_BYTES = 64 << 20, 32 << 20
 
 
 @cache

@@ -11,6 +11,13 @@ The types are those that OpenAI's clients know. `python -m scheduler` writes the
 from enum import StrEnum
 from typing import NamedTuple
 
+_INVALID, _TIMEOUT, _BUSY, _SERVER = (
+    "invalid_request_error",
+    "timeout_error",
+    "service_unavailable_error",
+    "server_error",
+)
+
 
 class ErrorCode(StrEnum):
     """Why a request was rejected or failed; stored in the audit and sent as `error.code`."""
@@ -73,13 +80,6 @@ class HttpError(NamedTuple):
     action: str
     retry: bool | None = None
 
-
-_INVALID, _TIMEOUT, _BUSY, _SERVER = (
-    "invalid_request_error",
-    "timeout_error",
-    "service_unavailable_error",
-    "server_error",
-)
 
 HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.INVALID_REQUEST: HttpError(

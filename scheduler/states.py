@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+BACKGROUND = ".background"
+"""The suffix of a tier's background queue. Names of tiers have no dot."""
+
 
 class State(StrEnum):
     """The state of an accepted request: `queued -> processing -> completed | failed`."""
@@ -13,10 +16,6 @@ class State(StrEnum):
 
 
 TERMINAL = frozenset({State.COMPLETED, State.FAILED})
-
-
-BACKGROUND = ".background"
-"""The suffix of a tier's background queue. Names of tiers have no dot."""
 
 
 def background_of(tier: str) -> str:

@@ -27,6 +27,8 @@ LONGEST_PAUSE_S = 5.0
 
 _PHASE_S = random.random()  # Processes of one machine wake at different times.
 
+AGAIN_S = 0.05
+
 
 async def next_tick(period_s: float) -> None:
     """Sleep until the next multiple of `period_s`, so that the loops of all pools and cells of a process wake together.
@@ -98,9 +100,6 @@ class TaskRegistry:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-AGAIN_S = 0.05
 
 
 async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -33,6 +33,16 @@ STYLE = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
 Verb: TypeAlias = Callable[["Settings"], int]
 
+CONFIG_OPTION = typer.Option(
+    "--config",
+    metavar="FILE",
+    help=f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if it exists]",
+)
+Config: TypeAlias = Annotated[Path | None, CONFIG_OPTION]
+
+Run = Callable[[dict[str, Any]], int]
+"""Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
+
 
 class LazyModule:
     """A module that is imported when one of its attributes is read."""
@@ -131,12 +141,6 @@ def output(variable: str) -> Any:
     return from_variable("--output", "-o", variable=variable, says="Output format.", default="table")
 
 
-CONFIG_OPTION = typer.Option(
-    "--config",
-    metavar="FILE",
-    help=f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if it exists]",
-)
-Config: TypeAlias = Annotated[Path | None, CONFIG_OPTION]
 DataDir: TypeAlias = Annotated[str | None, setting("data_dir")]
 Pool: TypeAlias = Annotated[str | None, setting("pool")]
 
@@ -161,10 +165,6 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: boo
         typer.echo(str(error), err=True)
         code = FAILED
     raise typer.Exit(code)
-
-
-Run = Callable[[dict[str, Any]], int]
-"""Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 STACK_FILE = "stack.json"
 
+CONNECT_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_MS = 30_000
+
 
 class LocalStack(msgspec.Struct, frozen=True):
     """What of the stack file a command needs to reach the stack."""
@@ -54,10 +57,6 @@ def with_local_stack(settings: "Settings") -> "Settings":
     token = settings.service_token.get_secret_value() or stack.service_token
     found = {"redis_url": stack.redis_url, "database_url": stack.database_url, "service_token": SecretStr(token)}
     return settings.model_copy(update=found)
-
-
-CONNECT_TIMEOUT_S = 5.0
-STATEMENT_TIMEOUT_MS = 30_000
 
 
 class UsageError(Exception):

@@ -51,6 +51,35 @@ MAX_MESSAGES = 10_000
 MEDIA_TOKENS = 1000
 """Estimated tokens of an image or a recording, until the endpoint's usage is known."""
 
+ACCEPTED: dict[str, tuple[Any, ...]] = {"store": (None, False)}
+"""Unsupported fields -> the values that are accepted, because they have no effect."""
+
+_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "logprobs": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+}
+"""Values that change nothing, and so need no capability. `tool_choice` has an effect only with tools."""
+
+NEEDS = SAMPLING_NEEDS | {
+    "tools": Capability.TOOLS,
+    "tool_choice": Capability.TOOLS,
+    "functions": Capability.TOOLS,
+    "function_call": Capability.TOOLS,
+    "response_format": Capability.STRUCTURED_OUTPUT,
+    "logprobs": Capability.LOGPROBS,
+    "top_logprobs": Capability.LOGPROBS,
+    "reasoning_effort": Capability.REASONING,
+    "modalities": Capability.AUDIO,
+    "audio": Capability.AUDIO,
+}
+"""Field -> the capability that it needs, unless its value changes nothing."""
+
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """A text."""
@@ -202,34 +231,6 @@ class ChatCompletion(msgspec.Struct, gc=False):
 
 _decoder = msgspec.json.Decoder(_AnyChatBody)
 _strict = msgspec.json.Decoder(ChatBody)
-ACCEPTED: dict[str, tuple[Any, ...]] = {"store": (None, False)}
-"""Unsupported fields -> the values that are accepted, because they have no effect."""
-
-_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "logprobs": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-}
-"""Values that change nothing, and so need no capability. `tool_choice` has an effect only with tools."""
-
-NEEDS = SAMPLING_NEEDS | {
-    "tools": Capability.TOOLS,
-    "tool_choice": Capability.TOOLS,
-    "functions": Capability.TOOLS,
-    "function_call": Capability.TOOLS,
-    "response_format": Capability.STRUCTURED_OUTPUT,
-    "logprobs": Capability.LOGPROBS,
-    "top_logprobs": Capability.LOGPROBS,
-    "reasoning_effort": Capability.REASONING,
-    "modalities": Capability.AUDIO,
-    "audio": Capability.AUDIO,
-}
-"""Field -> the capability that it needs, unless its value changes nothing."""
 
 
 def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:

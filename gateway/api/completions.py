@@ -36,6 +36,15 @@ from scheduler.request_id import created_ms
 
 Tokens = list[Integer]
 
+_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+NEEDS = SAMPLING_NEEDS | {
+    "best_of": Capability.CHOICES,
+    "logprobs": Capability.LOGPROBS,
+    "echo": ENDPOINT,
+    "suffix": ENDPOINT,
+}
+MIXED = "`prompt` must be a text, a list of texts, a list of token ids, or a list of such lists, none of them empty."
+
 
 class CompletionBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The request body."""
@@ -74,14 +83,6 @@ class Completion(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(CompletionBody)
 _extended: msgspec.json.Decoder[CompletionBody] = msgspec.json.Decoder(_AnyCompletionBody)
 _FIELDS = frozenset(CompletionBody.__struct_fields__)
-_NO_EFFECT: dict[str, tuple[Any, ...]] = NO_EFFECT | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
-NEEDS = SAMPLING_NEEDS | {
-    "best_of": Capability.CHOICES,
-    "logprobs": Capability.LOGPROBS,
-    "echo": ENDPOINT,
-    "suffix": ENDPOINT,
-}
-MIXED = "`prompt` must be a text, a list of texts, a list of token ids, or a list of such lists, none of them empty."
 
 
 def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:

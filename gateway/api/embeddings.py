@@ -32,6 +32,11 @@ NOT_TEXT = (
 
 MAX_DIMENSIONS = 65_536
 
+_parameter = msgspec.json.Decoder(Scalar | list[Scalar])
+
+NEEDS: dict[str, str] = {"dimensions": Capability.DIMENSIONS}
+_NOT_PARAMETERS = frozenset({"input", "encoding_format"})
+
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The request body; null is the same as absent."""
@@ -74,10 +79,7 @@ class Embeddings(msgspec.Struct, gc=False):
 
 _decoder = msgspec.json.Decoder(EmbeddingBody)
 _extended: msgspec.json.Decoder[EmbeddingBody] = msgspec.json.Decoder(_AnyEmbeddingBody)
-_parameter = msgspec.json.Decoder(Scalar | list[Scalar])
 _FIELDS = frozenset(EmbeddingBody.__struct_fields__)
-NEEDS: dict[str, str] = {"dimensions": Capability.DIMENSIONS}
-_NOT_PARAMETERS = frozenset({"input", "encoding_format"})
 
 
 def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:

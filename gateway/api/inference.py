@@ -39,6 +39,12 @@ Parameters = Annotated[
     ),
 ]
 
+# RFC 9211: a cached result, or the run of an equal request.
+_CACHE_STATUS = {
+    "cache": "Cache-Status: tierlane; hit\r\n",
+    "collapsed": "Cache-Status: tierlane; fwd=miss; collapsed\r\n",
+}
+
 
 class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The request body of `POST /v1/inference`."""
@@ -85,13 +91,6 @@ def check_model(param: str, name: str | UnsetType) -> None:
     if name is not UNSET and len(name) > MAX_MODEL_CHARACTERS:
         message = f"No model has a name of over {MAX_MODEL_CHARACTERS} characters: GET /v1/models lists the names."
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, param)
-
-
-# RFC 9211: a cached result, or the run of an equal request.
-_CACHE_STATUS = {
-    "cache": "Cache-Status: tierlane; hit\r\n",
-    "collapsed": "Cache-Status: tierlane; fwd=miss; collapsed\r\n",
-}
 
 
 class Metadata(msgspec.Struct, gc=False):

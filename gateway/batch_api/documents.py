@@ -22,6 +22,9 @@ MAX_FILE_PAGE = 10_000
 FILE_PAGE = 1000
 """Files of a page; `has_more` tells clients to read the next one."""
 
+_faults = msgspec.json.Decoder(list[LineFault])
+_metadata = msgspec.json.Decoder(dict[str, str])
+
 
 class FileObject(msgspec.Struct, gc=False):
     """A file. Times are Unix seconds."""
@@ -92,10 +95,6 @@ class BatchObject(msgspec.Struct, kw_only=True, gc=False):
     cancelled_at: int | None
     request_counts: RequestCounts
     metadata: dict[str, str] | None
-
-
-_faults = msgspec.json.Decoder(list[LineFault])
-_metadata = msgspec.json.Decoder(dict[str, str])
 
 
 def file_object(row: FileRow) -> FileObject:

@@ -38,15 +38,14 @@ MAX_BODY_BYTES = 65_536
 SLICE_BYTES = 65_536
 """Written at a time, so that a slow client shows progress to the write timeout."""
 
+Operation = Callable[[RoutedRequest, IdentityView], Awaitable[object]]
+
 
 class Replayable(NamedTuple):
     """A created batch, and whether an earlier request with its Idempotency-Key created it."""
 
     batch: BatchObject
     replayed: bool
-
-
-Operation = Callable[[RoutedRequest, IdentityView], Awaitable[object]]
 
 
 class FileContent(HttpResponse):

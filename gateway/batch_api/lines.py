@@ -40,6 +40,18 @@ _SLASHES = re.compile("/{2,}")
 _URL = re.compile(r"(?:https?:/[^/?#\s]+)?(?:/openai)?(?:/v1)?(/[a-z/]*[a-z])/?(?:\?[^#\s]*)?")  # With single slashes.
 DEPLOYMENTS = "/deployments/"
 
+NOT_RUN: Mapping[str, str] = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed because the batch was cancelled.",
+}
+"""Codes of lines that were not run, with their messages."""
+
+MAX_RUNS = 5
+"""Failed runs after which a line fails with an error of MAYBE_ITS_OWN."""
+
+MAYBE_ITS_OWN = frozenset({ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT, ErrorCode.INTERNAL_ERROR})
+"""Errors that an input may cause each time."""
+
 
 def endpoint_of(url: str) -> str:
     """The endpoint that a client means; "" if there is none.
@@ -93,12 +105,6 @@ class OutputLine(msgspec.Struct, gc=False):
     response: LineResponse | None
     error: LineError | None
 
-
-NOT_RUN: Mapping[str, str] = {
-    "batch_expired": "This request could not be executed before the completion window expired.",
-    "batch_cancelled": "This request was not executed because the batch was cancelled.",
-}
-"""Codes of lines that were not run, with their messages."""
 
 _decoder = msgspec.json.Decoder(InputLine)
 
@@ -271,13 +277,6 @@ def line_not_run(request_id: str, custom_id: str, code: str) -> bytes:
 
 def _written(request_id: str, custom_id: str, response: LineResponse | None, error: LineError | None) -> bytes:
     return encode_json(OutputLine(f"batch_{PREFIX}{request_id.removeprefix(PREFIX)}", custom_id, response, error))
-
-
-MAX_RUNS = 5
-"""Failed runs after which a line fails with an error of MAYBE_ITS_OWN."""
-
-MAYBE_ITS_OWN = frozenset({ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT, ErrorCode.INTERNAL_ERROR})
-"""Errors that an input may cause each time."""
 
 
 def is_final(error: RequestError, runs: int) -> bool:

@@ -36,6 +36,14 @@ REQUEST = 1000
 
 _LONGEST_S = 366 * 86_400.0
 
+RETRY_MS = 500
+"""The wait if the time until free depends on other requests."""
+
+MOST_RETRY_MS = 60_000
+"""The longest wait returned: Redis may be available again at any moment, and has the exact state."""
+
+_AFTER_CONCURRENCY = (Admission.QUOTA, Admission.TIER_LIMIT)
+
 
 class Charge(NamedTuple):
     """What a request costs under one limit, and the rejection where there is not so much left."""
@@ -155,15 +163,6 @@ def _quota(submission: Submission, name: str, amount: float) -> Charge:
     mark, meter = unit_of(name).mark, submission.meter or Meter()
     cost = meter.units(mark, submission.tokens) if mark else 1
     return Charge(Admission.QUOTA, f"quota {name} {submission.customer_id}", quota(name, amount), cost)
-
-
-RETRY_MS = 500
-"""The wait if the time until free depends on other requests."""
-
-MOST_RETRY_MS = 60_000
-"""The longest wait returned: Redis may be available again at any moment, and has the exact state."""
-
-_AFTER_CONCURRENCY = (Admission.QUOTA, Admission.TIER_LIMIT)
 
 
 class _Decision(NamedTuple):

@@ -40,6 +40,10 @@ from scheduler.tasks import Loop, end_all, next_tick
 
 LEAVE_AFTER_S = 2.0
 
+TICK_S = 0.025
+
+log = structlog.get_logger("gateway")
+
 
 class RequestPath(StrEnum):
     """The path of requests."""
@@ -102,11 +106,6 @@ class DirectView:
     bad_lines: int  # Unreadable lines in spools.
     unreachable: tuple[Unreachable, ...] = ()  # Direct endpoints that this gateway cannot use.
     breakers: Mapping[str, str] = field(default_factory=dict)  # Dependency -> state.
-
-
-TICK_S = 0.025
-
-log = structlog.get_logger("gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

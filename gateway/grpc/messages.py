@@ -50,6 +50,8 @@ FRAME_BYTES = 4
 CheckModel = Callable[[str, str], None]
 """Raises RequestError unless a model of this name and version exists."""
 
+_errors = msgspec.json.Decoder(ErrorBody)
+
 
 def infer_format(check_model: CheckModel) -> ApiFormat:
     """The format of ModelInfer."""
@@ -197,9 +199,6 @@ class TensorChunks(Chunks):
 def message_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
     """The stream of ModelStreamInfer, whose requests are never passed on."""
     return TensorChunks(request_id, model, request)
-
-
-_errors = msgspec.json.Decoder(ErrorBody)
 
 
 def failed_message(response: HttpResponse, request: InferenceRequest | None) -> bytes:

@@ -24,6 +24,10 @@ CALL_SIZE = 256
 KEEP_S = 600.0  # As long as a request may live: then the scheduler has ended it.
 RETRY_S = 0.25
 
+TICK_S = 0.025
+GRACE_S = 0.05  # Time that Redis has to return the final reply.
+LEAD_S = 0.05  # Redis is called this long before the deadline, or a busy machine would respond too late.
+
 
 class Cancellations:
     """Request ids to cancel, each with its error code. `clock`: monotonic seconds."""
@@ -85,11 +89,6 @@ class Cancellations:
         while self._ids and next(iter(self._ids.values()))[1] < before:
             del self._ids[next(iter(self._ids))]
             self.dropped += 1
-
-
-TICK_S = 0.025
-GRACE_S = 0.05  # Time that Redis has to return the final reply.
-LEAD_S = 0.05  # Redis is called this long before the deadline, or a busy machine would respond too late.
 
 
 class DeadlineSweep:

@@ -47,6 +47,8 @@ SLO_FAILURES = frozenset(
 RUN_FAILURES = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.INVALID_OUTPUT})
 """Failures of a run, which its input may have caused."""
 
+_log = structlog.get_logger("request")
+
 
 class EventListener(Protocol):
     """Receives the result of each call: the request log and the traces, if they are enabled."""
@@ -216,9 +218,6 @@ class RequestEvents:
         """The client left before the response."""
         error = RequestError(ErrorCode.CANCELLED)
         self.failed(endpoint, request_id, identity, pending, error)
-
-
-_log = structlog.get_logger("request")
 
 
 class RequestLog:

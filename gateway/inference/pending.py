@@ -14,6 +14,12 @@ from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Increment, Reply
 from scheduler.tracing import Context
 
+Outcome = Reply | Verdict | ErrorCode
+"""The outcome of a request: the stored reply, admission's rejection, or an error code of the gateway."""
+
+ResponseSink = Callable[[Outcome], None]
+"""Receives the outcome, once. Must not raise: it is called in the loops that serve all requests."""
+
 
 class CustomerMoved(RequestError):
     """The request is to be submitted in another cell: `cell` or, if that is "", the one that its customer has now."""
@@ -21,13 +27,6 @@ class CustomerMoved(RequestError):
     def __init__(self, cell: str) -> None:
         super().__init__(ErrorCode.NO_CAPACITY)
         self.cell = cell
-
-
-Outcome = Reply | Verdict | ErrorCode
-"""The outcome of a request: the stored reply, admission's rejection, or an error code of the gateway."""
-
-ResponseSink = Callable[[Outcome], None]
-"""Receives the outcome, once. Must not raise: it is called in the loops that serve all requests."""
 
 
 class IncrementReader(Protocol):

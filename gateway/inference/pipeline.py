@@ -61,6 +61,9 @@ from scheduler.states import Admission, State
 RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
 
+NO_GPU = "No GPU is ready to serve this request; try again soon."
+KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceParts:
@@ -90,10 +93,6 @@ class InferenceParts:
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
     clock: Callable[[], float] = time.monotonic
-
-
-NO_GPU = "No GPU is ready to serve this request; try again soon."
-KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
 
 
 class ReplayedFailure(RequestError):

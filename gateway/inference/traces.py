@@ -21,6 +21,9 @@ from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id, new_t
 
 HEADER = "traceparent"
 
+ACCEPTED = 202
+Attributes = Mapping[str, str | int | float]
+
 
 def caller_of(headers: CIMultiDictProxy[str]) -> Context | None:
     """The caller's span; None without a valid traceparent."""
@@ -34,10 +37,6 @@ def trace_id(headers: CIMultiDictProxy[str]) -> str:
     """The id of the caller's trace, or ""."""
     caller = caller_of(headers)
     return caller.trace_id if caller is not None else ""
-
-
-ACCEPTED = 202
-Attributes = Mapping[str, str | int | float]
 
 
 class TracedRequest(PendingRequest):

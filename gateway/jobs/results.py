@@ -28,6 +28,9 @@ Status = Literal["PENDING", "SUCCESS", "FAILURE"]
 POLL_LATER = ("Retry-After", "1")
 """Of a job that has not ended: seconds until its result should be read again."""
 
+NOT_NOW = "Results cannot be read right now; try again soon."
+UNKNOWN = "There is no such task, or its result is not kept any more."
+
 
 class Promise(msgspec.Struct, gc=False):
     """The body of the 202."""
@@ -77,10 +80,6 @@ def job_result(row: JobRow) -> JobResult:
     except ValueError:  # Written by a newer version.
         code = ErrorCode.INTERNAL_ERROR
     return JobResult("FAILURE", error=fault_of(INFERENCE.refusal(code, text), row.id), metadata=metadata)
-
-
-NOT_NOW = "Results cannot be read right now; try again soon."
-UNKNOWN = "There is no such task, or its result is not kept any more."
 
 
 class JobResultHandler:

@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 MAX_PENDING = 4096
 
+MAX_INSERTS = 64  # A body may have a hundred KB.
+
 
 class CallBatcher(Generic[T, R]):
     """`call` takes up to `size` items and returns a result for each, in order; results that are exceptions are raised."""
@@ -74,9 +76,6 @@ class CallBatcher(Generic[T, R]):
         for _, future in self._pending:
             future.cancel()
         self._pending.clear()
-
-
-MAX_INSERTS = 64  # A body may have a hundred KB.
 
 
 class JobStore:

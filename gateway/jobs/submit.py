@@ -39,6 +39,11 @@ from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.replies import RequestStatuses
 from scheduler.states import Admission
 
+_OWN_FIELDS = (b"callback_url", b"priority", b"\\u")  # With an escape, a name may be spelled in another way.
+
+NOT_NOW = "Jobs cannot be taken right now; try again soon."
+_SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
+
 
 class JobOptions(NamedTuple):
     """What only the body of a job has. Whether the customer may use it is checked later."""
@@ -55,7 +60,6 @@ class JobBody(InferenceBody, forbid_unknown_fields=True, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(JobBody)
-_OWN_FIELDS = (b"callback_url", b"priority", b"\\u")  # With an escape, a name may be spelled in another way.
 
 
 def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, JobOptions]:
@@ -68,10 +72,6 @@ def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, JobOpt
     url = None if body.callback_url is UNSET else body.callback_url
     options = JobOptions(url, body.priority == "interactive")
     return read_inference(msgspec.json.encode(fields), max_input_bytes), options
-
-
-NOT_NOW = "Jobs cannot be taken right now; try again soon."
-_SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 PREFIX = "whsec_"
 LEAST_BYTES, MOST_BYTES = 24, 64
 
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24",  # Protocol assignments. One cloud serves the credentials of its instances at 192.0.0.192.
+        "168.63.129.16/32",  # A host of another cloud that only its own machines can reach.
+        "192.88.99.0/24",  # 6to4 relays, deprecated by RFC 7526.
+        "fec0::/10",  # Site-local, deprecated by RFC 3879 and still in use.
+        "3fff::/20",  # Documentation, RFC 9637.
+    )
+]
+"""Networks that the standard library considers public, some of them only in the oldest supported Python."""
+
 
 def secret_bytes(secret: str) -> bytes:
     """The key of `whsec_<base64>`. Raises ValueError, without the secret in its message."""
@@ -50,20 +63,6 @@ def signed(keys: Sequence[bytes], message_id: str, at_s: int, body: bytes) -> di
     signatures = (base64.b64encode(hmac.digest(key, content, "sha256")).decode() for key in keys)
     signature = " ".join(f"v1,{each}" for each in signatures)
     return {"webhook-id": message_id, "webhook-timestamp": str(at_s), "webhook-signature": signature}
-
-
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
-NOT_PUBLIC = [
-    ipaddress.ip_network(text)
-    for text in (
-        "192.0.0.0/24",  # Protocol assignments. One cloud serves the credentials of its instances at 192.0.0.192.
-        "168.63.129.16/32",  # A host of another cloud that only its own machines can reach.
-        "192.88.99.0/24",  # 6to4 relays, deprecated by RFC 7526.
-        "fec0::/10",  # Site-local, deprecated by RFC 3879 and still in use.
-        "3fff::/20",  # Documentation, RFC 9637.
-    )
-]
-"""Networks that the standard library considers public, some of them only in the oldest supported Python."""
 
 
 def is_public(text: str) -> bool:

@@ -34,6 +34,8 @@ from scheduler.states import Admission
 MAX_STATES = 10_000
 DAY_MS = 86_400_000  # The time until full of a bucket that is not refilled, as Redis reports it.
 
+MAX_LIMITS = 10_000
+
 
 class LocalBucket:
     """A token bucket that is counted here. Times are monotonic seconds."""
@@ -195,9 +197,6 @@ def _refilled(level: Level, bucket: Bucket, elapsed_s: float) -> Level:
     if left >= size:
         return Level(left, 0)
     return Level(left, int(min(DAY_MS, (size - left) / rate * 1000)) if rate > 0 else DAY_MS)
-
-
-MAX_LIMITS = 10_000
 
 
 class CustomerLimits:

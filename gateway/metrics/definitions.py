@@ -10,6 +10,15 @@ from typing import Literal
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio", "_requests_per_second": "requests/s"}
 """Suffix of a metric's name -> unit."""
 
+TIER, POOL, POOL_TIER, POOL_GPU, POOL_MODEL, TOKENS = (
+    ("tier",),
+    ("pool",),
+    ("pool", "tier"),
+    ("pool", "gpu"),
+    ("pool", "model"),
+    ("tier", "model", "endpoint"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -26,15 +35,6 @@ class Metric:
         """The unit, for the documentation."""
         return next((unit for suffix, unit in UNITS.items() if self.name.endswith(suffix)), self.values)
 
-
-TIER, POOL, POOL_TIER, POOL_GPU, POOL_MODEL, TOKENS = (
-    ("tier",),
-    ("pool",),
-    ("pool", "tier"),
-    ("pool", "gpu"),
-    ("pool", "model"),
-    ("tier", "model", "endpoint"),
-)
 
 COUNTED = (
     Metric(

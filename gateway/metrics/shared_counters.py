@@ -26,6 +26,8 @@ FORMAT = "1:" + ",".join(map(str, BOUNDS_US))
 
 READS = 5  # Attempts to read while the sum of ended gateways changes.
 
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class CountersFile(msgspec.Struct, array_like=True, frozen=True):
     """A file. `folded` and `generation` are of the sum only: the gateways in it, and how often it was written."""
@@ -37,7 +39,6 @@ class CountersFile(msgspec.Struct, array_like=True, frozen=True):
 
 
 EMPTY = CountersFile(FORMAT, [])
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(CountersFile).decode
 
 

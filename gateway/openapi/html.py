@@ -35,6 +35,8 @@ _LINKS = (
     "absent."
 )
 
+_RULES = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "pattern", "default")
+
 
 class Pages:
     """The handlers of the pages."""
@@ -140,9 +142,6 @@ def _kind(schema: Schema) -> str:
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     return escape(str(schema.get("type", "anything")))
-
-
-_RULES = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "pattern", "default")
 
 
 def _rules(schema: Schema) -> str:

@@ -138,6 +138,19 @@ WORKERS = "/internal/dashboard/workers"
 LETTERS = "/internal/dashboard/dead-letters"
 LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
 
+METRICS_PAGE = ApiEndpoint(
+    path="/metrics",
+    methods=READ,
+    tag="operations",
+    summary="Metrics in the text format of Prometheus",
+    responses={
+        200: ResponseDescription(
+            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
+        )
+    },
+    errors=ANY_PATH,
+)
+
 
 def _action(
     path: str, summary: str, body: type, result: tuple[str, Any], example: Mapping[str, Any], *errors: ErrorCode
@@ -204,17 +217,4 @@ ACTIONS: tuple[ApiEndpoint, ...] = (
         {"count": 2, **LETTER},
         ErrorCode.CHANGED_MEANWHILE,
     ),
-)
-
-METRICS_PAGE = ApiEndpoint(
-    path="/metrics",
-    methods=READ,
-    tag="operations",
-    summary="Metrics in the text format of Prometheus",
-    responses={
-        200: ResponseDescription(
-            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
-        )
-    },
-    errors=ANY_PATH,
 )

@@ -57,6 +57,10 @@ from scheduler.states import State
 _cordon = msgspec.json.Decoder(CordonBody)
 _uncordon = msgspec.json.Decoder(UncordonBody)
 
+_purge = msgspec.json.Decoder(PurgeBody)
+_requeue = msgspec.json.Decoder(RequeueBody)
+STILL_COUNTED = "Redis is not responding, so health still counts them."
+
 
 class CordonActions:
     """The handlers for workers."""
@@ -265,11 +269,6 @@ def _ids(candidates: Sequence[Candidate]) -> str:
 
 def _unavailable(error: RedisUnavailable) -> str:
     return f"Redis is not responding ({str(error).rstrip('.')})"
-
-
-_purge = msgspec.json.Decoder(PurgeBody)
-_requeue = msgspec.json.Decoder(RequeueBody)
-STILL_COUNTED = "Redis is not responding, so health still counts them."
 
 
 class DeadLetterActions:

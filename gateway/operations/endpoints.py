@@ -22,6 +22,9 @@ from scheduler.protocol.replies import RequestDetail
 from scheduler.redis_client.keys import DEFAULT_CELL
 from scheduler.request_id import created_ms
 
+FindStored = Callable[[str], Awaitable[RequestRow | None]]
+"""From a request id to its row of the audit, or None: `ledger.audit.queries.find_request` on some connection pool."""
+
 
 class Event(TypedDict):
     """An event, its time (RFC 3339), and milliseconds since the request was accepted."""
@@ -83,10 +86,6 @@ def _ms(moment: datetime) -> int:
 def _event(name: str, at_ms: int, start_ms: int) -> Event:
     at = datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
     return {"event": name, "at": at, "after_ms": at_ms - start_ms}
-
-
-FindStored = Callable[[str], Awaitable[RequestRow | None]]
-"""From a request id to its row of the audit, or None: `ledger.audit.queries.find_request` on some connection pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

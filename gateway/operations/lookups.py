@@ -40,6 +40,8 @@ MAX_ROWS = 20
 MAX_RUNNING = 4
 """Look-ups of customers at a time: each reads Redis and the audit."""
 
+ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
+
 
 class LimitNow(msgspec.Struct, frozen=True):
     """One limit: as agreed, in force now, and what is left of it. `own`: it is the customer's, not its tier's."""
@@ -90,9 +92,6 @@ class RequestExplained(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     worker: str
     messages: dict[str, str]
-
-
-ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, Wo
 
 MAX_CUSTOMERS = 5
 
+MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
+
 
 def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
     """Fill of the batches of the last two seconds, 0..1; None if there were none."""
@@ -350,9 +352,6 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
 
 def _gpu(gpu: GpuReading) -> GpuState:
     return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)
-
-
-MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
 
 
 def changes(before: DashboardState, now: DashboardState) -> list[DashboardEvent]:

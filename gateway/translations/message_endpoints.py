@@ -49,6 +49,9 @@ _KINDS: dict[int, ErrorKind] = {
     504: "timeout_error",
 }
 
+_LIMIT = re.compile(r"x-ratelimit-limit-(requests|tokens): (\d+)")
+_LEFT = re.compile(r'"(requests|tokens)";r=(\d+);t=(\d+)')
+
 
 class MessageFaultDetails(msgspec.Struct, gc=False):
     """Tierlane's code, or Anthropic's for a stored conversation; the invalid field; and the wait before a retry."""
@@ -83,10 +86,6 @@ def error_body(error: RequestError, request_id: str, retry_after_ms: int | Unset
     if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and (overflow := read_overflow(message)):
         message = overflow.prompt_too_long()
     return MessageError(MessageFault(kind, message, details), request_id)
-
-
-_LIMIT = re.compile(r"x-ratelimit-limit-(requests|tokens): (\d+)")
-_LEFT = re.compile(r'"(requests|tokens)";r=(\d+);t=(\d+)')
 
 
 def header_lines(request_id: str, lines: str) -> str:

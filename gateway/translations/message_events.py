@@ -37,6 +37,11 @@ STOP_REASONS: dict[str, StopReason] = {
 UNREADABLE = "INVALID_JSON"
 """The member of a tool's input with the text of arguments that are not a JSON object, as Anthropic recommends it."""
 
+_input = msgspec.json.Decoder(dict[str, Any])
+
+MAX_HELD_CALLS, MAX_HELD_BYTES = 128, 65_536
+"""Calls of a message whose name has not arrived, and the characters of their arguments."""
+
 
 class ThinkingTokens(msgspec.Struct, gc=False):
     """The part of the output tokens that were reasoning."""
@@ -179,11 +184,6 @@ class _ServerLine(msgspec.Struct, gc=False):
 
 
 _line = msgspec.json.Decoder(_ServerLine)
-_input = msgspec.json.Decoder(dict[str, Any])
-
-
-MAX_HELD_CALLS, MAX_HELD_BYTES = 128, 65_536
-"""Calls of a message whose name has not arrived, and the characters of their arguments."""
 
 
 class _HeldCall:

@@ -54,6 +54,15 @@ DELETED = "The response of this Idempotency-Key was deleted: send another key to
 OTHER_KIND = "This Idempotency-Key is of a response without `background: true`."
 INPUT_TOKENS = replace(RESPONSES, chunks=None, endpoint="/v1/responses/input_tokens")
 
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+
 
 class ResponseItems(msgspec.Struct, gc=False):
     """A page of the items of an input."""
@@ -196,16 +205,6 @@ def page_of(items: list[Item], limit: int, after: str | None, *, newest_first: b
     page = ordered[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return ResponseItems(page, first, last, len(ordered) > limit)
-
-
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "reasoning": "rs",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-}
 
 
 def stored_items(body: ResponseBody, request_id: str) -> bytes:

@@ -36,6 +36,11 @@ from scheduler.protocol.replies import Reply
 
 Event = dict[str, Any]
 
+_FAULTS = {
+    ErrorCode.INVALID_REQUEST: "invalid_prompt",
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+}
+
 
 class Output(NamedTuple):
     """The output of a model. `finish_reason` is `document` if the text is lines of the model's server."""
@@ -308,12 +313,6 @@ def whole(document: ResponseDocument, output: Output) -> ResponseDocument:
     (last,) = deque(output_events(document, output), maxlen=1)
     response: ResponseDocument = last["response"]
     return response
-
-
-_FAULTS = {
-    ErrorCode.INVALID_REQUEST: "invalid_prompt",
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
-}
 
 
 def failed(document: ResponseDocument, error: RequestError) -> ResponseDocument:

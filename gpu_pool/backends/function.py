@@ -26,6 +26,9 @@ from scheduler.payload import PromptMessage, write_vector
 
 StreamCallback = Callable[[Sequence[str]], list[bool]]
 
+MAX_STRINGS = 100  # Part of the documented contract.
+NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
+
 
 class OutputsUnwanted(BaseException):
     """No output of the run is wanted any more. Not an Exception, so that the model's handlers do not catch it."""
@@ -72,10 +75,6 @@ def plain_text(piece: Any) -> str:
         return str.encode(piece).decode()
     except (TypeError, UnicodeEncodeError):
         raise InvalidOutput("The model wrote a piece that is no text.") from None
-
-
-MAX_STRINGS = 100  # Part of the documented contract.
-NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 
 def find_target(spec: str) -> Any:

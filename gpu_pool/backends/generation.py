@@ -21,6 +21,8 @@ MAX_STOPS: Final = 4
 MAX_STOP_BYTES: Final = 64
 SEED_BITS: Final = 63
 
+Template = Callable[[Sequence[PromptMessage]], str]
+
 
 class ParameterError(ValueError):
     """A generation parameter is unknown, of the wrong type or out of range; `field` names it."""
@@ -156,9 +158,6 @@ def as_result(generation: Generation) -> ItemResult:
     """The result for a generated text."""
     tokens = generation.tokens_in + generation.tokens_out
     return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
-
-
-Template = Callable[[Sequence[PromptMessage]], str]
 
 
 def prompt_of(item: Item, template: Template) -> str:

@@ -19,6 +19,8 @@ PROMPT_TOKENS = 2048
 VECTORS = 64
 """Texts embedded in one step."""
 
+Vectors = Callable[[Sequence[Item], Callable[[], None]], list[ItemResult]]
+
 
 class Row(Protocol):
     """One continuation. `tokens` are the prompt and the new ones, `used` counts them; `finished` is set at its end."""
@@ -54,9 +56,6 @@ class Decoder(Protocol[R_contra]):
 
     def reset(self) -> None:
         """Remove all rows, whatever state a failed pass left."""
-
-
-Vectors = Callable[[Sequence[Item], Callable[[], None]], list[ItemResult]]
 
 
 class RowLoop(Generic[R]):

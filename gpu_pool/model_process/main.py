@@ -43,6 +43,10 @@ from scheduler.failpoints import arm, failpoint
 
 _PR_SET_PDEATHSIG = 1
 
+EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
+
+DROP_POLL_S = 0.02  # Interval of looking for cancellations; leases report them less often.
+
 
 def die_with_parent(parent: int) -> None:
     """Have this process killed when `parent` (the process that started it) ends; exit at once if it has ended already."""
@@ -50,11 +54,6 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # The parent ended before prctl.
         os._exit(0)
-
-
-EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
-
-DROP_POLL_S = 0.02  # Interval of looking for cancellations; leases report them less often.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,6 +28,10 @@ from scheduler.errors import ErrorCode, TierlaneError
 HEADER = struct.Struct(">I")
 MAX_BODY_BYTES = 128 << 20  # 100 inputs of the largest accepted size, and a margin.
 
+_encoder = msgspec.msgpack.Encoder()
+
+PROGRESS_EVERY_S = 0.02  # Leases are renewed far less often.
+
 
 class FrameError(TierlaneError):
     """A malformed frame; the connection cannot be used any more."""
@@ -157,7 +161,6 @@ class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
 WorkerMessage = Run | Drop | Withdraw | TokenObjective
 ModelMessage = Ready | Progress | Pieces | Done | Refused | Available | Slots | Fatal
 
-_encoder = msgspec.msgpack.Encoder()
 _worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
 _model_decoder: msgspec.msgpack.Decoder[ModelMessage] = msgspec.msgpack.Decoder(ModelMessage)
 
@@ -198,9 +201,6 @@ def too_large(done: Done) -> Done:
     """The replacement for a Done that does not fit into a frame."""
     too_much = ItemResult("The model's output is too large.", 0, ErrorCode.INVALID_OUTPUT)
     return Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest)
-
-
-PROGRESS_EVERY_S = 0.02  # Leases are renewed far less often.
 
 
 class ModelLink:

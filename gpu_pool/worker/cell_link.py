@@ -40,6 +40,12 @@ _EARLY = 0.01  # Timers may fire early by this share of a period; then the momen
 
 log = structlog.get_logger()
 
+BLOCK_S = 5.0
+"""Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `unblock` end it sooner."""
+
+DEREGISTER_S = 60.0
+"""For how long a worker attempts to deregister from a cell that it left and that does not respond."""
+
 
 class Heartbeat:
     """Sends what `heartbeat` returns every `every_s` seconds, and at once after `now`. `working`: the last one
@@ -193,13 +199,6 @@ class Heartbeat:
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-
-BLOCK_S = 5.0
-"""Longest wait of a pop: an idle worker is woken this rarely. `hang_up` and `unblock` end it sooner."""
-
-DEREGISTER_S = 60.0
-"""For how long a worker attempts to deregister from a cell that it left and that does not respond."""
 
 
 class CellLink:

@@ -34,6 +34,11 @@ from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 
+log = structlog.get_logger()
+
+_NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
+_NEARLY = 0.9  # A batch without an item in time has reached the cap after this share of it.
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -105,13 +110,6 @@ def early_outcome(request: ClaimedRequest, least_ms: float) -> Outcome:
 def not_run(request_id: str, code: str, sentence: str) -> Outcome:
     """The outcome of a request that did not run."""
     return Outcome(request_id, code, -1.0, 0, "", sentence)
-
-
-log = structlog.get_logger()
-
-
-_NEWEST_WEIGHT = 0.1  # Weight of the newest batch in the mean padding.
-_NEARLY = 0.9  # A batch without an item in time has reached the cap after this share of it.
 
 
 class NotStarted(ModelLost):

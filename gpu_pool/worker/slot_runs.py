@@ -27,6 +27,8 @@ WATCH_S = 0.25
 GONE = Refused(0, "The model process was gone before the request began.")
 TOO_LARGE = ItemResult("The request is too large to be run.", 0, ErrorCode.REQUEST_TOO_LARGE)
 
+SlotEnd = Outcome | Refused | TierlaneError
+
 
 class SlotRun:
     """One request in a slot. `on_end` is called once: with its result, with Refused, or with the error that lost it."""
@@ -67,9 +69,6 @@ class SlotRun:
     def ended(self, end: "SlotEnd") -> None:
         """Called by `SlotRuns`, which has measured it."""
         self._on_end(self, end)
-
-
-SlotEnd = Outcome | Refused | TierlaneError
 
 
 def ignore_piece(_: SlotRun, __: Piece) -> None:

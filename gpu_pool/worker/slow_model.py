@@ -27,6 +27,8 @@ TRIAL_TEXT = "Once upon a time"
 
 log = structlog.get_logger()
 
+_PLAIN = {Task.CHAT_DOCUMENT: Task.CHAT, Task.COMPLETION_DOCUMENT: Task.COMPLETE}
+
 
 class SlowModel:
     """Decides whether the model is slow. Pure; times in ms, except `pause_s`. `timeout_ms` is the cap of a batch."""
@@ -83,9 +85,6 @@ class SlowModel:
     def _pause(self) -> float:
         pause_s, self._next_s = self._next_s, min(LONGEST_PAUSE_S, 2 * self._next_s)
         return pause_s
-
-
-_PLAIN = {Task.CHAT_DOCUMENT: Task.CHAT, Task.COMPLETION_DOCUMENT: Task.COMPLETE}
 
 
 def trial_body(body: bytes) -> bytes:

@@ -25,6 +25,8 @@ ABSENT_S = 0.5
 """How long the text of a gateway without a subscription is kept; a lost subscription is restored in less."""
 FORGET_S = 60.0
 
+Drop = Callable[[Sequence[int]], None]
+
 
 class Outgoing:
     """Increments of all streams of one worker. `clock` is monotonic seconds."""
@@ -123,9 +125,6 @@ def joined(before: Increment | None, more: Increment) -> Increment | None:
         return more
     kept = before.text[: more.offset - before.offset]
     return Increment(more.id, more.nonce, more.attempt, before.offset, kept + more.text)
-
-
-Drop = Callable[[Sequence[int]], None]
 
 
 class BatchStreams:

@@ -22,6 +22,9 @@ Row = dict[str, Any]
 
 _DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
 
+HIDDEN = frozenset({"secret_hash"})
+"""Columns that are never read here."""
+
 
 async def fetch(connection: Connection, query: ClauseElement) -> list[Row]:
     """The rows of a statement. Raises what asyncpg raises."""
@@ -40,10 +43,6 @@ async def transaction_time(connection: Connection) -> datetime:
     row = await fetch_one(connection, select(func.now().label("now")))
     moment: datetime = (row or {})["now"]
     return moment
-
-
-HIDDEN = frozenset({"secret_hash"})
-"""Columns that are never read here."""
 
 
 class Change(NamedTuple):

@@ -20,6 +20,8 @@ from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, customers, quotas, tiers
 from ratelimit.quotas import NOTATIONS, PERIOD_S
 
+_PERIOD_ALONE = re.compile(rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?({'|'.join(PERIOD_S)})s?")
+
 
 async def create_key(
     connection: Connection, customer: str, name: str, lifetime: timedelta | None, limit: Row
@@ -76,9 +78,6 @@ def _check_valid(key: Row, now: datetime) -> None:
             raise ChangeRejected(
                 f"Key {key['id']} cannot be rotated: it is {how} since {ended:%Y-%m-%d %H:%M:%S} UTC; create a new one."
             )
-
-
-_PERIOD_ALONE = re.compile(rf"(({'|'.join(NOTATIONS)}) ?(/|per) ?)?([1-9][0-9]* ?)?({'|'.join(PERIOD_S)})s?")
 
 
 async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:

@@ -18,6 +18,12 @@ from asyncpg import LockNotAvailableError
 
 from ledger.postgres import AWAY, Connection, statement
 
+LOCK_TIMEOUT = {"lock_timeout": "3s"}
+"""Settings of a connection."""
+
+FIRST_QUERY_S = 0.5
+QUERY_EVERY_S = 0.25
+
 
 @asynccontextmanager
 async def as_actor(connection: Connection, actor: str) -> AsyncIterator[None]:
@@ -35,13 +41,6 @@ async def cordon_worker(connection: Connection, worker: str, reason: str) -> boo
 async def uncordon_worker(connection: Connection, worker: str) -> bool:
     """Returns False if the worker was not cordoned."""
     return bool(await connection.fetchval(statement("uncordon_worker"), worker))
-
-
-LOCK_TIMEOUT = {"lock_timeout": "3s"}
-"""Settings of a connection."""
-
-FIRST_QUERY_S = 0.5
-QUERY_EVERY_S = 0.25
 
 
 class Blocked(LockNotAvailableError):

@@ -34,6 +34,11 @@ VALUE_ERRORS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 # A table with other columns or types than the migrations create.
 COLUMN_ERRORS = (asyncpg.InvalidBinaryRepresentationError, asyncpg.BadCopyFileFormatError)
 
+ROWS_PER_TURN = 250
+"""Other tasks run after this many rows (a millisecond), since requests share the process."""
+
+_BAD_RECORD = (ValueError, OverflowError, OSError, StructError)
+
 
 class RejectedRow(NamedTuple):
     """A row that PostgreSQL rejects, and the reason."""
@@ -110,12 +115,6 @@ def _rejects_the_row(error: Exception) -> bool:
     if isinstance(error, COLUMN_ERRORS):
         return False
     return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)
-
-
-ROWS_PER_TURN = 250
-"""Other tasks run after this many rows (a millisecond), since requests share the process."""
-
-_BAD_RECORD = (ValueError, OverflowError, OSError, StructError)
 
 
 class Batch:

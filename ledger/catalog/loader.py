@@ -27,6 +27,12 @@ STATES = ("open", "draining", "closed")
 Row = Iterable[Any]
 """Columns as in ledger/sql/catalog.sql."""
 
+T = TypeVar("T")
+
+CHANNEL = "tierlane_catalog"
+PIECE = 1000
+"""Rows that are read and built before other tasks run: about two milliseconds."""
+
 
 def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     """The tiers by priority. Raises BadCatalogRow."""
@@ -167,9 +173,6 @@ def _require(condition: bool, table: str, key: str, fault: str) -> None:  # noqa
         raise BadCatalogRow(f"{table} row {key!r} {fault}.")
 
 
-T = TypeVar("T")
-
-
 @contextmanager
 def readable() -> Iterator[None]:
     """Raise BadCatalogRow for values of an impossible type in the block."""
@@ -248,11 +251,6 @@ def _merged(known: Mapping[str, T], changed: Collection[str], added: Mapping[str
             all_.pop(id_, None)
     all_.update(added)  # Overwritten and not removed first: a dict that shrank and grew again is slow to copy.
     return all_
-
-
-CHANNEL = "tierlane_catalog"
-PIECE = 1000
-"""Rows that are read and built before other tasks run: about two milliseconds."""
 
 
 class CatalogState(NamedTuple):

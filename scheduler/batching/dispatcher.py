@@ -61,6 +61,8 @@ token is killed, one part batch leaves later by this time."""
 
 log = structlog.get_logger("scheduler")
 
+PAUSE_S = 1.0
+
 
 class Waker:
     """Waits for wake tokens in Redis. The blocking read has a client of its own.
@@ -310,9 +312,6 @@ class Dispatcher:
 
 def _by_tier(queues: Mapping[str, TierDepth]) -> dict[str, TierQueue]:
     return {name: TierQueue(queue.depth, queue.oldest_ms) for name, queue in queues.items()}
-
-
-PAUSE_S = 1.0
 
 
 class ServiceWatch:

@@ -25,6 +25,12 @@ from scheduler.protocol.limits import REMOVED, Grant, GrantState, Parts, PartsOr
 Sums = tuple[int, int, int]
 """Of parts of rates, concurrency and quotas."""
 
+KNOWN_MS = 3000
+"""What a cell had spent is known for this long, but for its last requests."""
+
+FORGET = 0.7
+"""The part of its demand that a cell keeps in each round without an answer."""
+
 
 class SharedCustomer(NamedTuple):
     """A customer of several `cells`, or one that has parts and uses only one cell again. The limits are its base limits."""
@@ -45,12 +51,6 @@ class Ends(NamedTuple):
 
 
 OVER = Ends(0.0, 0.0)
-
-KNOWN_MS = 3000
-"""What a cell had spent is known for this long, but for its last requests."""
-
-FORGET = 0.7
-"""The part of its demand that a cell keeps in each round without an answer."""
 
 
 @dataclass(slots=True)

@@ -75,6 +75,8 @@ BACKGROUND = "background"
 
 log = structlog.get_logger("scheduler")
 
+_encode = msgspec.msgpack.Encoder().encode
+
 
 class CellPlace(msgspec.Struct, array_like=True, frozen=True):
     """A cell: `redis_url` has no credentials; None: the server of the default cell."""
@@ -92,7 +94,6 @@ class Moves(msgspec.Struct, array_like=True, frozen=True):
     cells: list[CellPlace]
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _moves = msgspec.msgpack.Decoder(Moves)
 
 

@@ -22,6 +22,8 @@ MAX_ITEMS = 100
 
 _PURPOSE = b"tierlane direct 1"
 
+_encoder = msgspec.msgpack.Encoder()
+
 
 def direct_token(service_token: str) -> str:
     """The token of direct calls, derived from the service token, which cannot be derived from it.
@@ -91,7 +93,6 @@ class DirectBusy(msgspec.Struct, array_like=True, frozen=True, tag="busy"):
 ToWorker = Hello | DirectBatch
 ToGateway = Welcome | DirectResults | DirectBusy
 
-_encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
 

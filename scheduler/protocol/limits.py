@@ -32,6 +32,11 @@ _LISTS_READ = 64
 _PAGE = 500
 _PAGES_FOR_RECENT = 10
 
+_encode = msgspec.msgpack.Encoder().encode
+_left = msgspec.msgpack.Decoder(RemainingLimits)
+
+CHUNK = 1000
+
 
 class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """One rejected request, with its limits at that time.
@@ -123,10 +128,6 @@ def _readable(packed: bytes) -> RejectionRecord | None:
         return _rejection.decode(packed)
     except msgspec.MsgspecError:  # Written by a newer version.
         return None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_left = msgspec.msgpack.Decoder(RemainingLimits)
 
 
 class LimitState:
@@ -245,9 +246,6 @@ def _packed_order(order: PartsOrder) -> tuple[Any, ...]:
     parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
     grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
     return order.customer_id, packed_buckets(order.buckets), parts, grants
-
-
-CHUNK = 1000
 
 
 class QuotaSpent(NamedTuple):

@@ -15,6 +15,9 @@ from scheduler.redis_client.connections import bounded, tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name
 from scheduler.states import BACKGROUND, background_of, tier_of
 
+MAX_PLACES = 100_000
+"""The length up to which a place is searched."""
+
 
 class TierDepth(msgspec.Struct, array_like=True, frozen=True):
     """A tier queue or background queue, with its backlogs: its length, and the age of its oldest request (ms)."""
@@ -345,10 +348,6 @@ class QueuePlace(msgspec.Struct, frozen=True):
     place: int
     of: int
     in_backlog: bool
-
-
-MAX_PLACES = 100_000
-"""The length up to which a place is searched."""
 
 
 class WaitingView:

@@ -25,6 +25,8 @@ _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 MAX_CALL_BYTES = 2 << 20
 """The maximum size of bodies or outputs in one call: 33 MB blocked Redis for 150 to 200 ms. A larger one is sent alone."""
 
+_HEADERS = {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}
+
 
 class RedisFull(TierlaneError):
     """Redis has no memory left for new requests; nothing was written."""
@@ -78,9 +80,6 @@ class Script:
             return await self._pipelined.call(self._by_hash + args)
         except NoScriptError:
             return await self._pipelined.call(self._whole + args)
-
-
-_HEADERS = {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}
 
 
 def inner(packed: bytes) -> bytes:

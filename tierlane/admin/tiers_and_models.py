@@ -17,6 +17,14 @@ from tierlane.output import Column, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
 
+PRICE_COLUMNS = (
+    Column("model", "MODEL"),
+    Column("valid_from", "FROM"),
+    Column("usd_per_gpu_s", "USD/GPU-S"),
+    Column("usd_per_1000_tokens", "USD/1000 TOKENS"),
+    Column("state", "IN FORCE"),
+)
+
 
 class NamedRows(NamedTuple):
     """A table: how its rows are read (all, or the named one) and deleted, and the columns of the list."""
@@ -124,14 +132,6 @@ MODELS = NamedRows(
         Column("cache_scope", "SHARED"),
         Column("capabilities", "CAPABILITIES"),
     ),
-)
-
-PRICE_COLUMNS = (
-    Column("model", "MODEL"),
-    Column("valid_from", "FROM"),
-    Column("usd_per_gpu_s", "USD/GPU-S"),
-    Column("usd_per_1000_tokens", "USD/1000 TOKENS"),
-    Column("state", "IN FORCE"),
 )
 
 

@@ -38,6 +38,11 @@ from tierlane.bench.verification import AnswerIds, fate_of, request_id_hex
 SWEEP_S = 0.1
 clock = time.perf_counter
 
+TICK_S = 0.001
+
+AFTER_SILENCE_S = 0.1
+"""How long a user waits who got no answer: a server that is away must not make the generator spin."""
+
 
 class _Fault(msgspec.Struct):
     code: str = ""
@@ -196,9 +201,6 @@ def error_code(body: bytes) -> str:
         return ""
 
 
-TICK_S = 0.001
-
-
 class OpenLoad(BenchLoad):
     """Sends a schedule."""
 
@@ -248,10 +250,6 @@ class OpenLoad(BenchLoad):
         if due is not None:
             # Never under a tick: the loop's timers have a resolution of a millisecond, and less would spin.
             asyncio.get_running_loop().call_later(max(TICK_S, due.at_s - now_s), self._tick)
-
-
-AFTER_SILENCE_S = 0.1
-"""How long a user waits who got no answer: a server that is away must not make the generator spin."""
 
 
 class ClosedLoad(BenchLoad):

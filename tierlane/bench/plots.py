@@ -25,6 +25,24 @@ DPI = 110
 NINES = (0.5, 0.9, 0.99, 0.999, 0.9999)
 COLOURS = {"enterprise": "#1b5e9b", "paid": "#2e8b57", "free": "#d07a1f"}
 
+WIDTH = 120
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>tierlane bench</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+pre {{ background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; line-height: 1.35 }}
+img {{ max-width: 100% }}
+</style>
+<h1>tierlane bench</h1>
+<p>{summary}</p>
+<pre>{text}</pre>
+{pictures}
+<p>All figures are in <a href="result.json">result.json</a>.</p>
+</html>
+"""
+
 
 class NoPlots(Exception):
     """Pictures cannot be drawn here; the message is one sentence."""
@@ -154,25 +172,6 @@ def _legend(axes: "Axes", found: bool) -> bool:  # noqa: FBT001  # handed throug
     if found:
         axes.legend(frameon=False)
     return found
-
-
-WIDTH = 120
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>tierlane bench</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-pre {{ background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; line-height: 1.35 }}
-img {{ max-width: 100% }}
-</style>
-<h1>tierlane bench</h1>
-<p>{summary}</p>
-<pre>{text}</pre>
-{pictures}
-<p>All figures are in <a href="result.json">result.json</a>.</p>
-</html>
-"""
 
 
 def write_report(directory: Path, result: Document) -> None:

@@ -44,6 +44,9 @@ from tierlane.bench.verification import AuditResult, AuditWindow, check_audit, k
 
 STEP_S = 1.0
 
+REFRESH_S = 0.5
+LINE_EVERY_S = 5.0  # Where no bar can be drawn.
+
 
 @dataclass(frozen=True)
 class TierInterval:
@@ -124,10 +127,6 @@ class Measurement:
     details: dict[UnansweredCause, str] = field(default_factory=dict)
     audit: AuditResult | None = None
     interrupted: bool = False
-
-
-REFRESH_S = 0.5
-LINE_EVERY_S = 5.0  # Where no bar can be drawn.
 
 
 class ProgressDisplay:

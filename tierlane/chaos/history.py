@@ -13,6 +13,10 @@ from typing import BinaryIO, Self
 
 import msgspec
 
+FLUSH_EVERY = 64  # Events: the most that a crash of this tool loses.
+
+_encode = msgspec.json.Encoder().encode
+
 
 @dataclass(frozen=True)
 class LoadCustomer:
@@ -111,9 +115,6 @@ class RunInfo:
 def request_input(nonce: str, sent: float, padding: str) -> str:
     """The input of one request."""
     return f"{nonce}:{sent:.6f}:{padding}"
-
-
-FLUSH_EVERY = 64  # Events: the most that a crash of this tool loses.
 
 
 class HistoryError(Exception):
@@ -222,7 +223,6 @@ class BatchFault(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultEvent | BatchCreated | BatchEnded | BatchFault
 
-_encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 

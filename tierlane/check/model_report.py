@@ -21,6 +21,10 @@ LONGEST_RATIO = 1.5
 
 LONGEST_WAIT_MS = 40.0  # The default of max_wait_ms.
 
+MARKS = {True: "\u2713", False: "\u2717", None: "-"}
+BAR = 40  # Columns of the longest bar.
+WIDTH = 110
+
 
 class Timed(NamedTuple):
     """Batches of `size` take `ms` milliseconds at the median."""
@@ -102,11 +106,6 @@ def fails(name: str, said: str, advice: str) -> ModelFinding:
 def undetermined(name: str, said: str) -> ModelFinding:
     """It could not be seen."""
     return ModelFinding(name, ok=None, said=said)
-
-
-MARKS = {True: "\u2713", False: "\u2717", None: "-"}
-BAR = 40  # Columns of the longest bar.
-WIDTH = 110
 
 
 class Report(NamedTuple):

@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 # Where a customer has the id of another one as its name, the id applies.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
 
+NAME = "tierlane-explain"
+SHARE_S = 60
+"""Seconds of the audit from which the share of GPU time is read."""
+
 
 class Rows(NamedTuple):
     """The configuration that applies to a customer; `row` is None where there is no such customer."""
@@ -118,11 +122,6 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
 
 def _has_own_limit(key: Key) -> bool:
     return key.identity.key_rate > 0 and not key.revoked and key.expires_at > time()
-
-
-NAME = "tierlane-explain"
-SHARE_S = 60
-"""Seconds of the audit from which the share of GPU time is read."""
 
 
 class RedisState(NamedTuple):

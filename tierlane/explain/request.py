@@ -70,6 +70,19 @@ _ADVICE: dict[str, str] = {
     ErrorCode.DRAINING: "Retry: another gateway accepts it.",
 }
 
+_LOOKED = (
+    f"No row of the audit, no request in Redis and no rejection of the last {span(KEEP_MS)} has this id.",
+    (
+        f"A rejection older than {span(KEEP_MS)}, or one of many in a row, is not kept; the row of an accepted request is kept "
+        "until its day is dropped."
+    ),
+    (
+        "What to do: compare the id with x-request-id of the response; a model of another pool needs --pool; "
+        "`tierlane explain CUSTOMER` shows a customer's last rejections."
+    ),
+)
+"""Where a request that is not known was searched, and what to do."""
+
 
 def _owner(refusal: RejectionRecord) -> str:
     if refusal.outcome == Admission.KEY_LIMIT:
@@ -122,20 +135,6 @@ def meaning(code: str) -> str:
         return HTTP[ErrorCode(code)].message
     except ValueError:
         return "this version does not know the code."
-
-
-_LOOKED = (
-    f"No row of the audit, no request in Redis and no rejection of the last {span(KEEP_MS)} has this id.",
-    (
-        f"A rejection older than {span(KEEP_MS)}, or one of many in a row, is not kept; the row of an accepted request is kept "
-        "until its day is dropped."
-    ),
-    (
-        "What to do: compare the id with x-request-id of the response; a model of another pool needs --pool; "
-        "`tierlane explain CUSTOMER` shows a customer's last rejections."
-    ),
-)
-"""Where a request that is not known was searched, and what to do."""
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):

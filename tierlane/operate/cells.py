@@ -48,6 +48,8 @@ COLUMNS = (
     Column("problem", "PROBLEM"),
 )
 
+FORCE = "--force closes it nevertheless: its requests then end with `no_capacity`, and their records may be lost."
+
 
 @asynccontextmanager
 async def redis_at(url: str) -> AsyncIterator[Redis]:
@@ -252,6 +254,3 @@ async def _lost(call: VerbCall, name: str, *, force: bool) -> list[str]:
         results = f"; {counted(jobs, 'job')} without a result" if jobs else ""
         raise VerbError(f"Cell {name} cannot be closed yet: it has {contents(remaining)}{results}. {FORCE}")
     return [f"Lost: {contents(remaining)}."] if any(remaining) else []
-
-
-FORCE = "--force closes it nevertheless: its requests then end with `no_capacity`, and their records may be lost."

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 3.0
 
+_POOL = re.compile(r"^Pool \S+: ")
+
 
 class GatewayAddress(NamedTuple):
     """The URL of a gateway, and the service token for `/internal/*`."""
@@ -87,9 +89,6 @@ def advised_reasons(document: Mapping[str, Any]) -> list[AdvisedReason]:
         AdvisedReason(text, *(advice.get(text) or advice.get(_POOL.sub("", text)) or ()))
         for text in map(str, reasons if isinstance(reasons, list) else ())
     ]
-
-
-_POOL = re.compile(r"^Pool \S+: ")
 
 
 def _unreachable(gateway: GatewayAddress, error: BaseException) -> VerbError:

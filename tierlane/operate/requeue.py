@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.5
 
+BY_ID = "by id"
+
 
 class RequeueGateway(DeadLetterReruns):
     """A gateway without HTTP in one pool. Methods raise RedisUnavailable."""
@@ -80,9 +82,6 @@ class RequeueGateway(DeadLetterReruns):
 
     async def _beat(self) -> None:
         await self._life.gateway_beat(GatewayStats(self._id, 0.0, {}))
-
-
-BY_ID = "by id"
 
 
 def requeue(request_ids: Sequence[str], cell: str | None, *, again: bool) -> Work:

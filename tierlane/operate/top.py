@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # The age from which a document is shown as old.
 
+EVERY_S = 1.0
+
 
 class TopState(NamedTuple):
     """The last health document of a gateway, if any, its time in monotonic seconds, and the last error."""
@@ -135,9 +137,6 @@ def _number(row: Mapping[str, Any], field: str, digits: int = 0) -> str:
 def _share(row: Mapping[str, Any], field: str) -> str:
     value = row.get(field)
     return f"{value:.0%}" if isinstance(value, int | float) else "-"
-
-
-EVERY_S = 1.0
 
 
 def watch(settings: "Settings", url: str | None, *, once: bool) -> int:

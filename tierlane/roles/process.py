@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 REFUSED = 1
 FAILPOINTS_VARIABLE = "TIERLANE_TEST_FAILPOINTS"
 
+log = structlog.get_logger("process")
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+NOT_INSTALLED = (
+    "TIERLANE_TRACES_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'tierlane[tracing]', or unset it."
+)
+
 
 def run_role(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run `main` on uvloop until it returns its exit code; it handles SIGTERM and SIGINT itself."""
@@ -55,9 +63,6 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
-
-
-log = structlog.get_logger("process")
 
 
 async def with_cluster(settings: "Settings", *, any_cell: bool = False) -> "Settings":
@@ -101,9 +106,6 @@ async def check_database(database_url: str) -> None:
         )
 
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-
 def configure_logs(log_format: str, log_level: str, role: str, name: str) -> None:
     """Every line of this process says its role and its name, and goes to standard output."""
     render: Render = (
@@ -130,11 +132,6 @@ def configure_logs(log_format: str, log_level: str, role: str, name: str) -> Non
 
 def _to_json(line: dict[str, Any], **_: Any) -> str:
     return orjson.dumps(line, default=str).decode()
-
-
-NOT_INSTALLED = (
-    "TIERLANE_TRACES_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'tierlane[tracing]', or unset it."
-)
 
 
 @contextmanager

@@ -46,6 +46,19 @@ from tierlane.settings.sections import ORDERED, SETTINGS
 
 MAX_SHOWN_CHARS = 80
 
+# Variables that belong to the tools, not to a role; they read them by themselves.
+FOREIGN_PREFIXES = (
+    "TIERLANE_ACTOR",
+    "TIERLANE_ADMIN_",
+    "TIERLANE_BENCH_",
+    "TIERLANE_CHAOS_",
+    "TIERLANE_CHECK_",
+    "TIERLANE_DLQ_",
+    "TIERLANE_EXPLAIN_",
+    "TIERLANE_TEST_",
+    "TIERLANE_TOP_",
+)
+
 
 class SettingsError(Exception):
     """A setting is missing, unknown, of the wrong type or contradicts another; the message is one line."""
@@ -90,20 +103,6 @@ def _demand(schema: Mapping[str, Any]) -> str:
 def _got(value: object) -> str:
     shown = repr(value)
     return f", got {shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + '...'}"
-
-
-# Variables that belong to the tools, not to a role; they read them by themselves.
-FOREIGN_PREFIXES = (
-    "TIERLANE_ACTOR",
-    "TIERLANE_ADMIN_",
-    "TIERLANE_BENCH_",
-    "TIERLANE_CHAOS_",
-    "TIERLANE_CHECK_",
-    "TIERLANE_DLQ_",
-    "TIERLANE_EXPLAIN_",
-    "TIERLANE_TEST_",
-    "TIERLANE_TOP_",
-)
 
 
 class Settings(

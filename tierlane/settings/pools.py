@@ -13,6 +13,8 @@ from tierlane.settings.checks import MAX_WORKERS
 TINY_BATCH_SIZE = 8  # On a CPU core; a GPU takes many times as much.
 BATCH_SIZE = 32
 
+_POOL = re.compile(r"\s*([a-z][a-z0-9_-]{0,62})=(.+?)(?:\*(\d{1,3}))?\s*")
+
 
 def default_batch_size(backend: str) -> int:
     """The size for the backend of `--backend`."""
@@ -31,9 +33,6 @@ def default_torch_threads(backend: str, workers: int = 1) -> int:
     rows took 7.2 s with two threads, and 0.9 s with one.
     """
     return 1 if is_tiny(backend) else max(1, (os.cpu_count() or 1) // workers)
-
-
-_POOL = re.compile(r"\s*([a-z][a-z0-9_-]{0,62})=(.+?)(?:\*(\d{1,3}))?\s*")
 
 
 class PoolsError(ValueError):

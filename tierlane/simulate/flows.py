@@ -41,6 +41,8 @@ MOST_HASHES = 500_000
 PARTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The points of an even distribution at which response times are counted."""
 
+_CAPACITY = (ErrorCode.REDUCED_CAPACITY, ErrorCode.SHED_FOR_PRIORITY, ErrorCode.QUEUE_FULL)
+
 
 class ClassFlow:
     """One class in one cell. `parcels`: [when they arrived, how many], the oldest first. Levels are those of one customer."""
@@ -494,6 +496,3 @@ class FlowSimulation:
             waiting = figures.queue_ms / 1000 / self._scenario.duration_s / each.count
             one = CustomerFairness(each.tier, figures.gpu_ms / each.count / each.weight, unmet, waiting)
             self.figures.fairness += [one] * min(each.count, 100)
-
-
-_CAPACITY = (ErrorCode.REDUCED_CAPACITY, ErrorCode.SHED_FOR_PRIORITY, ErrorCode.QUEUE_FULL)

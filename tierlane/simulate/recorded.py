@@ -38,6 +38,8 @@ LEAST_OVERHEAD = 0.1
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
+FIELDS = ("at_s", "customer", "words")
+
 
 @dataclass
 class RecordedTraffic:
@@ -204,9 +206,6 @@ def _model_fields(models: Mapping[str, Model]) -> dict[str, Any]:
         "target_utilization": min(model.target_utilization for model in rows),
         "rps_per_gpu": min(model.rps_per_gpu for model in rows),
     }
-
-
-FIELDS = ("at_s", "customer", "words")
 
 
 def from_file(path: Path, scenario: SimulationScenario) -> list[Arrival]:

@@ -27,6 +27,34 @@ Limits = dict[str, float | None]
 MOST_REQUESTS, MOST_GPUS = 1_000_000, 2000
 """Requests and GPUs that are simulated one by one, unless the scenario says `mode: requests`; more are simulated as flows."""
 
+DEFAULTS: Mapping[str, Any] = {
+    "tiers": {
+        "enterprise": {
+            "priority": 1,
+            "guaranteed_share": 0.05,
+            "max_queue_depth": 20_000,
+            "limits": {"requests_per_second": 5000, "burst": 5000, "max_concurrency": 2000},
+        },
+        "paid": {
+            "priority": 2,
+            "guaranteed_share": 0.25,
+            "max_queue_depth": 10_000,
+            "shed_depth": 500,
+            "shed_wait_ms": 1500,
+            "limits": {"requests_per_second": 1000, "burst": 1000, "max_concurrency": 500},
+        },
+        "free": {
+            "priority": 3,
+            "guaranteed_share": 0.1,
+            "max_queue_depth": 5000,
+            "shed_depth": 100,
+            "shed_wait_ms": 1000,
+            "limits": {"requests_per_second": 200, "burst": 200, "max_concurrency": 100},
+        },
+    }
+}
+"""The tiers of a new installation."""
+
 
 class ScenarioError(UsageError):
     """A scenario that cannot be used; the message is one sentence with the field and what to do."""
@@ -223,35 +251,6 @@ class SimulationScenario(_Section, frozen=True, kw_only=True):
             0,
             enabled=True,
         )
-
-
-DEFAULTS: Mapping[str, Any] = {
-    "tiers": {
-        "enterprise": {
-            "priority": 1,
-            "guaranteed_share": 0.05,
-            "max_queue_depth": 20_000,
-            "limits": {"requests_per_second": 5000, "burst": 5000, "max_concurrency": 2000},
-        },
-        "paid": {
-            "priority": 2,
-            "guaranteed_share": 0.25,
-            "max_queue_depth": 10_000,
-            "shed_depth": 500,
-            "shed_wait_ms": 1500,
-            "limits": {"requests_per_second": 1000, "burst": 1000, "max_concurrency": 500},
-        },
-        "free": {
-            "priority": 3,
-            "guaranteed_share": 0.1,
-            "max_queue_depth": 5000,
-            "shed_depth": 100,
-            "shed_wait_ms": 1000,
-            "limits": {"requests_per_second": 200, "burst": 200, "max_concurrency": 100},
-        },
-    }
-}
-"""The tiers of a new installation."""
 
 
 def read_document(path: Path) -> dict[str, Any]:

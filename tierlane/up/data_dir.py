@@ -28,6 +28,9 @@ MAX_LINE_BYTES = 64 << 10  # A longer line is split, to limit the memory.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 STACK = "tierlane"
 
+CLEANUP_WAIT_S = 5.0  # After a SIGKILL, the orphan guard keeps the lock until all processes have ended.
+POLL_S = 0.05
+
 
 class LogLines:
     """Writes lines with the name of their process, from several threads. A closed stream is ignored."""
@@ -83,10 +86,6 @@ def standard_output() -> LogLines:
 
 class StackError(Exception):
     """The local stack cannot start; the message contains the reason and what to do."""
-
-
-CLEANUP_WAIT_S = 5.0  # After a SIGKILL, the orphan guard keeps the lock until all processes have ended.
-POLL_S = 0.05
 
 
 class DataDir:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from gateway.operations.health.model import HealthFinding, Status
 
+_NO_CAPACITY = "All requests get 503 no_capacity."
+_BY_FAULT = "Resolve the problem of {about} first; the rejections end with it."
+
 
 class ProblemAdvice(NamedTuple):
     """`action`: `{about}` is replaced by the affected processes or tiers. `runbook`: a file of docs/runbooks without .md.
@@ -20,9 +23,6 @@ class ProblemAdvice(NamedTuple):
     runbook: str
     impact: str = ""
 
-
-_NO_CAPACITY = "All requests get 503 no_capacity."
-_BY_FAULT = "Resolve the problem of {about} first; the rejections end with it."
 
 ADVICE: dict[str, ProblemAdvice] = {
     "capacity_exceeded": ProblemAdvice(

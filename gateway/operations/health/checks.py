@@ -52,6 +52,24 @@ STALE_OBSERVATION_S = 2.0
 STALE_AUDIT_MS = 10_000
 NAMED_WORKERS = 5
 
+_QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
+"""Checks of the queue path: not an outage while direct mode serves requests."""
+
+_STATUS_CODES = {
+    "down": "model_failed",
+    "failed": "model_failed",
+    "quarantined": "model_failed",
+    "away": "endpoint_unavailable",
+    "starting": "worker_starting",
+    "cordoned": "worker_cordoned",
+    "draining": "worker_stopping",
+}
+_WORKER_CODES = (
+    *("model_too_slow", "gpu_fault", "gpu_lost", "model_failed", "endpoint_unavailable"),
+    *("worker_starting", "worker_cordoned", "worker_stopping", "worker_paused"),
+)
+"""The worst first: it is the code of the check."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthInputs:
@@ -96,10 +114,6 @@ class HealthInputs:
     total_ms: int = 4000  # TIERLANE_TOTAL_REQUEST_MS
     ended_tasks: tuple[EndedTask, ...] = ()  # Restarted tasks of this process; the latest first.
     time: str = ""  # Now, RFC 3339.
-
-
-_QUEUE_CHECKS = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
-"""Checks of the queue path: not an outage while direct mode serves requests."""
 
 
 def health(inputs: HealthInputs) -> tuple[int, Health]:
@@ -207,22 +221,6 @@ def _gpus(inputs: HealthInputs) -> HealthFinding:
     about = shortened([worker.id for worker in unhealthy if _worker_code(worker) == code], NAMED_WORKERS)
     level: Status = "down" if all_lost and not inputs.gpus_elsewhere else "degraded"
     return problem(code, name, kind, level, total - len(unhealthy), unit, reason, about)
-
-
-_STATUS_CODES = {
-    "down": "model_failed",
-    "failed": "model_failed",
-    "quarantined": "model_failed",
-    "away": "endpoint_unavailable",
-    "starting": "worker_starting",
-    "cordoned": "worker_cordoned",
-    "draining": "worker_stopping",
-}
-_WORKER_CODES = (
-    *("model_too_slow", "gpu_fault", "gpu_lost", "model_failed", "endpoint_unavailable"),
-    *("worker_starting", "worker_cordoned", "worker_stopping", "worker_paused"),
-)
-"""The worst first: it is the code of the check."""
 
 
 def _worker_code(worker: WorkerView) -> str:

@@ -14,6 +14,8 @@ LEVELS: tuple[Status, ...] = ("healthy", "degraded", "down")
 CheckStatus = Literal["pass", "warn", "fail"]
 _CHECK_STATUS: dict[Status, CheckStatus] = {"healthy": "pass", "degraded": "warn", "down": "fail"}
 
+_ID_SUFFIX = re.compile(r"-[0-9a-f]{32}$")
+
 
 class Check(TypedDict):
     """One check in the form of the health+json draft; `time` is RFC 3339.
@@ -70,9 +72,6 @@ def shortened(names: Sequence[str], most: int) -> str:
     """The first `most` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-_ID_SUFFIX = re.compile(r"-[0-9a-f]{32}$")
 
 
 def process_name(process_id: str) -> str:

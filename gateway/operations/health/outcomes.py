@@ -26,6 +26,8 @@ HOLD_MS = 5_000
 ALL = "*"
 NAMED_WORKERS = 3
 
+_TIMEOUTS = ("queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow")
+
 
 class TierObjective(NamedTuple):
     """A tier's `slo_ms` and `slo_success`; None: no objective."""
@@ -168,9 +170,6 @@ class Cause(NamedTuple):
     code: str
     clause: str
     about: str
-
-
-_TIMEOUTS = ("queue_timeout", "deadline_exceeded", "gpu_timeout", "model_too_slow")
 
 
 def failing_tiers(

@@ -20,6 +20,9 @@ MIN_RETRIES_RPS = 10.0  # and from this rate on: at low rates, few retries are a
 TOP_CUSTOMERS = 5
 MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of first attempts is not known.
 
+MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
+MIN_SHED_RPS = 0.5
+
 
 def tier_figures(name: str, part: float, seen: Observation | None, result: TierResult) -> TierHealth:
     """The figures of one tier. `part`: the share of its base limits that is in force."""
@@ -102,10 +105,6 @@ def _amplification(stats: Sequence[TierStats]) -> float:
 def _is_amplified(stats: Sequence[TierStats]) -> bool:
     retries_rps = sum(each.retries_rps for each in stats)
     return retries_rps >= MIN_RETRIES_RPS and _amplification(stats) > AMPLIFIED
-
-
-MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
-MIN_SHED_RPS = 0.5
 
 
 class Flow(NamedTuple):

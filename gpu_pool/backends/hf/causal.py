@@ -32,6 +32,9 @@ ENDLESS: Final = 1_000_000
 NEEDED: Final = ("past_key_values", "attention_mask")
 """Arguments that a network must accept."""
 
+MOST_TOKENS = 4096
+"""The largest `max_tokens`; the model's context limits it too."""
+
 
 class PromptRefused(ValueError):
     """The tokenizer or its template cannot make a prompt; the message is a sentence for the client."""
@@ -65,10 +68,6 @@ class PromptReader:
 
 def _role(message: PromptMessage) -> str:
     return "system" if message.role == "developer" else message.role
-
-
-MOST_TOKENS = 4096
-"""The largest `max_tokens`; the model's context limits it too."""
 
 
 class CausalModel:

@@ -19,6 +19,8 @@ CALLS = 2
 """Calls at a time whose requests may be joined: one that runs and one that waits in the server."""
 _NUMBERS = re.compile(r"U?INT(8|16|32|64)|FP(16|32|64)|BF16")
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """A tensor; -1 is a dimension of any size."""
@@ -76,7 +78,6 @@ class _Config(msgspec.Struct):
 
 _metadata = msgspec.json.Decoder(_Metadata)
 _config = msgspec.json.Decoder(_Config)
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def read_model(metadata: bytes, config: bytes) -> ModelSpec:

@@ -30,6 +30,10 @@ TGI_READINGS = 4
 """TGI lets waiting requests join every few steps only: its queue is the least of this many readings."""
 _UNREADABLE = (NoResponse, ResponseAborted, CallTimeout, InvalidOutput, msgspec.MsgspecError, UnicodeDecodeError)
 
+TGI, LLAMA_CPP, SGLANG, TENSORRT_LLM = "TGI", "llama.cpp", "SGLang", "TensorRT-LLM"
+
+_RANK = re.compile(rb'\b(?:engine|dp_rank)="([^"]*)"')
+
 
 class EngineLoad(NamedTuple):
     """One reading. `waiting`: None if the engine does not report it; `most`: the engine's own limit of running requests.
@@ -60,7 +64,6 @@ class _Names(NamedTuple):
     cache: tuple[bytes, ...] = ()
 
 
-TGI, LLAMA_CPP, SGLANG, TENSORRT_LLM = "TGI", "llama.cpp", "SGLang", "TensorRT-LLM"
 _ENGINES = (
     _Names(
         "vLLM",
@@ -94,7 +97,6 @@ _ENGINES = (
         (b"trtllm_kv_cache_utilization",),
     ),
 )
-_RANK = re.compile(rb'\b(?:engine|dp_rank)="([^"]*)"')
 
 
 def prometheus_load(body: bytes) -> EngineLoad | None:

@@ -32,6 +32,10 @@ PAD: Final = 258
 """Fills the shorter rows of a batch; never learned from, never drawn."""
 VOCABULARY_SIZE: Final = 259
 
+VERSION: Final = "tiny-1"
+SHA256: Final = "96a25fd5bbf8a2cb969b2e377f809f0efa72260f476aa611d9fe0d5a6fff5383"
+PATH: Final = Path(__file__).with_name("tiny.safetensors")
+
 
 def encode(prompt: str, keep: int) -> list[int]:
     """BEGIN and the last `keep` bytes of the prompt, cut at a character's start; lone surrogates become `?`."""
@@ -238,11 +242,6 @@ class Network(nn.Module):
             x = block(x, place, layer)
             on_layer()
         return x
-
-
-VERSION: Final = "tiny-1"
-SHA256: Final = "96a25fd5bbf8a2cb969b2e377f809f0efa72260f476aa611d9fe0d5a6fff5383"
-PATH: Final = Path(__file__).with_name("tiny.safetensors")
 
 
 class WeightsError(RuntimeError):

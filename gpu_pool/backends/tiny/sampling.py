@@ -28,6 +28,12 @@ LIKELY: Final = 512
 MARGIN: Final = 1e-3
 """Probability beyond the nucleus that these must have, so that rounding cannot move its edge past them."""
 
+LONG: Final = 4
+"""Letters from which a word is long: `the` and `of` may be repeated at once, `program` may not."""
+RECENT: Final = 4
+"""How many long words are remembered; with more, text turns into lists of odd words."""
+_SPACES: Final = b" \n\t"
+
 
 @dataclass(frozen=True)
 class ChosenTokens:
@@ -107,13 +113,6 @@ def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
 def _reach(share: Tensor, slack: Tensor) -> Tensor:
     """How far a sum of probabilities can move if each score moves by NOISE: its derivative is share * (1 - share)."""
     return slack * share * (1.0 - share) + 1e-12
-
-
-LONG: Final = 4
-"""Letters from which a word is long: `the` and `of` may be repeated at once, `program` may not."""
-RECENT: Final = 4
-"""How many long words are remembered; with more, text turns into lists of odd words."""
-_SPACES: Final = b" \n\t"
 
 
 def refused_bytes(drawn: bytes) -> set[int]:

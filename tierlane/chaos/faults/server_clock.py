@@ -20,6 +20,9 @@ COMPILE_TIMEOUT_S = 30.0
 OFFSET = struct.Struct("=q")  # Microseconds, as server_clock.c reads them.
 FILE_VARIABLE = "CHAOS_CLOCK"
 
+FORWARD, BACKWARD = "clock-forward", "clock-backward"
+CLOCK_STEPS = frozenset({FORWARD, BACKWARD})
+
 
 class ServerClock:
     """The offset of the clock in a file of `directory`; `why_not`: why it cannot be stepped, "" where it can."""
@@ -64,10 +67,6 @@ def _compiled(library: Path) -> str:
     if made.returncode != 0:
         return f"{compiler} cannot compile server_clock.c: {made.stderr.decode(errors='replace').strip()[:200]}"
     return ""
-
-
-FORWARD, BACKWARD = "clock-forward", "clock-backward"
-CLOCK_STEPS = frozenset({FORWARD, BACKWARD})
 
 
 def step_text(seconds: float) -> str:

@@ -22,6 +22,8 @@ from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.history import FaultEvent, FaultPhase
 
+Report = Callable[[FaultEvent], None]
+
 
 @dataclass(frozen=True)
 class HostileAccess:
@@ -98,7 +100,6 @@ class FaultImpossible(Exception):
 FaultAction = Callable[[StackTargets, Planned], AbstractAsyncContextManager[str]]
 """Injects a fault on entry, returns its details, heals it on exit."""
 
-Report = Callable[[FaultEvent], None]
 
 UNAVAILABLE = (
     FaultImpossible,
