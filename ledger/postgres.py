@@ -1,8 +1,8 @@
 """Connections to PostgreSQL with their timeouts and errors, advisory locks, and the named queries of ledger/sql/.
 
 A pooler such as PgBouncer may sit in front of PostgreSQL. In session mode a connection keeps one session of PostgreSQL, as
-LISTEN, advisory locks and settings need. In transaction mode each transaction may run in another session. `connect` refuses such a pooler,
-unless the URL is one of `pooled`: then each statement has a transaction, with the settings.
+LISTEN, advisory locks and settings need. In transaction mode each transaction may run in another session. `connect` refuses
+such a pooler, unless the URL is one of `pooled`: then each statement has a transaction, with the settings.
 """
 
 import asyncio

@@ -60,7 +60,7 @@ COUNTED = (
         "tierlane_time_per_output_token_seconds",
         "histogram",
         TOKENS,
-        "Mean time between two tokens after the first text, of completed streams of two tokens or more.",
+        "Mean time between two tokens after the first text, of completed streams of two tokens or more that came in several parts.",
     ),
     Metric(
         "tierlane_input_tokens_total",

@@ -59,7 +59,8 @@ log = structlog.get_logger()
 async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
     """Run one worker until SIGTERM or SIGINT; a second one ends its drain. Returns the exit code.
 
-    `spans` gets the spans of batches with sampled requests. Raises StartError for a backend that no restart can help: an unknown form, a missing module.
+    `spans` gets the spans of batches with sampled requests. Raises StartError for a backend that no restart can help: an
+    unknown form, a missing module.
     """
     check_form(config.backend)
     worker = Worker(config, spans=spans)
@@ -133,7 +134,7 @@ class Worker:
         self._draining.set()
 
     def stop(self) -> None:
-        """Drain; if called again, hand back what runs."""
+        """Drain; if called again, return what runs to the queue."""
         if self._signalled:
             self._hurried.set()
         self._signalled = True

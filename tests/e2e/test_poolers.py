@@ -120,11 +120,15 @@ def run_role(role: str, url: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=30, check=False)
 
 
+def urls(pooler: PgBouncer, server: EmbeddedPostgres) -> dict[str, str]:
+    """The settings of a stack behind the pooler."""
+    behind = {"TIERLANE_DATABASE_URL": pooler.url_for("tierlane")}
+    return behind | ({"TIERLANE_DATABASE_DIRECT_URL": server.url} if pooler.mode == "transaction" else {})
+
+
 async def test_a_stack_behind_a_pooler(pooler: PgBouncer, own_server: EmbeddedPostgres, tmp_path: Path) -> None:
     """Requests, jobs and files are stored and audited, changes are applied at once, and the check passes."""
-    environment = {"TIERLANE_DATABASE_URL": pooler.url_for("tierlane")}
-    if pooler.mode == "transaction":
-        environment["TIERLANE_DATABASE_DIRECT_URL"] = own_server.url
+    environment = urls(pooler, own_server)
     options = ("--backend", "simulated:5", "--workers", "1")
     with start_stack(tmp_path / "stack", *options, environment=environment) as stack:
         await stack.healthy(1)
@@ -146,9 +150,7 @@ async def test_a_stack_behind_a_pooler(pooler: PgBouncer, own_server: EmbeddedPo
 
 async def test_a_killed_pooler_loses_nothing(pooler: PgBouncer, own_server: EmbeddedPostgres, tmp_path: Path) -> None:
     """It is away for five seconds under load: no request fails, and each has one row."""
-    environment = {"TIERLANE_DATABASE_URL": pooler.url_for("tierlane")}
-    if pooler.mode == "transaction":
-        environment["TIERLANE_DATABASE_DIRECT_URL"] = own_server.url
+    environment = urls(pooler, own_server)
     options = ("--backend", "simulated:5", "--workers", "2")
     with start_stack(tmp_path / "stack", *options, environment=environment) as stack:
         await stack.healthy(2)
