@@ -42,7 +42,7 @@ async def ask(
     began = time.monotonic()
     try:
         async with session.post(f"{url}/v1/inference", json=request, headers=headers) as r:
-            body = await r.json(content_type=None)
+            body = await r.json(content_type=None) or {}
     except (aiohttp.ClientError, TimeoutError):
         return Answer(tier, None, 0, None, False, time.monotonic() - began)
     error = body.get("error") or {}
