@@ -17,7 +17,9 @@ from typing import Any
 import structlog
 
 from gateway.inference.admission import ENTERED, AdmissionLimits
-from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, JobStep, end_of, end_without_reply, next_step
+from gateway.jobs.inbox import JobInbox
+from gateway.jobs.job_end import end_of, end_without_reply
+from gateway.jobs.next_step import LEAST_LEFT_S, JobStep, next_step
 from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
 from ledger.jobs import (
