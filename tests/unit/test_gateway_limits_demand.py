@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.demand import WINDOW_BEATS, DemandMeter, LatencyWindow, fill
+from gateway.limits.demand import WINDOW_BEATS, DemandMeter, bucket_fill
+from gateway.limits.latency_window import LatencyWindow
 from scheduler.protocol.pool_view import TierStats
 
 
@@ -120,4 +121,4 @@ def test_demand_is_never_above_what_arrived(beats: list[list[tuple[str, int, str
 )
 def test_fill_level_before_the_request(remaining: float, burst: float, filled: float) -> None:
     """Including the token that the request took."""
-    assert fill(remaining, burst) == pytest.approx(filled)
+    assert bucket_fill(remaining, burst) == pytest.approx(filled)
