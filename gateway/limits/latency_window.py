@@ -26,12 +26,8 @@ class LatencyWindow:
         bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
         self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
 
-    def p95_ms(self, now: float) -> float:
-        """The 95th percentile in ms, rounded up to its bucket's end; 0 without a response."""
-        return self.percentiles_ms((0.95,), now)[0]
-
     def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
-        """The same for each of `shares` (0..1, ascending), from one count."""
+        """The percentiles `shares` (0..1, ascending) in ms, each rounded up to its bucket's end; 0 without a response."""
         self._turn(now)
         if self._slot - self._last >= LATENCY_SLOTS:
             return [0.0] * len(shares)
