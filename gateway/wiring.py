@@ -29,7 +29,8 @@ from gateway.inference.traces import RequestTraces
 from gateway.limits.auxiliary import AuxiliaryLimits
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
-from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures, installed_version
+from gateway.metrics.endpoint import Metrics, MetricsSources
+from gateway.metrics.gauges import PoolFigures
 from gateway.openapi.html import Pages
 from gateway.operations.action_requests import AuditedTransaction, Connect
 from gateway.operations.actions import Actions
@@ -46,6 +47,7 @@ from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
+from gateway.version import installed_version
 from ratelimit.limits import AUXILIARY
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore

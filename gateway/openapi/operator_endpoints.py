@@ -7,7 +7,7 @@ from gateway.autoscale import Scale
 from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
-from gateway.metrics.endpoint import CONTENT_TYPE as METRICS
+from gateway.metrics.exposition import METRICS_TYPE
 from gateway.openapi.model import (
     ANY_PATH,
     NOT_EMPTY,
@@ -145,7 +145,7 @@ METRICS_PAGE = ApiEndpoint(
     summary="Metrics in the text format of Prometheus",
     responses={
         200: ResponseDescription(
-            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
+            description="All metrics.", content={METRICS_TYPE: str}, headers=("x-request-id", "Cache-Control")
         )
     },
     errors=ANY_PATH,
