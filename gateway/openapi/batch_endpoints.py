@@ -24,17 +24,9 @@ from gateway.batch_api.handlers import JSONL
 from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
 from gateway.http.response_headers import Schema
-from gateway.openapi.model import (
-    IDEMPOTENCY_KEY,
-    LIMITS,
-    NOT_EMPTY,
-    TOKEN_LIMITS,
-    ApiEndpoint,
-    Parameter,
-    ResponseDescription,
-    account_endpoint,
-    only,
-)
+from gateway.openapi.endpoint_kinds import IDEMPOTENCY_KEY, LIMIT_HEADERS, TOKEN_LIMIT_HEADERS, account_endpoint
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import NOT_EMPTY, only
 from scheduler.errors import ErrorCode
 
 EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
@@ -95,8 +87,8 @@ METADATA: Schema = {
 CONTENT = ResponseDescription(
     description="The content.",
     content={JSONL: str},
-    headers=("x-request-id", "Cache-Control", *LIMITS),
-    optional_headers=TOKEN_LIMITS,
+    headers=("x-request-id", "Cache-Control", *LIMIT_HEADERS),
+    optional_headers=TOKEN_LIMIT_HEADERS,
 )
 
 BATCHES: tuple[ApiEndpoint, ...] = (

@@ -39,22 +39,18 @@ from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.jobs.results import JobResult, Promise
 from gateway.openapi.batch_endpoints import BATCHES
-from gateway.openapi.model import (
-    LIMITS,
-    NOT_EMPTY,
-    READ,
-    TOKEN_LIMITS,
-    ApiEndpoint,
-    Parameter,
-    ResponseDescription,
+from gateway.openapi.endpoint_kinds import (
+    LIMIT_HEADERS,
+    READ_METHODS,
+    TOKEN_LIMIT_HEADERS,
     account_endpoint,
     inference_endpoint,
-    inlined,
-    only,
     probe_endpoint,
     static_page,
 )
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
 from gateway.openapi.operator_endpoints import ACTIONS, DASHBOARD, METRICS_PAGE, OPERATIONS
+from gateway.openapi.schemas import NOT_EMPTY, inlined, only
 from gateway.operations.health.model import Liveness, Readiness
 from gateway.translations.custom_tools import CUSTOM, NAMESPACE, NOT_OFFERED, CustomTool
 from gateway.translations.message_endpoints import MessageError, TokenCount
@@ -167,8 +163,8 @@ INFERENCE = inference_endpoint(
         202: ResponseDescription(
             description="The job was accepted. Its result will be at `Location`.",
             content={JSON: Promise},
-            headers=("x-request-id", "Location", "Preference-Applied", "Retry-After", *LIMITS),
-            optional_headers=(*TOKEN_LIMITS, "Idempotent-Replayed"),
+            headers=("x-request-id", "Location", "Preference-Applied", "Retry-After", *LIMIT_HEADERS),
+            optional_headers=(*TOKEN_LIMIT_HEADERS, "Idempotent-Replayed"),
         )
     },
     description=(
@@ -314,7 +310,7 @@ API: tuple[ApiEndpoint, ...] = (
         "/input_items",
         "Items of the input of a stored response",
         ResponseItems,
-        methods=READ,
+        methods=READ_METHODS,
         parameters=PAGE_PARAMETERS,
     ),
     account_endpoint("/v1/models", "List the models", ModelList),
