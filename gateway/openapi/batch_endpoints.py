@@ -39,37 +39,8 @@ BODY_ERRORS = (
 Seconds = Annotated[int, msgspec.Meta(ge=MIN_KEPT_S, le=MAX_KEPT_S)]
 Binary = Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary", "minLength": 1})]
 
-
-class UploadForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of an upload, in any order."""
-
-    file: Binary
-    purpose: str
-    anchor: Literal["created_at"] | UnsetType = msgspec.field(default=UNSET, name="expires_after[anchor]")
-    seconds: Seconds | UnsetType = msgspec.field(default=UNSET, name="expires_after[seconds]")
-
-
-def _page(default: int, most: int) -> tuple[Parameter, ...]:
-    limit = Parameter(
-        "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
-    )
-    return limit, Parameter("after", "query", "The id of the last item of the page before.", PLAIN)
-
-
-def _endpoint(path: str, summary: str, kind: Any, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
-    return account_endpoint(
-        path,
-        summary,
-        kind,
-        *(errors or (ErrorCode.NOT_FOUND,)),
-        ErrorCode.DRAINING,
-        headers=("Cache-Control",),
-        **fields,
-    )
-
-
-PLAIN: Schema = {"type": "string", "pattern": "^[ -~]*$"}
-BOTH: Schema = {"dependentRequired": {name: list(EXPIRY) for name in EXPIRY}}
+PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}
+EXPIRY_TOGETHER: Schema = {"dependentRequired": {name: list(EXPIRY) for name in EXPIRY}}
 FILE_ID = Parameter("id", "path", "The id of a file.", NOT_EMPTY)
 BATCH_ID = Parameter("id", "path", "The id of a batch.", NOT_EMPTY)
 ORDER = Parameter("order", "query", "`desc`, the newest first, or `asc`.", only("asc", "desc"))
@@ -84,12 +55,41 @@ METADATA: Schema = {
         },
     ]
 }
-CONTENT = ResponseDescription(
+FILE_CONTENT = ResponseDescription(
     description="The content.",
     content={JSONL: str},
     headers=("x-request-id", "Cache-Control", *LIMIT_HEADERS),
     optional_headers=TOKEN_LIMIT_HEADERS,
 )
+
+
+class UploadForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of an upload, in any order."""
+
+    file: Binary
+    purpose: str
+    anchor: Literal["created_at"] | UnsetType = msgspec.field(default=UNSET, name="expires_after[anchor]")
+    seconds: Seconds | UnsetType = msgspec.field(default=UNSET, name="expires_after[seconds]")
+
+
+def _page(default: int, most: int) -> tuple[Parameter, ...]:
+    limit = Parameter(
+        "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
+    )
+    return limit, Parameter("after", "query", "The id of the last item of the page before.", PRINTABLE)
+
+
+def _endpoint(path: str, summary: str, kind: Any, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
+    return account_endpoint(
+        path,
+        summary,
+        kind,
+        *(errors or (ErrorCode.NOT_FOUND,)),
+        ErrorCode.DRAINING,
+        headers=("Cache-Control",),
+        **fields,
+    )
+
 
 BATCHES: tuple[ApiEndpoint, ...] = (
     _endpoint(
@@ -108,13 +108,13 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         body=UploadForm,
         media=FORM,
         rules={"purpose": only("batch")},
-        conditions=(BOTH,),
+        conditions=(EXPIRY_TOGETHER,),
     ),
     _endpoint(
         "/v1/files/{id}", "Read a file's description; DELETE deletes the file", FileObject, parameters=(FILE_ID,)
     ),
     _endpoint("/v1/files/{id}", "Delete a file", FileDeleted, methods=("DELETE",), parameters=(FILE_ID,)),
-    _endpoint("/v1/files/{id}/content", "Read a file", str, parameters=(FILE_ID,), responses={200: CONTENT}),
+    _endpoint("/v1/files/{id}/content", "Read a file", str, parameters=(FILE_ID,), responses={200: FILE_CONTENT}),
     _endpoint(
         "/v1/batches",
         "List the batches; POST runs the requests of a file",
