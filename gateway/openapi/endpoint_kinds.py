@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.auth.service_tier import KNOWN
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
 from gateway.inference.submission import HEADER, MAX_CHARACTERS
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import only
 from scheduler.errors import ErrorCode
 
 LIMIT_HEADERS = (
@@ -57,6 +59,9 @@ IDEMPOTENCY_KEY = Parameter(
         "maxLength": MAX_CHARACTERS,
     },
 )
+SERVICE_TIER: Mapping[str, Schema] = {"service_tier": only(None, *KNOWN)}
+"""The rule of the field in OpenAI's formats and our own."""
+
 TRACEPARENT = Parameter("traceparent", "header", "W3C trace context; the trace id is stored in the audit row.")
 
 
@@ -130,6 +135,27 @@ def account_endpoint(
         "errors": CUSTOMER_ERRORS | set(errors),
     }
     return ApiEndpoint(path=path, summary=summary, **({"responses": {200: found}} | defaults | fields))
+
+
+def token_count_endpoint(path: str, summary: str, kind: type, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
+    """An endpoint that estimates the tokens of a prompt, free of charge."""
+    return account_endpoint(
+        path,
+        summary,
+        kind,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ErrorCode.UNSUPPORTED_ENCODING,
+        ErrorCode.DRAINING,
+        *errors,
+        methods=("POST",),
+        description=(
+            "The estimate that admission charges for the prompt until the model has counted: a token for each four bytes, "
+            "1,000 for an image or a document."
+        ),
+        **fields,
+    )
 
 
 def static_page(path: str, summary: str, *media: str, kind: Any = str, **fields: Any) -> ApiEndpoint:
