@@ -59,7 +59,7 @@ IDEMPOTENCY_KEY = Parameter(
         "maxLength": MAX_CHARACTERS,
     },
 )
-SERVICE_TIER: Mapping[str, Schema] = {"service_tier": only(None, *KNOWN)}
+SERVICE_TIER = {"service_tier": only(None, *KNOWN)}
 """The rule of the field in OpenAI's formats and our own."""
 
 TRACEPARENT = Parameter("traceparent", "header", "W3C trace context; the trace id is stored in the audit row.")

@@ -11,7 +11,7 @@ from gateway.metrics.exposition import METRICS_TYPE
 from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, READ_METHODS, SERVICE_ERRORS, operator_endpoint, static_page
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
 from gateway.openapi.schemas import NOT_EMPTY, only
-from gateway.operations.action_requests import (
+from gateway.operations.action_bodies import (
     CordonBody,
     Cordoned,
     PurgeBody,
