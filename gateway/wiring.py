@@ -32,8 +32,8 @@ from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources
 from gateway.metrics.gauges import PoolFigures
 from gateway.openapi.html import Pages
-from gateway.operations.action_requests import AuditedTransaction, Connect
 from gateway.operations.actions import Actions
+from gateway.operations.audited_transaction import AuditedTransaction, Connect
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health.collector import HealthCollector, audit_lag_ms

@@ -18,10 +18,7 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.jobs.dead_letter_rerun import MAX_RERUNS, Candidate, DeadLetterReruns, NotRerun, candidate, new_ids
-from gateway.operations.action_requests import (
-    ActionGuard,
-    AuditedTransaction,
-    Connect,
+from gateway.operations.action_bodies import (
     CordonBody,
     Cordoned,
     PurgeBody,
@@ -30,9 +27,9 @@ from gateway.operations.action_requests import (
     Requeued,
     Rerun,
     UncordonBody,
-    actor,
-    uncached,
 )
+from gateway.operations.action_guard import ActionGuard, actor, uncached
+from gateway.operations.audited_transaction import AuditedTransaction, Connect
 from gateway.operations.session import SessionAuth
 from gateway.pool import PoolParts
 from gateway.pools import Pools

@@ -15,7 +15,8 @@ import msgspec
 from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.operations.action_requests import AuditedTransaction, uncached
+from gateway.operations.action_guard import uncached
+from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
 from gateway.pools import Pools

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.operations.action_requests import CordonBody
+from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard import ASSETS, asset_pages
 from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
