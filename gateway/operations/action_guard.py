@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.http.request import check_duplicates, check_media, decode, read_body
-from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.session import SessionAuth, check_same_site
 from scheduler.errors import ErrorCode, RequestError
@@ -67,11 +66,6 @@ class ActionGuard:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # Marks it as retrieved: the caller may have left.
-
-
-def uncached(call: RoutedRequest, document: object) -> HttpResponse:
-    """A 200 response that must not be cached."""
-    return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
 
 def actor(call: RoutedRequest) -> str:

@@ -28,9 +28,10 @@ from gateway.operations.action_bodies import (
     Rerun,
     UncordonBody,
 )
-from gateway.operations.action_guard import ActionGuard, actor, uncached
+from gateway.operations.action_guard import ActionGuard, actor
 from gateway.operations.audited_transaction import AuditedTransaction, Connect
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker

@@ -14,6 +14,7 @@ from gateway.http.sse import EVENTS, EventStream
 from gateway.http.static import HTML, StaticPage
 from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
 from gateway.operations.snapshots import DashboardSnapshots
+from gateway.operations.uncached import uncached
 from scheduler.errors import ErrorCode, RequestError
 
 CSS = "text/css; charset=utf-8"
@@ -105,9 +106,7 @@ class Dashboard:
         lasts_s = self._session_auth.check(call)
         latest = await self._snapshots.current()
         if EVENTS not in call.headers.get("Accept", ""):
-            return HttpResponse.of(
-                200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
-            )
+            return uncached(call, latest.state)
         subscribers = self._snapshots.subscribers
         subscribers.check_limit()
         pool = call.request.rel_url.query.get("pool", "")

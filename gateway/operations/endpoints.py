@@ -14,6 +14,7 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.snapshots import DashboardSnapshots
+from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -133,9 +134,7 @@ class Internal:
         self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
-        return HttpResponse.of(
-            latest.status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
-        )
+        return uncached(call, document, latest.status)
 
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""
@@ -147,7 +146,7 @@ class Internal:
                 if parts.config.cell == DEFAULT_CELL
             }
         )
-        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return uncached(call, document)
 
     async def request(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/requests/{id}`: from Redis while it stores the request, then from the audit."""
@@ -155,7 +154,7 @@ class Internal:
         document, _ = await self.find(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
-        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return uncached(call, document)
 
     async def find(self, request_id: str) -> tuple[RequestTimeline | None, RequestRow | None]:
         """The document of a request, and its row if the audit has one. Raises RequestError if the audit cannot be read."""

@@ -15,10 +15,10 @@ import msgspec
 from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.operations.action_guard import uncached
 from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
 from ratelimit.limits import (
