@@ -10,8 +10,8 @@ import msgspec
 from gateway.catalog import SnapshotView, TierRow
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.collector import CollectedHealth
-from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
 from gateway.operations.health.model import Health, Status, process_name
+from gateway.operations.health.worker_losses import ACTIVE_STATUSES, INTENDED_STATUSES
 from ledger.batches import OpenBatches
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.advice import problem
-from gateway.operations.health.losses import Loss
 from gateway.operations.health.model import HealthFinding, TierHealth, TopCustomer
 from gateway.operations.health.outcomes import TierResult
+from gateway.operations.health.worker_losses import LostWorker
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
@@ -137,7 +137,7 @@ def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
 
 
 def shedding(
-    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], obstacle: Obstacle | None = None
+    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[LostWorker], obstacle: Obstacle | None = None
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
@@ -174,7 +174,7 @@ def _cause(demand_rps: float, capacity_rps: float) -> tuple[str, str]:
     return "queues_too_long", f"queues are too long, although {within}"
 
 
-def _since(losses: Sequence[Loss]) -> str:
+def _since(losses: Sequence[LostWorker]) -> str:
     """The lost workers that were not replaced, and the time of the first loss, when the shortage began."""
     if not losses:
         return ""
