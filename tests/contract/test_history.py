@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.operations.snapshots import COARSE_MS, MAX_KEPT, DashboardHistory
+from gateway.operations.downsampling import COARSE_MS
+from gateway.operations.history import MAX_KEPT, DashboardHistory
 from gateway.operations.state import DashboardEvent, DashboardState, TierState
 from scheduler.protocol.history import KEEP_MS, MAX_POINTS, STEP_MS, TURN_MS, HistoryStore
 from scheduler.redis_client.connections import command_client

@@ -12,16 +12,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard import ASSETS, asset_pages
+from gateway.operations.downsampling import COARSE_MS, downsampled
+from gateway.operations.history import MAX_KEPT, read_point
+from gateway.operations.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
 from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
-from gateway.operations.snapshots import (
-    COARSE_MS,
-    MAX_KEPT,
-    HistoryPoint,
-    PoolHistoryPoint,
-    TierHistoryPoint,
-    _read,
-    downsampled,
-)
 from gateway.operations.state import (
     DashboardEvent,
     DashboardState,
@@ -306,7 +300,7 @@ def test_points_of_older_versions_are_read() -> None:
     tiers = [["free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None]]
     stored = msgspec.msgpack.encode([AT_MS, "healthy", 1.0, 2.0, tiers, [[AT_MS, "news", "g1 joined."]]])
 
-    assert _read(stored) == HistoryPoint(
+    assert read_point(stored) == HistoryPoint(
         AT_MS,
         "healthy",
         1.0,
@@ -314,7 +308,7 @@ def test_points_of_older_versions_are_read() -> None:
         [TierHistoryPoint("free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None)],
         [DashboardEvent(AT_MS, "news", "g1 joined.")],
     )
-    assert _read(b"\x00") is None
+    assert read_point(b"\x00") is None
 
 
 UPLOT = {
