@@ -14,10 +14,11 @@ import msgspec
 
 from gateway.catalog import CatalogView, SnapshotView
 from gateway.http.response import encode_json
+from gateway.operations.diff import config_changes, state_changes
 from gateway.operations.health.collector import HealthCollector, merge_pools
 from gateway.operations.health.model import Health
 from gateway.operations.history import DashboardHistory
-from gateway.operations.state import DashboardEvent, DashboardState, changes, config_changes, state
+from gateway.operations.state import DashboardEvent, DashboardState, state
 from gateway.operations.subscribers import Subscribers, server_event
 from ledger.batches import OpenBatches
 from scheduler.fault_log import log_fault
@@ -126,7 +127,7 @@ class DashboardSnapshots:
             batches=self._batches(),
         )
         if before is not None:
-            self._unpublished += changes(before.state, now)
+            self._unpublished += state_changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)
         self._configuration = catalog
         self._latest = DashboardSnapshot(at, urgent_state, status, document, now)

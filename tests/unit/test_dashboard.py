@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
 from gateway.operations.dashboard import ASSETS, asset_pages
+from gateway.operations.diff import config_changes, state_changes
 from gateway.operations.downsampling import COARSE_MS, downsampled
 from gateway.operations.history import MAX_KEPT, read_point
 from gateway.operations.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
@@ -24,8 +25,6 @@ from gateway.operations.state import (
     TierState,
     WorkerState,
     capacity_by_worker,
-    changes,
-    config_changes,
     problems,
 )
 from integration.gateway_fixtures import model, tier
@@ -224,7 +223,7 @@ def document(**changed: Any) -> DashboardState:
 )
 def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], events: list[tuple[str, str]]) -> None:
     """Each change of interest to an operator is one event."""
-    found = changes(document(**before), document(**now))
+    found = state_changes(document(**before), document(**now))
 
     assert [(event.level, event.text) for event in found] == events
     assert {event.at_ms for event in found} <= {AT_MS}
@@ -234,7 +233,7 @@ def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], 
 def test_a_lost_worker_is_an_event_at_its_last_heartbeat(before: WorkerState) -> None:
     """Also after a pause."""
     silent = replace(ILL, status=before.status, age_ms=1200)
-    (event,) = changes(document(workers=[ONE, before]), document(workers=[ONE, silent]))
+    (event,) = state_changes(document(workers=[ONE, before]), document(workers=[ONE, silent]))
 
     assert (event.at_ms, event.level) == (AT_MS - 1200, "bad")
     assert event.text.startswith("gpu-2 was lost")
