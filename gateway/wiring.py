@@ -34,14 +34,14 @@ from gateway.metrics.gauges import PoolFigures
 from gateway.openapi.html import Pages
 from gateway.operations.actions import Actions
 from gateway.operations.audited_transaction import AuditedTransaction, Connect
-from gateway.operations.dashboard import Dashboard
+from gateway.operations.dashboard.history import DashboardHistory
+from gateway.operations.dashboard.page import Dashboard
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health.collector import HealthCollector, audit_lag_ms
-from gateway.operations.history import DashboardHistory
 from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
-from gateway.operations.snapshots import DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule

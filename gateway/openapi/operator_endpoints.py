@@ -20,11 +20,11 @@ from gateway.operations.action_bodies import (
     Requeued,
     UncordonBody,
 )
-from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.page import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.model import HealthNow
 from gateway.operations.lookups import CustomerExplained, RequestExplained
-from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 

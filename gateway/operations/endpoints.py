@@ -12,8 +12,8 @@ from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
-from gateway.operations.snapshots import DashboardSnapshots
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow

@@ -14,8 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.operations import subscribers as dashboard_subscribers
-from gateway.operations.dashboard import ASSETS
+from gateway.operations.dashboard import subscribers as dashboard_subscribers
+from gateway.operations.dashboard.page import ASSETS
 from gateway.operations.session import COOKIE, LASTS_S, issue
 from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, browser, call, groups, record
 from integration.dead_letter_fixtures import customer, letter

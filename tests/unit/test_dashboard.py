@@ -11,13 +11,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
-from gateway.operations.dashboard import ASSETS, asset_pages
-from gateway.operations.diff import config_changes, state_changes
-from gateway.operations.downsampling import COARSE_MS, downsampled
-from gateway.operations.history import MAX_KEPT, read_point
-from gateway.operations.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
-from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
-from gateway.operations.state import (
+from gateway.operations.dashboard.diff import config_changes, state_changes
+from gateway.operations.dashboard.downsampling import COARSE_MS, downsampled
+from gateway.operations.dashboard.history import MAX_KEPT, read_point
+from gateway.operations.dashboard.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
+from gateway.operations.dashboard.page import ASSETS, asset_pages
+from gateway.operations.dashboard.state import (
     DashboardEvent,
     DashboardState,
     GpuState,
@@ -27,6 +26,7 @@ from gateway.operations.state import (
     capacity_by_worker,
     problems,
 )
+from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
 from integration.gateway_fixtures import model, tier
 from ledger.catalog.snapshot import Snapshot
 from scheduler.errors import ErrorCode, RequestError

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from gateway.operations.dashboard.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
 from gateway.operations.health.model import LEVELS
-from gateway.operations.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
 from scheduler.protocol.history import KEEP_MS
 
 FINE_MS = 5 * 60_000

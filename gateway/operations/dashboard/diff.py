@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from gateway.catalog import SnapshotView
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState, TierState, WorkerState
 from gateway.operations.health.model import process_name
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.state import DashboardEvent, DashboardState, TierState, WorkerState
 
 MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
 

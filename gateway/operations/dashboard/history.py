@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.operations.downsampling import COARSE_MS, FINE_MS, downsampled
-from gateway.operations.history_points import HistoryPoint, history_point
-from gateway.operations.state import DashboardEvent, DashboardState
+from gateway.operations.dashboard.downsampling import COARSE_MS, FINE_MS, downsampled
+from gateway.operations.dashboard.history_points import HistoryPoint, history_point
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.history import KEEP_MS, STEP_MS, HistoryStore
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.operations.state import DashboardEvent, DashboardState, TierState
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState, TierState
 
 MAX_POOLS = 8
 """Pools with a history of their own."""

@@ -12,8 +12,8 @@ from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EVENTS, EventStream
 from gateway.http.static import HTML, StaticPage
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
-from gateway.operations.snapshots import DashboardSnapshots
 from gateway.operations.uncached import uncached
 from scheduler.errors import ErrorCode, RequestError
 

@@ -14,12 +14,12 @@ import msgspec
 
 from gateway.catalog import CatalogView, SnapshotView
 from gateway.http.response import encode_json
-from gateway.operations.diff import config_changes, state_changes
+from gateway.operations.dashboard.diff import config_changes, state_changes
+from gateway.operations.dashboard.history import DashboardHistory
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState, state
+from gateway.operations.dashboard.subscribers import Subscribers, server_event
 from gateway.operations.health.collector import HealthCollector, merge_pools
 from gateway.operations.health.model import Health
-from gateway.operations.history import DashboardHistory
-from gateway.operations.state import DashboardEvent, DashboardState, state
-from gateway.operations.subscribers import Subscribers, server_event
 from ledger.batches import OpenBatches
 from scheduler.fault_log import log_fault
 from scheduler.tasks import next_tick
