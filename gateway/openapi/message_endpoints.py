@@ -10,9 +10,9 @@ from gateway.http.response_headers import Schema
 from gateway.openapi.endpoint_kinds import inference_endpoint, token_count_endpoint
 from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import only
+from gateway.translations.message_body import MessageBody, PromptBody
 from gateway.translations.message_endpoints import MessageError, TokenCount
 from gateway.translations.message_events import Message, MessageEvent
-from gateway.translations.messages import MessageBody, PromptBody
 
 MESSAGE_PARAMETERS = (
     Parameter(KEY_HEADER, "header", "The API key, if there is no `Authorization`."),

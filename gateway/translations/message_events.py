@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
-from gateway.translations.messages import TextBlock, ThinkingBlock, ToolUseBlock
+from gateway.translations.message_body import TextBlock, ThinkingBlock, ToolUseBlock
 from scheduler.chat_document import (
     DOCUMENT,
     CompletionDetails,
