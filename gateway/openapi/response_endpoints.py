@@ -15,12 +15,8 @@ from gateway.openapi.endpoint_kinds import (
 from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import NOT_EMPTY, inlined, only
 from gateway.translations.custom_tools import CUSTOM, NAMESPACE, NOT_OFFERED, CustomTool
-from gateway.translations.response_document import ResponseDocument, ResponseEvent
-from gateway.translations.response_handlers import LONGEST_NUMBER, MOST, PAGE, InputTokens, ResponseItems
-from gateway.translations.responses import (
+from gateway.translations.response_body import (
     MAX_ITEMS,
-    RESPONSE_ID_PATTERN,
-    TOOL_CHOICES,
     CustomCallItem,
     CustomOutputItem,
     FunctionCallItem,
@@ -33,6 +29,10 @@ from gateway.translations.responses import (
     TextOptions,
     ToolChoiceFunction,
 )
+from gateway.translations.response_document import ResponseDocument, ResponseEvent
+from gateway.translations.response_handlers import LONGEST_NUMBER, MOST, PAGE, InputTokens, ResponseItems
+from gateway.translations.response_id import RESPONSE_ID_PATTERN
+from gateway.translations.responses import TOOL_CHOICES
 from scheduler.errors import ErrorCode
 
 PAGE_PARAMETERS = (

@@ -24,12 +24,8 @@ from gateway.translations.response_document import (
     ResponseTokens,
     started,
 )
-from gateway.translations.responses import (
-    RESPONSE_PREFIX,
-    ResponsesRequest,
-    read_responses,
-    renamed,
-)
+from gateway.translations.response_id import RESPONSE_PREFIX
+from gateway.translations.responses import ResponsesRequest, read_responses, renamed
 from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
