@@ -4,6 +4,7 @@ Customers are not charged and get no response: the requests are admitted as ones
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -159,15 +160,12 @@ class DeadLetterReruns:
         until = time.monotonic() + self.limits.total_ms / 1000 + SLACK_S
         while waiting and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
-            for reply in await self._ended(waiting):
-                waiting.remove(reply.id)
-                yield reply.id, reply
+            found: Sequence[Reply | None] = ()
+            with contextlib.suppress(RedisUnavailable):  # It may return.
+                found = await self._results.fetch(waiting)
+            for reply in found:
+                if reply is not None:
+                    waiting.remove(reply.id)
+                    yield reply.id, reply
         for request_id in waiting:
             yield request_id, None
-
-    async def _ended(self, ids: Sequence[str]) -> list[Reply]:
-        """The stored replies; none while Redis is unavailable, because it may return."""
-        try:
-            return [reply for reply in await self._results.fetch(ids) if reply is not None]
-        except RedisUnavailable:
-            return []

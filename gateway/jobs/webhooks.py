@@ -26,7 +26,6 @@ from gateway.jobs.paused_hosts import MAX_CALLS_PER_HOST, PausedHosts
 from gateway.jobs.results import CallbackBody, job_result
 from gateway.jobs.webhook_security import checked_sockets, customer_key, signed
 from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, record_callback_attempt
-from ledger.postgres import Connection
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 
@@ -113,7 +112,17 @@ class Callbacks:
         if len(self._calls) >= MAX_CALLS:
             return
         try:
-            due = await self._session.run(self._due_callbacks)
+            due = await self._session.run(
+                lambda connection: due_callbacks(
+                    connection,
+                    self._pool,
+                    limit=QUERY_ROWS,
+                    per_host=MAX_CALLS_PER_HOST,
+                    per_customer=MAX_CALLS_PER_CUSTOMER,
+                    calling=list(self._calls),
+                    paused=self._paused.paused(),
+                )
+            )
         except TierlaneError:
             return
         except Exception as error:  # noqa: BLE001 - no fault may end this loop
@@ -134,17 +143,6 @@ class Callbacks:
             task = asyncio.create_task(self._call(client, callback), name="callback")
             self._calls[callback.id] = _Call(host, customer_id, task)
             task.add_done_callback(functools.partial(self._done, callback.id))
-
-    async def _due_callbacks(self, connection: Connection) -> list[Callback]:
-        return await due_callbacks(
-            connection,
-            self._pool,
-            limit=QUERY_ROWS,
-            per_host=MAX_CALLS_PER_HOST,
-            per_customer=MAX_CALLS_PER_CUSTOMER,
-            calling=list(self._calls),
-            paused=self._paused.paused(),
-        )
 
     def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
         del self._calls[job_id]

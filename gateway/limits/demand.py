@@ -169,15 +169,17 @@ class DemandMeter:
         recent_s = max(sum(list(self._spans)[-RECENT_BEATS:]), 0.001)
         stats = {name: _rates(demand_meter, span_s, recent_s, now) for name, demand_meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
-        batches, filled = self._batch_rates(span_s)
+        (batches_were, filled_were), (batches, filled) = self._batches_were[0], self._batches()
+        self._batches_were.append((batches, filled))
         gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
         refused, served, failed = self.refusals.heartbeat(now)
         return GatewayStats(
             self._gateway_id,
             round(total, 3),
             stats,
-            batches_per_second=batches,
-            filled_per_second=filled,
+            # The full size may change in the model's row, and with it the earlier count.
+            batches_per_second=round(max(0.0, batches - batches_were) / span_s, 3),
+            filled_per_second=round(max(0.0, filled - filled_were) / span_s, 3),
             busiest=self._busiest.heartbeat(elapsed_s),
             outcomes=self.outcomes.heartbeat(tiers, now),
             gpu_ms=gpu_ms,
@@ -186,13 +188,6 @@ class DemandMeter:
             served=served,
             failed=failed,
         )
-
-    def _batch_rates(self, span_s: float) -> tuple[float, float]:
-        """Batches/s and full batches/s of the window."""
-        before, now = self._batches_were[0], self._batches()
-        self._batches_were.append(now)
-        # The full size may change in the model's row, and with it the earlier count.
-        return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 
 def _rates(demand_meter: TierMeter, span_s: float, recent_s: float, now: float) -> TierStats:

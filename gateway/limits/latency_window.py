@@ -34,15 +34,10 @@ class LatencyWindow:
         counts = [sum(column) for column in zip(*self._rows, strict=True)]
         ranks = [math.ceil(share * sum(counts)) for share in shares]
         reached = list(accumulate(counts))
-        return [_end_ms(bisect_left(reached, rank)) for rank in ranks]
+        return [float(round(2 ** ((bisect_left(reached, rank) + 1) / _BUCKETS_PER_DOUBLING), 1)) for rank in ranks]
 
     def _turn(self, now: float) -> None:
         slot = int(now / LATENCY_SLOT_S)
         for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
             self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
         self._slot = max(self._slot, slot)
-
-
-def _end_ms(bucket: int) -> float:
-    """The upper end of a bucket in ms."""
-    return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))

@@ -9,7 +9,7 @@ import msgspec
 from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.limits.rejections import spent_quotas
-from ratelimit.limits import NO_BUCKET, EffectiveLimits, effective
+from ratelimit.limits import NO_BUCKET, effective
 from scheduler.errors import RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import MAX_PER_HEARTBEAT, RejectionRecord
@@ -104,26 +104,23 @@ def _record(
         retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, RejectionError) else 0,
         endpoint=submission.endpoint,
     )
-    return record if verdict is None else _with(record, now, verdict)
-
-
-def _with(record: RejectionRecord, limits: EffectiveLimits, verdict: Verdict) -> RejectionRecord:
-    # The first quota without room, in the order of admission.
-    quotas = spent_quotas(verdict, limits) if verdict.outcome is Admission.QUOTA else []
-    quota, amount = quotas[0] if quotas else ("", 0)
-    levels = {b.kind.outcome: level.left for b, level in zip(limits.buckets, verdict.left.buckets, strict=False)}
-    rejecting = limits.bucket_of(verdict.outcome)
-    requests = levels.get(Admission.CUSTOMER_LIMIT, 0.0)
+    if verdict is None:
+        return record
+    quotas = spent_quotas(verdict, now) if verdict.outcome is Admission.QUOTA else []
+    quota, amount = quotas[0] if quotas else ("", 0)  # The first without room, in the order of admission.
+    levels = {b.kind.outcome: level.left for b, level in zip(now.buckets, verdict.left.buckets, strict=False)}
+    rejecting = now.bucket_of(verdict.outcome)
+    remaining = levels.get(Admission.CUSTOMER_LIMIT, 0.0)
     return msgspec.structs.replace(
         record,
         outcome=verdict.outcome.value,
         quota=quota,
         quota_amount=amount,
-        remaining=round(requests, 3),
+        remaining=round(remaining, 3),
         tokens_left=round(levels.get(Admission.TOKEN_LIMIT, 0.0), 3),
         in_use=verdict.left.in_use,
         depth=verdict.depth,
         retry_after_ms=record.retry_after_ms or verdict.retry_after_ms,
         limit=rejecting.words if rejecting else "",
-        left=round(levels.get(verdict.outcome, requests), 3) if rejecting else 0.0,
+        left=round(levels.get(verdict.outcome, remaining), 3) if rejecting else 0.0,
     )

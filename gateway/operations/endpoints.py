@@ -167,14 +167,11 @@ class Internal:
                 detail = await parts.results.request_detail(request_id)
                 if detail is not None:
                     return from_redis(detail), None
-        row = await self._stored(request_id)
-        return None if row is None else from_audit(row), row
-
-    async def _stored(self, request_id: str) -> RequestRow | None:
         if self._parts.find_stored is None:
-            return None
+            return None, None
         try:
-            return await self._parts.find_stored(request_id)
+            row = await self._parts.find_stored(request_id)
         except Exception as error:  # asyncpg has no common base class of its errors.
             log_fault("reading the audit failed", error)
             raise RejectionError(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read now; try again.") from error
+        return None if row is None else from_audit(row), row

@@ -101,7 +101,8 @@ def _request(body: PromptBody, options: Chat, max_input_bytes: int) -> Inference
 
 def chat_of(body: PromptBody) -> Chat:
     """The same prompt as a body in OpenAI's format. Raises RequestError for a choice among no tools."""
-    chat: Chat = {"model": body.model, "messages": [*_system(body.system), *_conversation(body.messages)]}
+    system = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
+    chat: Chat = {"model": body.model, "messages": [*system, *_conversation(body.messages)]}
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
         chat |= _tool_choice(body.tool_choice)
@@ -114,11 +115,6 @@ def chat_of(body: PromptBody) -> Chat:
         schema = {"name": "output", "schema": config.format.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
-
-
-def _system(system: str | list[SystemText] | None) -> Iterator[Chat]:
-    if system:
-        yield {"role": "system", "content": _content(_parts(system))}
 
 
 def _conversation(messages: Iterable[InputMessage]) -> Iterator[Chat]:

@@ -223,7 +223,7 @@ def document(**changed: Any) -> DashboardState:
 )
 def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], events: list[tuple[str, str]]) -> None:
     """Each change of interest to an operator is one event."""
-    found = state_changes(document(**before), document(**now))
+    found = list(state_changes(document(**before), document(**now)))
 
     assert [(event.level, event.text) for event in found] == events
     assert {event.at_ms for event in found} <= {AT_MS}

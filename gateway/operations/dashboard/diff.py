@@ -10,54 +10,39 @@ from gateway.operations.health.worker_losses import ACTIVE_STATUSES, INTENDED_ST
 MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
 
 
-def state_changes(before: DashboardState, now: DashboardState) -> list[DashboardEvent]:
+def state_changes(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     """The events between two states. Workers and gateways are compared only if Redis responded both times."""
-    events = [*_status_events(before, now), *_redis_events(before, now), *_limit_events(before, now)]
-    events += _dead_letter_events(before, now)
-    if before.redis_problem is None and now.redis_problem is None:
-        events += [*_worker_events(before, now), *_gateway_events(before, now)]
-    return events
-
-
-def _status_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    if before.status == now.status:
-        return
-    reason = f": {now.reasons[0]}" if now.reasons else "."
-    yield DashboardEvent(
-        now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{reason}", "status"
-    )
-
-
-def _redis_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+    at_ms = now.at_ms
+    if before.status != now.status:
+        reason = f": {now.reasons[0]}" if now.reasons else "."
+        level = "good" if now.status == "healthy" else "bad"
+        yield DashboardEvent(at_ms, level, f"Status is {now.status}{reason}", "status")
     if before.redis_problem is None and now.redis_problem is not None:
-        yield DashboardEvent(now.at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.", "redis")
+        yield DashboardEvent(at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.", "redis")
     elif before.redis_problem is not None and now.redis_problem is None:
-        yield DashboardEvent(now.at_ms, "good", "Redis is available again.", "redis")
-
-
-def _limit_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+        yield DashboardEvent(at_ms, "good", "Redis is available again.", "redis")
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         was = earlier.get(tier.name)
-        if was is not None and _is_reduced(was) != _is_reduced(tier):
-            reduced = _is_reduced(tier)
+        if was is not None and _is_reduced(was) != (reduced := _is_reduced(tier)):
             text = f"are reduced to {tier.limit_ratio:.0%}" if reduced else "are nearly restored"
-            yield DashboardEvent(now.at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.", "limits")
+            yield DashboardEvent(at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.", "limits")
+    if now.dlq > before.dlq:
+        text = f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total."
+        yield DashboardEvent(at_ms, "bad", text, "dead_letters")
+    elif now.dlq < before.dlq:
+        text = f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain."
+        yield DashboardEvent(at_ms, "news", text, "dead_letters")
+    if before.redis_problem is None and now.redis_problem is None:
+        yield from _worker_events(before, now)
+        for gateway in sorted(set(now.gateways) - set(before.gateways)):
+            yield DashboardEvent(at_ms, "news", f"{process_name(gateway)} joined.", "gateway")
+        for gateway in sorted(set(before.gateways) - set(now.gateways)):
+            yield DashboardEvent(at_ms, "news", f"{process_name(gateway)} left.", "gateway")
 
 
 def _is_reduced(tier: TierState) -> bool:
     return tier.limit_ratio < 1 - MIN_REDUCTION
-
-
-def _dead_letter_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    if now.dlq > before.dlq:
-        yield DashboardEvent(
-            now.at_ms, "bad", f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total.", "dead_letters"
-        )
-    elif now.dlq < before.dlq:
-        yield DashboardEvent(
-            now.at_ms, "news", f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain.", "dead_letters"
-        )
 
 
 def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
@@ -95,13 +80,6 @@ def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) 
 def _serves(worker: WorkerState) -> bool:
     """A brief pause is not an event: an endpoint at its rate limit causes several a minute."""
     return worker.healthy or worker.pausing
-
-
-def _gateway_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} joined.", "gateway")
-    for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} left.", "gateway")
 
 
 def config_changes(before: SnapshotView | None, now: SnapshotView | None, at_ms: int) -> Iterator[DashboardEvent]:

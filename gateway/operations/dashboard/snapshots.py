@@ -71,7 +71,11 @@ class DashboardSnapshots:
         """The latest snapshot, at most a second old."""
         async with self._taking:
             latest = self._latest
-            if latest is None or self._is_old(latest):
+            if (
+                latest is None
+                or self._clock() - latest.at >= INTERVAL_S
+                or self._collector.urgent_state() != latest.urgent_state
+            ):
                 latest = await self._take(latest)
             return latest
 
@@ -103,9 +107,6 @@ class DashboardSnapshots:
         self._unpublished.clear()
         self.subscribers.publish(server_event("state", encode_json(state)))
         await self.history.add(state)
-
-    def _is_old(self, latest: DashboardSnapshot) -> bool:
-        return self._clock() - latest.at >= INTERVAL_S or self._collector.urgent_state() != latest.urgent_state
 
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
         urgent_state, at = self._collector.urgent_state(), self._clock()

@@ -174,6 +174,8 @@ def state(
 ) -> DashboardState:
     """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
     gateways = _gateways(pools)
+    ages_s = [each.inputs.look_age_s for each in pools.values()]
+    known_s = [age_s for age_s in ages_s if age_s is not None]
     redis_problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
     return DashboardState(
         **msgspec.structs.asdict(_pool("", pools, whole, rows)),
@@ -182,7 +184,7 @@ def state(
         reasons=whole["reasons"],
         problems=problems(whole),
         redis_problem=redis_problems[0] if redis_problems else None,
-        look_age_s=_oldest_s([each.inputs.look_age_s for each in pools.values()]),
+        look_age_s=round(max(known_s), 2) if known_s and len(known_s) == len(ages_s) else None,
         audit_lag_ms=whole["audit_lag_ms"],
         workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
         customers=top_customers(gateways),
@@ -273,11 +275,6 @@ def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: 
 
 def _total(rates: Iterable[float]) -> float:
     return round(sum(rates), 3)
-
-
-def _oldest_s(ages_s: Sequence[float | None]) -> float | None:
-    known = [age_s for age_s in ages_s if age_s is not None]
-    return round(max(known), 2) if known and len(known) == len(ages_s) else None
 
 
 def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:

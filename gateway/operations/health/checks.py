@@ -241,7 +241,9 @@ def _redis(inputs: HealthInputs) -> HealthFinding:
     age_s, direct = inputs.look_age_s, inputs.direct
     fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_OBSERVATION_S
     if direct is not None and _served_directly(direct):
-        reason = _direct_mode_reason(direct, fresh=fresh)
+        redis = "Redis is responding again, but is not used until it is stable" if fresh else "Redis is not responding"
+        workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
+        reason = f"{redis}; requests have been served by direct calls to {workers} for {direct.for_s:.1f} s."
         return problem("direct_mode", "redis:look_age", "datastore", "degraded", age_s, "s", reason)
     if fresh:
         return HealthFinding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
@@ -269,12 +271,6 @@ def _obstacle(inputs: HealthInputs) -> Obstacle | None:
     if seen is not None and seen.workers and not any(worker.healthy for worker in seen.workers):
         return Obstacle("no GPU is healthy", "gpus:healthy")
     return None
-
-
-def _direct_mode_reason(direct: DirectView, *, fresh: bool) -> str:
-    redis = "Redis is responding again, but is not used until it is stable" if fresh else "Redis is not responding"
-    workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
-    return f"{redis}; requests have been served by direct calls to {workers} for {direct.for_s:.1f} s."
 
 
 def _spool(direct: DirectView) -> HealthFinding:
