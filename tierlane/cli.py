@@ -159,8 +159,11 @@ def _add_tool(name: str, help_text: str, find: Callable[[], Any]) -> None:
 def _add_tools(*verbs: tuple[str, str, str]) -> None:
     """Add verbs of this distribution: name, module and function or typer application, help."""
     for name, place, help_text in verbs:
-        module, _, attribute = place.partition(":")
-        _add_tool(name, help_text, lambda module=module, attribute=attribute: getattr(import_module(module), attribute))
+        _add_tool(name, help_text, partial(_attribute, *place.split(":")))
+
+
+def _attribute(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
 
 
 def _add_others(*verbs: tuple[str, str, str]) -> None:
