@@ -85,7 +85,7 @@ def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[
 def _facts(result: Document) -> list[tuple[str, str]]:
     gpus = result["gpus"]
     facts = [
-        ("mode", f"{result['mode']}, seed {result['seed']}"),
+        ("seed", f"{result['seed']}"),
         ("measured", f"{result['requests']:,} requests in {result['measured_s']:g} s"),
         ("GPUs busy", f"{100 * gpus['busy']:.1f} %, {gpus['mean_batch']:g} requests per batch"),
     ]
