@@ -77,6 +77,7 @@ class JobScan:
         self._after: tuple[datetime, str] = FIRST_PAGE
         self._epoch = b""
         self.sweeping = True
+        self.requeued = 0
 
     def sweep(self) -> None:
         """Start at the oldest job, and scan all without a pause."""
@@ -146,6 +147,7 @@ class JobScan:
             self._epoch = b""
             return
         if queued:
+            self.requeued += len(queued)
             log.warning("jobs_queued_again", count=len(queued))
             await count_requeue(connection, queued)
 
