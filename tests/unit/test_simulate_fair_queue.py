@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane.simulate.fair_queue import FairQueue, QueuedRequest
+from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 
 
 def request(customer: int, arrived_s: float = 0.0) -> QueuedRequest:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tierlane.simulate.command import run_scenario
-from tierlane.simulate.events import Arrival
-from tierlane.simulate.recorded import RecordedTraffic
-from tierlane.simulate.scenario import (
+from tierlane_tools.simulate.command import run_scenario
+from tierlane_tools.simulate.events import Arrival
+from tierlane_tools.simulate.recorded import RecordedTraffic
+from tierlane_tools.simulate.scenario import (
     DEFAULTS,
     Costs,
     ScenarioError,
