@@ -48,6 +48,12 @@ BACKGROUND: Schema = {
 }
 """`background` needs a stored response."""
 
+_NO_TYPE = inlined(MessageItem, optional=("type",))
+"""A message, whose type may be left out."""
+
+_REASONING = inlined(ReasoningItem)
+CALL_ITEMS = (FunctionCallItem, FunctionOutputItem, CustomCallItem, CustomOutputItem)
+
 
 def _of_type(name: str, kind: type) -> Schema:
     """The schema of an object about a tool of this type."""
@@ -62,11 +68,6 @@ def _typed(*types: str, **more: Schema) -> Schema:
 TOOLS = (_of_type("function", FunctionTool), _of_type(CUSTOM, CustomTool))
 NAMESPACE_TOOL = _typed(NAMESPACE, name={"type": "string"}, tools={"type": "array", "items": {"anyOf": [*TOOLS]}})
 
-_NO_TYPE = inlined(MessageItem, optional=("type",))
-"""A message, whose type may be left out."""
-
-_REASONING = inlined(ReasoningItem)
-CALL_ITEMS = (FunctionCallItem, FunctionOutputItem, CustomCallItem, CustomOutputItem)
 RESPONSE_RULES: dict[str, Schema] = {
     "input": {
         "anyOf": [
