@@ -19,7 +19,7 @@ import torch
 from gpu_pool.backends.backend import NO_EMBEDDINGS, Item, ItemResult
 from gpu_pool.backends.generation import named_turns, prompt_of, read_parameters
 from gpu_pool.backends.hf.decoding import HfDecoder, takes
-from gpu_pool.backends.hf.directory import Unusable
+from gpu_pool.backends.hf.json_file import Unusable
 from gpu_pool.backends.hf.row import HfSequence
 from gpu_pool.backends.stepping import RowLoop, run_all
 from scheduler.context_length import ContextOverflow

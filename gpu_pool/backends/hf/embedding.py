@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item, ItemResult
-from gpu_pool.backends.hf.directory import Pooling, SentenceLayout
+from gpu_pool.backends.hf.sentence_layout import Pooling, SentenceLayout
 from scheduler.errors import ErrorCode
 from scheduler.payload import write_vector
 
