@@ -12,9 +12,11 @@ from certificates import certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import NO_MODEL, PRIORITY_OWNER, SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.availability import SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
+from gpu_pool.backends.openai_endpoint.probe import NO_MODEL
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access

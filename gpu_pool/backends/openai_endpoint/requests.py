@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, refuses_priority, refuses_usage
+from gpu_pool.backends.openai_endpoint.capabilities import EndpointCapabilities, refuses_priority, refuses_usage
 from gpu_pool.backends.openai_endpoint.client import (
     MAX_ANSWER_BYTES,
     CallTimeout,
