@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
-from gpu_pool.model_process.batch_runner import (
-    BatchRunner,
-    DeviceLost,
-    blame,
-    fault_of,
-    free_cached_memory,
-    is_out_of_memory,
-    is_sticky,
-)
+from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of
+from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
 from gpu_pool.model_process.inputs import (
     Listeners,
     SlotListeners,
