@@ -16,7 +16,8 @@ from typing import Literal
 import structlog
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
 from scheduler.errors import ErrorCode, StartError
 
 FIRST_RESPAWN_S, SLOWEST_RESPAWN_S = 0.1, 5.0

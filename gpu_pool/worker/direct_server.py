@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused, StallDetector
+from gpu_pool.model_process.handle import ModelLost, RunRefused
+from gpu_pool.model_process.stall_detector import StallDetector
 from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.execution import Execution, NotStarted, not_run
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, StartError, TierlaneError

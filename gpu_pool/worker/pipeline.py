@@ -24,7 +24,8 @@ from typing import Any
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused
+from gpu_pool.model_process.handle import ModelLost, RunRefused
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.execution import Execution, NotStarted
 from gpu_pool.worker.prefetch import Prefetch, PrefetchSlot
 from gpu_pool.worker.streams import BatchStreams, Outgoing

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung
 from gpu_pool.model_process.messages import Piece, Refused
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.execution import early_outcome, not_run
 from gpu_pool.worker.slot_runs import SlotEnd, SlotRun, SlotRuns
 from gpu_pool.worker.streams import Outgoing

@@ -19,7 +19,7 @@ import structlog
 from gpu_pool.backends.openai_endpoint.settings import SERVERS
 from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
-from gpu_pool.model_process.handle import ModelLaunch
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.report import WorkerReading, report_of
 from gpu_pool.worker.cell_link import BLOCK_S, CellLink

@@ -14,8 +14,9 @@ from eventually import eventually
 from fake_nvml import FakeNvml
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process import supervisor
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker import prefetch
 from gpu_pool.worker.execution import Execution, NotStarted
 from gpu_pool.worker.gpu import ECC

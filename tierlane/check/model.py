@@ -17,7 +17,9 @@ import typer
 
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import Access, secrets_of
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelProcess, run_watched
+from gpu_pool.model_process.handle import ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
+from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from gpu_pool.worker.slow_model import TRIAL_CAPS
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
