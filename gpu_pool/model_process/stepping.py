@@ -15,17 +15,10 @@ from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
 from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
-from gpu_pool.model_process.inputs import (
-    Listeners,
-    SlotListeners,
-    StreamListener,
-    deadlines,
-    read_items,
-    rejection,
-    stream_deadlines,
-    with_late,
-)
+from gpu_pool.model_process.inputs import read_items, rejection, with_late
+from gpu_pool.model_process.listeners import Listeners, SlotListeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
     Drop,

@@ -16,7 +16,7 @@ from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import take_access
-from gpu_pool.model_process.inputs import SlotListeners
+from gpu_pool.model_process.listeners import SlotListeners
 from scheduler.errors import ErrorCode
 
 

@@ -12,15 +12,10 @@ from functools import partial
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.frame_socket import FrameConnection
-from gpu_pool.model_process.inputs import (
-    UNREADABLE,
-    SlotListeners,
-    deadlines,
-    read_items,
-    stream_deadlines,
-    with_late,
-)
+from gpu_pool.model_process.inputs import UNREADABLE, read_items, with_late
+from gpu_pool.model_process.listeners import SlotListeners
 from gpu_pool.model_process.messages import (
     Available,
     Done,
