@@ -17,7 +17,8 @@ from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelLost, ModelProcess, RunRefused, ignore_pieces, ignore_start
 from gpu_pool.model_process.messages import Done, FrameTooLarge
-from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
+from gpu_pool.model_process.quarantine import BatchVerdict, judge
+from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from gpu_pool.worker.batch_rates import BusyShare, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms

@@ -12,8 +12,9 @@ from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelLost, ModelProcess, RunRefused
 from gpu_pool.model_process.messages import Done, FrameTooLarge, Piece, Refused
+from gpu_pool.model_process.quarantine import judge
 from gpu_pool.model_process.stall_detector import GAP_S
-from gpu_pool.model_process.supervisor import ModelSupervisor, judge
+from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.service_time import ServiceTime
 from gpu_pool.worker.slot_usage import SlotUsage
