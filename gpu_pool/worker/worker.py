@@ -23,7 +23,8 @@ from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.report import WorkerReading, report_of
 from gpu_pool.worker.cell_link import BLOCK_S, CellLink
-from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
+from gpu_pool.worker.direct_batches import DirectBatches
+from gpu_pool.worker.direct_server import DirectEndpoint
 from gpu_pool.worker.execution import Execution
 from gpu_pool.worker.gpu import GpuWatch, gpu_of
 from gpu_pool.worker.prefetch import AHEAD_MS
