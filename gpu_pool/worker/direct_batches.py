@@ -17,9 +17,7 @@ from gpu_pool.worker.execution import Execution, NotStarted, not_run
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.protocol.batches import RETRY_BUDGET, ClaimedRequest, Outcome
-from scheduler.protocol.direct import (
-    DirectItem,
-)
+from scheduler.protocol.direct import DirectItem
 
 MOST_WAITING = 4
 

@@ -26,7 +26,8 @@ from gpu_pool.worker.cell_link import BLOCK_S, CellLink
 from gpu_pool.worker.direct_batches import DirectBatches
 from gpu_pool.worker.direct_server import DirectEndpoint
 from gpu_pool.worker.execution import Execution
-from gpu_pool.worker.gpu import GpuWatch, gpu_of
+from gpu_pool.worker.gpu_watch import GpuWatch
+from gpu_pool.worker.nvml_gpu import gpu_of
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.slow_model import Trials
 from gpu_pool.worker.traces import BatchTraces

@@ -19,7 +19,7 @@ from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker import prefetch
 from gpu_pool.worker.execution import Execution, NotStarted
-from gpu_pool.worker.gpu import ECC
+from gpu_pool.worker.gpu_faults import ECC
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here
 from integration.gpu_pool_fixtures import batch, ended, faulty_models, replies, running

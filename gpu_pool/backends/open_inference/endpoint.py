@@ -21,13 +21,7 @@ from gpu_pool.backends.openai_endpoint.availability import SILENT
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
-from gpu_pool.backends.openai_endpoint.errors import (
-    KEY_STATUSES,
-    NO_KEY,
-    CallResult,
-    Lost,
-    read_refusal,
-)
+from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
 from gpu_pool.backends.openai_endpoint.messages import Body, traceparent_of
 from gpu_pool.backends.openai_endpoint.probe import (
     ABSENT,
