@@ -21,7 +21,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.batching.policy import BatchPolicy, Decision, PoolSnapshot, TierPolicy, TierQueue, WakeCondition, decide
+from scheduler.batching.decision import Decision, WakeCondition
+from scheduler.batching.policy import decide
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.timing import ArrivalRate, Service
 
 TIER = "free"

@@ -23,8 +23,8 @@ from ledger.catalog.snapshot import CellRow, Snapshot, Tier
 from pool import TIERS, Pool
 from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import CellPlace, Moves, MovesPublisher, PoolPlan
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import GatewayStats, TierStats

@@ -12,8 +12,8 @@ from contract.slots import announce, claim_next, ended, ids_of, in_slots
 from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.dispatcher import MAX_SLEEP_S, STANDBY_S, Dispatcher, ServiceWatch, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import HANDED_BACK, FreeSlots

@@ -8,7 +8,7 @@ import pytest
 
 from ledger.catalog.snapshot import CellRow, Customer, Model, Snapshot, Tier
 from ratelimit.shares import TierShare
-from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import PoolPlan
 from tierlane.roles.allotter import SharedCustomers
 from tierlane.roles.scheduler import (

@@ -30,8 +30,8 @@ from ledger.postgres import AWAY, closing, connect
 from ratelimit.request_limits import RequestLimits
 from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import MovesPublisher, PoolPlan
 from scheduler.cells.places import cell_urls
 from scheduler.errors import RedisUnavailable

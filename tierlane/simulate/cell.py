@@ -19,19 +19,12 @@ from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.request_limits import FUNCTION
+from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, WakeCondition
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
-from scheduler.batching.policy import (
-    FIRST_IDLE,
-    NEVER,
-    BatchPolicy,
-    Decision,
-    PoolSnapshot,
-    TierPolicy,
-    TierQueue,
-    WakeCondition,
-    choose,
-    plan,
-)
+from scheduler.batching.policy import plan
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_shares import choose
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
 from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
