@@ -5,9 +5,9 @@ They get places that cost no time, and a share of every batch.
 
 from collections.abc import Mapping, Sequence
 
+from scheduler.batching.service import Service
 from scheduler.batching.snapshot import PoolSnapshot
 from scheduler.batching.tier_policy import BatchPolicy
-from scheduler.batching.timing import Service
 from scheduler.states import background_of
 
 SPREAD = 0.97

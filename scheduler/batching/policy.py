@@ -1,7 +1,7 @@
 """When a batch leaves, and with which requests: a pure function of a snapshot, without Redis, clock or await.
 
 Late binding: no more batches are formed than the workers need ready, so that queued requests can still be overtaken. A full
-batch leaves at once. A part batch leaves only for an idle worker: when it has the size that the load requires (`timing`),
+batch leaves at once. A part batch leaves only for an idle worker: when it has the size that the load requires (`target_size`),
 when its window is over, or when waiting would add less than one request. `tier_shares` has the order of requests.
 
 Background work gets places in these batches (`background`), and batches of its own for workers that would be idle. Such a
@@ -23,10 +23,11 @@ from scheduler.batching.background import (
     spread_ms,
 )
 from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, Waits, WakeCondition
+from scheduler.batching.distances import distance_ms, part_distance_ms, since_due_ms
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.target_size import target_size, window_ms
 from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.tier_shares import choose
-from scheduler.batching.timing import distance_ms, part_distance_ms, since_due_ms, target_size, window_ms
 from scheduler.states import background_of
 
 MOST_AT_ONCE = 8

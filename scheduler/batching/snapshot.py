@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.batching.timing import UNKNOWN, Service
+from scheduler.batching.service import UNKNOWN, Service
 from scheduler.protocol.pool_view import SlotView
 
 

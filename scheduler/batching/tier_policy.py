@@ -19,7 +19,7 @@ class TierPolicy:
 class BatchPolicy:
     """The policy from the model's row and the settings. Times in ms, sizes in requests, input tokens (0: no limit).
 
-    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`); 0: batches have no distances.
+    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`distances`); 0: batches have no distances.
     `background_share`: the share (0..1) of every batch for background work while it waits.
     """
 

@@ -13,8 +13,8 @@ from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.dispatcher import MAX_SLEEP_S, STANDBY_S, Dispatcher, ServiceWatch, Waker
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.service import UNKNOWN, Service
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
-from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import HANDED_BACK, FreeSlots
 from scheduler.protocol.pool_view import WorkerReport

@@ -19,10 +19,12 @@ from ratelimit.capacity import relax
 from ratelimit.limits import CONCURRENCY, LIMIT_COLUMNS, MAX_CONCURRENCY, REQUEST_BUCKET, Values, value_of
 from ratelimit.request_limits import FUNCTION
 from ratelimit.shares import TierShare, ceilings, factor, part_of_capacity, remembered
+from scheduler.batching.distances import distance_ms
+from scheduler.batching.service import Service
 from scheduler.batching.snapshot import TierQueue
+from scheduler.batching.target_size import target_size, window_ms
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.tier_shares import choose
-from scheduler.batching.timing import Service, distance_ms, target_size, window_ms
 from scheduler.cells.moves import PERIOD_S, until_next_s
 from scheduler.cells.placement import Cell, CellLoad, home, needed_above, placed, ready_workers, workers_needed
 from scheduler.errors import ErrorCode
