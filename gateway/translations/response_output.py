@@ -24,13 +24,9 @@ from gateway.translations.response_document import (
     ResponseTokens,
     started,
 )
-from gateway.translations.responses import (
-    RESPONSE_PREFIX,
-    ResponsesRequest,
-    read_responses,
-    renamed,
-)
-from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
+from gateway.translations.responses import RESPONSE_PREFIX, ResponsesRequest, read_responses, renamed
+from scheduler.chat_document import DOCUMENT, arguments_of, lines_of, text_of
+from scheduler.chat_events import as_deltas
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from scheduler.payload import Payload, PromptMessage, Task, decode_payload, encode_messages, encode_payload
+from scheduler.payload import Payload, Task, decode_payload, encode_payload
+from scheduler.prompt_messages import PromptMessage, encode_messages
 
 IN_A_ROW = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 60.0

@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ledger.schema.metadata import NAME_PATTERN, check, column, limit_check, matches, metadata, one_of, within
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE
 from ratelimit.quotas import PERIOD_S
-from scheduler.chat_document import Capability
+from scheduler.capabilities import Capability
 
 MOST_WAIT_MS = 3_600_000
 MOST_WINDOW_MS = 60_000

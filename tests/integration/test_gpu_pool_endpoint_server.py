@@ -22,8 +22,9 @@ from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
 from integration.endpoint_fixtures import Reader, answered, answers, chat, codes, items, loaded, outputs, stand_in
 from scheduler.errors import StartError
-from scheduler.payload import Task, read_vector
+from scheduler.payload import Task
 from scheduler.tracing import Context
+from scheduler.vectors import read_vector
 
 __all__ = ["stand_in"]
 

@@ -8,15 +8,7 @@ import msgspec
 import typer
 
 from ledger.admin.transaction import as_actor
-from ledger.dead_letters import (
-    DeadLetterRow,
-    count_letters,
-    find_letter,
-    list_letters,
-    note,
-    purge_letters,
-    read_body,
-)
+from ledger.dead_letters import DeadLetterRow, count_letters, find_letter, list_letters, note, purge_letters, read_body
 from scheduler.payload import decode_payload
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import tag_at

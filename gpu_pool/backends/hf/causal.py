@@ -24,7 +24,8 @@ from gpu_pool.backends.hf.row import HfSequence
 from gpu_pool.backends.stepping import RowLoop, run_all
 from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode
-from scheduler.payload import PromptMessage, Task
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage
 
 ENDLESS: Final = 1_000_000
 """Contexts from here on mean that transformers knows none."""
