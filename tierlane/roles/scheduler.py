@@ -39,10 +39,11 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.audit_outbox import Outbox
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.cordons import Cordons, CordonSync
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import QuotaRestore
 from scheduler.protocol.pool_view import Unfinished
-from scheduler.protocol.presence import Cordons, CordonSync, Presence
+from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import blocking_client, command_client, server_url, tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of, is_pool_name, place_name, pools_to_serve
 from scheduler.tasks import Loop, TaskRegistry, end_all, next_tick
