@@ -5,33 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from tierlane.admin.options import (
-    CUSTOMER,
-    KEY,
-    MODEL,
-    PRICE,
-    TIER,
-    CustomerName,
-    Field,
-    Given,
-    KeyId,
-    Limit,
-    Name,
-    Work,
-    Yes,
-    limit_option,
-    reads,
-    writes,
-)
+from tierlane.admin.fields import CUSTOMER, KEY, MODEL, PRICE, TIER, Field
+from tierlane.admin.options import CustomerName, Given, KeyId, Limit, Name, Work, Yes, limit_option, reads, writes
 from tierlane.command import STYLE, LazyModule, no_variable, verb_group
 
 if TYPE_CHECKING:
-    from tierlane.admin import config_history, customers, runner, tiers_and_models
+    from tierlane.admin import config_history, customers, tiers_and_models, values
 else:
     # Help must be fast.
     config_history = LazyModule("tierlane.admin.config_history")
     customers = LazyModule("tierlane.admin.customers")
-    runner = LazyModule("tierlane.admin.runner")
+    values = LazyModule("tierlane.admin.values")
     tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
 
 customer_app = verb_group(
@@ -65,13 +49,13 @@ def customer_show(
 @writes(customer_app, "create", "customer create acme --tier paid --requests-per-second 50", CUSTOMER, new=True)
 def customer_create(name: Name, given: Given) -> Work:
     """Create a customer; it inherits the limits that are not given from its tier."""
-    return customers.create_customer(name, runner.new_row(CUSTOMER, given))
+    return customers.create_customer(name, values.new_row(CUSTOMER, given))
 
 
 @writes(customer_app, "set", "customer set acme --tier enterprise --burst none", CUSTOMER)
 def customer_set(name: CustomerName, given: Given) -> Work:
     """Change the tier or own limits of a customer; with `none` it inherits the limit of its tier."""
-    return customers.alter_customer(name, runner.changes_of(CUSTOMER, given))
+    return customers.alter_customer(name, values.changes_of(CUSTOMER, given))
 
 
 @writes(customer_app, "suspend", "customer suspend acme")
@@ -111,7 +95,7 @@ CustomerOption: TypeAlias = Annotated[
 @reads(key_app, "list", "key list acme")
 def key_list(customer: OnlyCustomer = None, named: CustomerOption = None, limit: Limit = 100) -> Work:
     """Show the newest keys, without their secrets, which are not stored."""
-    return customers.show_keys(limit, runner.one_of("CUSTOMER", customer, "--customer", named))
+    return customers.show_keys(limit, values.one_of("CUSTOMER", customer, "--customer", named))
 
 
 @reads(key_app, "show", "key show 0123456789ab")
@@ -123,8 +107,8 @@ def key_show(key: KeyId) -> Work:
 @writes(key_app, "create", "key create acme ci --expires-in 90d", KEY, new=True)
 def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: ExpiresIn = None) -> Work:
     """Issue a key and print it, only this once. A rate without a burst gets a burst of one second."""
-    lifetime = None if expires_in is None else runner.duration("--expires-in", expires_in)
-    return customers.create_key(customer, name, lifetime, runner.new_row(KEY, given))
+    lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
+    return customers.create_key(customer, name, lifetime, values.new_row(KEY, given))
 
 
 @writes(key_app, "rotate", "key rotate 0123456789ab --grace 24h")
@@ -139,8 +123,8 @@ def key_rotate(
     ] = None,
 ) -> Work:
     """Issue a second key with the same name and limits. Both work until the old one expires after the grace time."""
-    lifetime = None if expires_in is None else runner.duration("--expires-in", expires_in)
-    return customers.rotate_key(key, runner.duration("--grace", grace), lifetime)
+    lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
+    return customers.rotate_key(key, values.duration("--grace", grace), lifetime)
 
 
 @writes(key_app, "revoke", "key revoke 0123456789ab")
@@ -180,7 +164,7 @@ def quota_list(
     tier: Annotated[str | None, no_variable("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
 ) -> Work:
     """Show quotas; of a customer, all that apply to it."""
-    return customers.show_quotas(runner.one_of("CUSTOMER", customer, "--customer", named), tier)
+    return customers.show_quotas(values.one_of("CUSTOMER", customer, "--customer", named), tier)
 
 
 @writes(quota_app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month'")
@@ -219,11 +203,11 @@ def _add_verbs(
 
     @writes(app, "set", f"{noun} set {example} {set_options}", fields, says=set_help)
     def set_(name: Name, given: Given) -> Work:
-        return rows().alter(name, runner.changes_of(fields, given))
+        return rows().alter(name, values.changes_of(fields, given))
 
     @writes(app, "create", f"{noun} create {create_options}", fields, new=True, says="Create one.")
     def create(name: Name, given: Given) -> Work:
-        return rows().create(name, runner.new_row(fields, given))
+        return rows().create(name, values.new_row(fields, given))
 
     @writes(app, "delete", f"{noun} delete {example} --dry-run", says=delete_help)
     def delete(name: Name) -> Work:
@@ -295,7 +279,7 @@ def price_set(
     ] = None,
 ) -> Work:
     """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
-    return tiers_and_models.set_price(model, runner.changes_of(PRICE, given), since)
+    return tiers_and_models.set_price(model, values.changes_of(PRICE, given), since)
 
 
 @writes(price_app, "remove", "price remove tiny 2026-11-01T12:30:00")
@@ -339,5 +323,5 @@ def config_changes(
     limit: Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 50, 1_000_000)] = 50,
 ) -> Work:
     """Show who changed which row of the configuration from what to what, the newest first."""
-    age = None if since is None else runner.duration("--since", since)
+    age = None if since is None else values.duration("--since", since)
     return config_history.show_changes(limit, customer, age, table, by)

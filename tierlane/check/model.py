@@ -26,8 +26,9 @@ from ledger.schema.catalog import models
 from ratelimit.request_limits import limits_of_backend
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
+from tierlane.admin.change_result import ChangeResult, result_lines
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, lines_of, run_verb
+from tierlane.admin.runner import APPLICATION, actor_of, run_verb
 from tierlane.check.model_report import (
     ModelFinding,
     Report,
@@ -478,7 +479,7 @@ async def _tell(call: VerbCall, options: ModelCheckOptions, report: Report) -> N
     if call.output == "json":
         print_json(document(report, written))
     elif done is not None:
-        typer.echo("\n".join(["", *lines_of(done, dry_run=False)]))
+        typer.echo("\n".join(["", *result_lines(done, dry_run=False)]))
     elif options.write is not None:
         typer.echo(f"\nNothing was written to model {options.write}: first make good what is wrong.")
 

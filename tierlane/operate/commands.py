@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
+from tierlane.admin.fields import CELL
 from tierlane.admin.options import (
-    CELL,
     PLACE,
     Actor,
     Given,
@@ -36,10 +36,10 @@ from tierlane.command import (
 )
 
 if TYPE_CHECKING:
-    from tierlane.admin import runner
+    from tierlane.admin import values
     from tierlane.operate import batches, cells, dead_letters, pools, requeue, usage
 else:
-    runner = LazyModule("tierlane.admin.runner")
+    values = LazyModule("tierlane.admin.values")
     batches = LazyModule("tierlane.operate.batches")
     cells = LazyModule("tierlane.operate.cells")
     dead_letters = LazyModule("tierlane.operate.dead_letters")
@@ -72,7 +72,7 @@ def cell_open(
     force: Annotated[bool, no_variable("--force", "Also if its server cannot be used from here.", "off")] = False,
 ) -> Work:
     """Add a cell, or open it again. Its part of the customers moves there within a second."""
-    return cells.open_(name, runner.values_of(CELL, given), force=force)
+    return cells.open_(name, values.values_of(CELL, given), force=force)
 
 
 @writes(cell_app, "drain", "cell drain c2")

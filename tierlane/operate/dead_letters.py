@@ -14,7 +14,8 @@ from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import actor_of, duration
+from tierlane.admin.runner import actor_of
+from tierlane.admin.values import duration
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import redis_at, urls_of_cells
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
