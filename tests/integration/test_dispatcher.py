@@ -20,7 +20,7 @@ from scheduler.protocol.batches import HANDED_BACK, FreeSlots
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import blocking_client
 from scheduler.tasks import end_all
-from tierlane.roles.scheduler import without_paused
+from tierlane.roles.pool_policy import without_paused
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
 
