@@ -34,6 +34,12 @@ Given: TypeAlias = dict[str, str | None]
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
 CustomerName: TypeAlias = Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="The customer, by name or id.")]
+OnlyCustomer: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="CUSTOMER", help="Only of this customer, by name or id.", show_default=False)
+]
+CustomerOption: TypeAlias = Annotated[
+    str | None, no_variable("--customer", "The same as the argument.", metavar="NAME_OR_ID")
+]
 KeyId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Public part of the key: tl_<id>_...")]
 Yes: TypeAlias = Annotated[bool, no_variable("--yes", "Do not ask for confirmation.", "off")]
 
