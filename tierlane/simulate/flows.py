@@ -401,7 +401,8 @@ class FlowSimulation:
             for cell in self._cells:
                 cell.step(now, step_s)
             while (sampled + 1) * timeline.step_s <= now + step_s and sampled < timeline.count:
-                self._sample()
+                for cell in self._cells:
+                    self.figures.timeline.cells[cell.name].append(CellStep(float(cell.workers), float(cell.depth)))
                 sampled += 1
         self._close()
         return self.figures
@@ -415,10 +416,6 @@ class FlowSimulation:
         needs = {each[0].tier.name: sum(tier.need for tier in each) for each in tiers}
         for cell in cells if full_rps > 0 else ():
             cell.limit(full_rps * model.target_utilization, needs, demand, max(1, cell.workers) / workers)
-
-    def _sample(self) -> None:
-        for cell in self._cells:
-            self.figures.timeline.cells[cell.name].append(CellStep(float(cell.workers), float(cell.depth)))
 
     def _assign(self) -> None:
         """Customers of each class in each cell."""
