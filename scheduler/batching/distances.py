@@ -41,7 +41,7 @@ def part_distance_ms(workers: int, idle: int, service: Service, size: int, arriv
     """Milliseconds between two part batches of `size`; 0: no distance, as while more than half of the workers are idle.
 
     If each request got an idle worker at once, all workers would begin within a short time, and none would end soon: with
-    runs of 200 ms, five workers and 40 requests/s, the p99 of the wait is 40 instead of 85 ms (`bench/batch_windows.py`).
+    runs of 200 ms, five workers and 40 requests/s, the p99 of the wait is 40 instead of 85 ms (`tools/bench/batch_windows.py`).
     """
     if workers < 2 or 2 * idle > workers or not service.steady:
         return 0.0

@@ -11,7 +11,7 @@ from scheduler.batching.service import Service
 
 BUSY_SHARE = 0.9
 """The share of their time for which workers may be busy with batches of the target size. A smaller share would delay requests
-while workers are free; a larger one leaves no time for bursts (`bench/batch_windows.py`)."""
+while workers are free; a larger one leaves no time for bursts (`tools/bench/batch_windows.py`)."""
 
 GATHER_S = 0.008
 """A batch costs all processes together about 1 ms of CPU: while batches are not full, the target is one per 8 ms."""

@@ -32,10 +32,10 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
-from tierlane.embedded.redis import EmbeddedRedis
 from tierlane.roles.scheduler import serve_cells
 from tierlane.roles.stand_in import StandIn
 from tierlane.settings.model import Settings
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["start_here"]
 

@@ -18,7 +18,7 @@ from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, rep
 from pool import TIERS, Pool
 from scheduler.protocol.cordons import Cordons
 from scheduler.protocol.pool_view import WorkerView
-from tierlane.chaos.faults.proxy import FaultProxy, NetworkFault
+from tierlane_tools.chaos.faults.proxy import FaultProxy, NetworkFault
 
 __all__ = ["faulty_models", "start_worker"]
 
