@@ -45,7 +45,7 @@ class BatchRunner:
             return self._clock() < deadline
 
         results = run_apart(
-            lambda part: self._noted(part, time_left),
+            lambda part: self._attempt(part, time_left),
             items,
             blame=blame,
             unfinished=_unfinished,
@@ -57,20 +57,17 @@ class BatchRunner:
         self.judge(results)
         return results
 
-    def _noted(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+    def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+        results: list[ItemResult] = []
         try:
-            return self._attempt(items, time_left)
+            for part in self._limit.parts(items):
+                if results and not time_left():
+                    return results + [_unfinished()] * (len(items) - len(results))
+                self._progress()
+                results += self._one_go(part)
         except (Exception, SystemExit) as error:
             self.fault = self.fault or fault_of(error)
             raise
-
-    def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
-        results: list[ItemResult] = []
-        for part in self._limit.parts(items):
-            if results and not time_left():
-                return results + [_unfinished()] * (len(items) - len(results))
-            self._progress()
-            results += self._one_go(part)
         return results
 
     def _one_go(self, items: Sequence[Item]) -> list[ItemResult]:

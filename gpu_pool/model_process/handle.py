@@ -288,23 +288,20 @@ class ModelProcess:
         """Whether the message is about requests in slots; then it is processed here."""
         if isinstance(message, Pieces) and not message.seq:
             for piece in message.pieces:
-                if (run := self._slot_runs.get(piece.place)) is not None:
-                    run.on_piece(piece)
+                if (listener := self._slot_runs.get(piece.place)) is not None:
+                    listener.on_piece(piece)
         elif isinstance(message, Slots):
             self.slots, self.slots_source = message.count, message.source
             self.resized()
         elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
-            self._slot_answered(message)
+            run = self._slot_runs.pop(message.seq)
+            if isinstance(message, Done) and len(message.results) != 1:
+                run.lost(self._protocol_error("a wrong number of results"))
+            else:
+                run.answered(message)
         else:
             return False
         return True
-
-    def _slot_answered(self, message: Done | Refused) -> None:
-        run = self._slot_runs.pop(message.seq)
-        if isinstance(message, Done) and len(message.results) != 1:
-            run.lost(self._protocol_error("a wrong number of results"))
-        else:
-            run.answered(message)
 
     def _mark_lost(self) -> None:
         self.lost.set()

@@ -120,7 +120,9 @@ class SlotServing:
             self._drop(message.seq, message.places)
         elif isinstance(message, Withdraw):
             for seq in message.seqs:
-                self._withdraw(seq)
+                request = self._requests.get(seq)
+                if request is not None and not any(member.ended or member.sent for member in request.members):
+                    self._hand_back(request, WITHDRAWN)
 
     def step(self) -> None:
         """Let waiting requests join, advance all by one step, and send what is new."""
@@ -183,11 +185,6 @@ class SlotServing:
         for member in request.members:
             if member.place in places and not member.ended and member.item.listener is None:
                 self._end(member, ItemResult("", self._remove(member), ErrorCode.CANCELLED))
-
-    def _withdraw(self, seq: int) -> None:
-        request = self._requests.get(seq)
-        if request is not None and not any(member.ended or member.sent for member in request.members):
-            self._hand_back(request, WITHDRAWN)
 
     def _hand_back(self, request: _SlotRequest, reason: str) -> None:
         for member in request.members:

@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
@@ -19,7 +19,6 @@ from gpu_pool.worker.direct_batches import BatchRejected, DirectBatches
 from gpu_pool.worker.execution import not_run
 from scheduler.errors import ErrorCode, StartError
 from scheduler.failpoints import failpoint
-from scheduler.protocol.batches import Outcome
 from scheduler.protocol.direct import (
     HEADER,
     MAX_BODY_BYTES,
@@ -138,7 +137,15 @@ class DirectEndpoint:
         with self._stall_detector.watched():  # Before the welcome, so no batch can arrive unwatched.
             await _send(writer, self._welcome)
             while not self._draining:
-                await self._next(reader, writer)
+                batch = await _receive(reader, MAX_BODY_BYTES)
+                if not isinstance(batch, DirectBatch):
+                    raise DirectError("A direct connection sends one hello.")
+                if len(batch.items) > MAX_ITEMS:
+                    raise DirectError(f"A direct batch holds {len(batch.items)} items; at most {MAX_ITEMS} are taken.")
+                answering = asyncio.create_task(self._answer(batch, writer), name="direct-answer")
+                self._responding.add(answering)
+                answering.add_done_callback(self._responding.discard)
+                await answering
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         async with asyncio.timeout(HELLO_S):
@@ -164,17 +171,6 @@ class DirectEndpoint:
             refused=self.refused,
         )
 
-    async def _next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        message = await _receive(reader, MAX_BODY_BYTES)
-        if not isinstance(message, DirectBatch):
-            raise DirectError("A direct connection sends one hello.")
-        if len(message.items) > MAX_ITEMS:
-            raise DirectError(f"A direct batch holds {len(message.items)} items; at most {MAX_ITEMS} are taken.")
-        answering = asyncio.create_task(self._answer(message, writer), name="direct-answer")
-        self._responding.add(answering)
-        answering.add_done_callback(self._responding.discard)
-        await answering
-
     async def _answer(self, batch: DirectBatch, writer: asyncio.StreamWriter) -> None:
         frame = await self._outcomes(batch)
         failpoint("direct_unanswered")
@@ -190,7 +186,10 @@ class DirectEndpoint:
         try:
             return pack(DirectResults(batch.seq, outcomes))
         except DirectError:
-            return pack(DirectResults(batch.seq, _too_large(outcomes)))
+            why = "The model's output is too large."
+            return pack(
+                DirectResults(batch.seq, [not_run(each.id, ErrorCode.INVALID_OUTPUT, why) for each in outcomes])
+            )
 
 
 async def _receive(reader: asyncio.StreamReader, most: int) -> ToWorker:
@@ -224,7 +223,3 @@ def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
     """The token for direct calls, and with a service token both the token derived from it and itself."""
     found = config.direct_token, direct_token(config.service_token), config.service_token
     return tuple(token for token in found if token)
-
-
-def _too_large(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [not_run(outcome.id, ErrorCode.INVALID_OUTPUT, "The model's output is too large.") for outcome in outcomes]

@@ -184,7 +184,12 @@ class SlotPipeline:
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("requests not finished", error)
             for claimed, _ in ends:
-                self._finished(claimed)
+                claimed.unfinished -= 1
+                self.in_flight -= 1
+                if not claimed.unfinished:
+                    self._claimed.pop(claimed.owned.id, None)
+            if not self._claimed:
+                self._settled.set()
 
     async def _finish(self, ends: list[tuple[_Claimed, Outcome]]) -> None:
         """Retry while Redis is unavailable: each call is idempotent, and the reaper retries requests of an expired lease."""
@@ -205,14 +210,6 @@ class SlotPipeline:
                 await backoff.sleep()
                 continue
             return
-
-    def _finished(self, claimed: _Claimed) -> None:
-        claimed.unfinished -= 1
-        self.in_flight -= 1
-        if not claimed.unfinished:
-            self._claimed.pop(claimed.owned.id, None)
-        if not self._claimed:
-            self._settled.set()
 
     async def _stop_forever(self) -> None:
         """End the runs of requests whose clients have left; never returns."""

@@ -34,18 +34,16 @@ class Folded:
         for record in records:
             if isinstance(record, EndedRecord):
                 first = ended.setdefault(record.id, record)
-                if first is not record:
-                    self._second_end(first, record)
+                if first is record:
+                    continue
+                if outweighs(record, first):
+                    ended[record.id] = record
+                elif record.delivered and not first.delivered:
+                    self.delivered.setdefault(record.id, record)
             elif isinstance(record, AcceptedRecord):
                 accepted.setdefault(record.id, record)
             else:
                 self.letters.setdefault(record.id, record)
-
-    def _second_end(self, first: EndedRecord, second: EndedRecord) -> None:
-        if outweighs(second, first):
-            self.ended[second.id] = second
-        elif second.delivered and not first.delivered:
-            self.delivered.setdefault(second.id, second)
 
 
 def outweighs(new: EndedRecord, old: EndedRecord) -> bool:

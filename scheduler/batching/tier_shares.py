@@ -28,7 +28,8 @@ def choose(
     owed = {t.name: _owed(t, tiers, credit, policy) for t in order}
     places = dict.fromkeys(owed, 0)
     left = size
-    for wanted in (_guaranteed(owed), {t.name: size for t in order}):
+    guaranteed = {name: int(places + 1e-9) for name, places in owed.items()}
+    for wanted in (guaranteed, {t.name: size for t in order}):
         for tier in order:
             depth = tiers[tier.name].depth if tier.name in tiers else 0
             more = min(left, wanted.get(tier.name, 0), depth - places[tier.name])
@@ -45,7 +46,3 @@ def _owed(tier: TierPolicy, tiers: Mapping[str, TierQueue], credit: Mapping[str,
     late = waiting.oldest_ms >= policy.ageing_ms
     share = max(tier.guaranteed_share, AGED_SHARE) if late else tier.guaranteed_share
     return min(float(policy.max_batch_size), credit.get(tier.name, 0.0) + share * policy.max_batch_size)
-
-
-def _guaranteed(owed: Mapping[str, float]) -> dict[str, int]:
-    return {name: int(places + 1e-9) for name, places in owed.items()}

@@ -60,15 +60,14 @@ class PromptReader:
 
     def _template(self, messages: Sequence[PromptMessage]) -> str:
         # `developer` is OpenAI's newer name for `system`, which templates know.
-        turns = [{"role": _role(message), "content": message.content} for message in messages]
+        turns = [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+            for message in messages
+        ]
         try:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise PromptRefused("The model's chat template does not take these messages.") from error
-
-
-def _role(message: PromptMessage) -> str:
-    return "system" if message.role == "developer" else message.role
 
 
 class CausalModel:
