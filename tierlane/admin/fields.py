@@ -166,6 +166,3 @@ PRICE = (
     Field("usd_per_gpu_s", "decimal", "USD for a second of GPU time.", default="0"),
     Field("usd_per_1000_tokens", "decimal", "USD for 1,000 tokens of input and output.", default="0"),
 )
-
-FIELDS = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL, "prices": PRICE, "cells": CELL}
-"""The fields by the table whose columns they are."""
