@@ -240,7 +240,10 @@ class Execution:
         on_pieces, on_start = (
             (ignore_pieces, ignore_start) if streams is None else (streams.on_pieces, partial(streams.begin, plan.ids))
         )
-        self._mark_started()
+        self.running += 1
+        self.batches += 1
+        if self.running == 1:
+            self.busy.start(time.monotonic())
         try:
             return await run_watched(
                 model,
@@ -270,12 +273,6 @@ class Execution:
             return
         if self.slow_model.reached_cap(ms, alone=first and len(bodies) == 1):
             self.slowed(bodies[0])
-
-    def _mark_started(self) -> None:
-        self.running += 1
-        self.batches += 1
-        if self.running == 1:
-            self.busy.start(time.monotonic())
 
     def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)

@@ -90,7 +90,11 @@ class SlotPipeline:
 
     async def take(self, batch_id: str, *, backlog: bool = True) -> None:  # noqa: ARG002 - as of `BatchPipeline`
         """Claim one batch and start its requests. Raises RedisUnavailable."""
-        self._start_tasks()
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._finish_forever(), name="finish"),
+                asyncio.create_task(self._stop_forever(), name="stops"),
+            ]
         if self._runs.free <= 0 or self._is_draining:  # The number of slots fell while the id was popped.
             await self._batches.push_back(batch_id)
             return
@@ -134,13 +138,6 @@ class SlotPipeline:
             self._renewal.cancel()
         tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
         await end_all(tasks)
-
-    def _start_tasks(self) -> None:
-        if not self._tasks:
-            self._tasks = [
-                asyncio.create_task(self._finish_forever(), name="finish"),
-                asyncio.create_task(self._stop_forever(), name="stops"),
-            ]
 
     def _begin(self, batch: ClaimedBatch, claimed_at: float) -> None:
         claimed = _Claimed(OwnedBatch(batch.batch_id, batch.token))

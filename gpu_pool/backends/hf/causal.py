@@ -94,7 +94,8 @@ class CausalModel:
         self.context_tokens = context if context < ENDLESS else 0
         self._exact = network.dtype == torch.float32
         self._clock = clock
-        self._reader = PromptReader(tokenizer, _first_token(tokenizer, ends))
+        begins = tokenizer.bos_token_id
+        self._reader = PromptReader(tokenizer, int(begins) if begins is not None else min(ends, default=0))
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """A text for each item. Raises InvalidOutput if the network computes NaN or infinity."""
@@ -132,8 +133,3 @@ class CausalModel:
     def _decode(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
-
-
-def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
-    begins = tokenizer.bos_token_id
-    return int(begins) if begins is not None else min(ends, default=0)

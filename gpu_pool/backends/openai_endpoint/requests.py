@@ -188,7 +188,10 @@ class EndpointCall:
                     raise _PriorityRefused
                 if usage and refuses_usage(reply):
                     raise _UsageRefused
-                return self._read_as_stream(reply)
+                result = self._read(reply)
+                if isinstance(result, ItemResult) and not result.error_code:
+                    self._emit(0, result.output)
+                return result
         except (ResponseAborted, InvalidOutput) as error:
             if completion.length:
                 return self._partial(completion, ABORTED)
@@ -199,12 +202,6 @@ class EndpointCall:
             raise
         except CallTimeout:
             return self._partial(completion, TOO_SLOW)
-
-    def _read_as_stream(self, reply: EndpointResponse) -> CallResult:
-        result = self._read(reply)
-        if isinstance(result, ItemResult) and not result.error_code:
-            self._emit(0, result.output)
-        return result
 
     async def _read_stream(
         self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float

@@ -115,7 +115,11 @@ class EndpointServing:
         if isinstance(message, Withdraw):
             self._withdraw(message.seqs)
         elif isinstance(message, Drop):
-            self._drop(message.seq)
+            request = self._running.get(message.seq)
+            if request is not None and not request.withdrawn:
+                request.dropped = True
+                self._listeners.drop(message.seq)
+                request.stop()
         elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
         else:
@@ -133,13 +137,6 @@ class EndpointServing:
         )
         request = self._running[run.seq] = _Request(item, CallProgress())
         request.task = asyncio.create_task(self._answer(run.seq, request), name="request")
-
-    def _drop(self, seq: int) -> None:
-        request = self._running.get(seq)
-        if request is not None and not request.withdrawn:
-            request.dropped = True
-            self._listeners.drop(seq)
-            request.stop()
 
     def _withdraw(self, seqs: list[int]) -> None:
         for seq in seqs:
