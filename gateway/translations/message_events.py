@@ -13,14 +13,7 @@ from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
 from gateway.translations.message_body import TextBlock, ThinkingBlock, ToolUseBlock
-from scheduler.chat_document import (
-    DOCUMENT,
-    CompletionDetails,
-    PromptDetails,
-    ServerUsage,
-    arguments_of,
-    text_of,
-)
+from scheduler.chat_document import DOCUMENT, CompletionDetails, PromptDetails, ServerUsage, arguments_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 

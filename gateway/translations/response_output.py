@@ -26,7 +26,8 @@ from gateway.translations.response_document import (
 )
 from gateway.translations.response_id import RESPONSE_PREFIX
 from gateway.translations.responses import ResponsesRequest, read_responses, renamed
-from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
+from scheduler.chat_document import DOCUMENT, arguments_of, lines_of, text_of
+from scheduler.chat_events import as_deltas
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 

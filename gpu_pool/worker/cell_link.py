@@ -24,8 +24,9 @@ from gpu_pool.worker.traces import BatchTraces
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import Batches, ReadyBatches, StopSignals
 from scheduler.protocol.pool_view import WorkerReport
-from scheduler.protocol.presence import CordonStatus, Presence, WorkerBeatReply
+from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import IncrementChannel
+from scheduler.protocol.worker_heartbeat import CordonStatus, WorkerBeatReply
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys, cell_of
 from scheduler.redis_client.pipeline import Backoff

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung
 from gpu_pool.model_process.messages import Piece, Refused
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.execution import early_outcome, not_run
 from gpu_pool.worker.slot_runs import SlotEnd, SlotRun, SlotRuns
 from gpu_pool.worker.streams import Outgoing
@@ -90,7 +90,11 @@ class SlotPipeline:
 
     async def take(self, batch_id: str, *, backlog: bool = True) -> None:  # noqa: ARG002 - as of `BatchPipeline`
         """Claim one batch and start its requests. Raises RedisUnavailable."""
-        self._start_tasks()
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._finish_forever(), name="finish"),
+                asyncio.create_task(self._stop_forever(), name="stops"),
+            ]
         if self._runs.free <= 0 or self._is_draining:  # The number of slots fell while the id was popped.
             await self._batches.push_back(batch_id)
             return
@@ -135,13 +139,6 @@ class SlotPipeline:
         tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
         await end_all(tasks)
 
-    def _start_tasks(self) -> None:
-        if not self._tasks:
-            self._tasks = [
-                asyncio.create_task(self._finish_forever(), name="finish"),
-                asyncio.create_task(self._stop_forever(), name="stops"),
-            ]
-
     def _begin(self, batch: ClaimedBatch, claimed_at: float) -> None:
         claimed = _Claimed(OwnedBatch(batch.batch_id, batch.token))
         self._claimed[batch.batch_id] = claimed
@@ -184,7 +181,12 @@ class SlotPipeline:
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
                 log_fault("requests not finished", error)
             for claimed, _ in ends:
-                self._finished(claimed)
+                claimed.unfinished -= 1
+                self.in_flight -= 1
+                if not claimed.unfinished:
+                    self._claimed.pop(claimed.owned.id, None)
+            if not self._claimed:
+                self._settled.set()
 
     async def _finish(self, ends: list[tuple[_Claimed, Outcome]]) -> None:
         """Retry while Redis is unavailable: each call is idempotent, and the reaper retries requests of an expired lease."""
@@ -205,14 +207,6 @@ class SlotPipeline:
                 await backoff.sleep()
                 continue
             return
-
-    def _finished(self, claimed: _Claimed) -> None:
-        claimed.unfinished -= 1
-        self.in_flight -= 1
-        if not claimed.unfinished:
-            self._claimed.pop(claimed.owned.id, None)
-        if not self._claimed:
-            self._settled.set()
 
     async def _stop_forever(self) -> None:
         """End the runs of requests whose clients have left; never returns."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import msgspec
 
 from ledger.audit import writer
+from ledger.audit.folding import Folded
 from ledger.audit.maintenance import Maintenance, MaintenancePolicy
-from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy, OutboxWindow
 from ledger.audit.writer import make_batch
 from ledger.postgres import (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.audit.rows import Folded
+from ledger.audit.folding import Folded
 from scheduler.protocol.audit_outbox import AcceptedRecord, Taken, decode_entry, name_of
 
 LONGEST_S = 60.0

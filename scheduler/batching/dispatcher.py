@@ -15,20 +15,13 @@ from redis.asyncio import Redis
 from uuid_utils import uuid7
 
 from ratelimit.request_limits import LANGUAGE_MODEL, limits_of_workers
-from scheduler.batching.policy import (
-    FIRST_IDLE,
-    FREE_SLOT,
-    NEVER,
-    NO_WORKER,
-    BatchPolicy,
-    Decision,
-    PoolSnapshot,
-    TierQueue,
-    WakeCondition,
-    plan,
-)
+from scheduler.batching.arrival_rate import ArrivalRate
+from scheduler.batching.decision import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, Decision, WakeCondition
+from scheduler.batching.policy import plan
+from scheduler.batching.service import UNKNOWN, Service, pool_service
 from scheduler.batching.slot_policy import fill, kept_free
-from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.withdrawal import withdrawal
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batching.policy import WakeCondition
+from scheduler.batching.decision import WakeCondition
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.pool_view import Queues

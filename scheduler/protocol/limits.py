@@ -282,16 +282,14 @@ class QuotaRestore:
         raised = 0
         for start in range(0, max(1, len(spent)), CHUNK):
             is_last = start + CHUNK >= len(spent)
-            raised += await self._tell_some(spent[start : start + CHUNK], _told(epoch or b"", left) if is_last else b"")
+            restored_epoch = _told(epoch or b"", left) if is_last else b""
+            raised += int(await self._script(_encode(spent[start : start + CHUNK]), restored_epoch))
         return raised
 
     async def _epochs(self) -> Sequence[Any]:
         """The current epoch, and the epoch for which quotas were restored; None if unknown."""
         async with bounded(self._client):
             return await self._client.mget(*self._names)
-
-    async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
-        return int(await self._script(_encode(chunk), restored_epoch))
 
 
 def _told(epoch: bytes, left: str) -> bytes:

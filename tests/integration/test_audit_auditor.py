@@ -28,9 +28,9 @@ from integration.audit_fixtures import (
 )
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
+from ledger.audit.folding import Folded
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import find_request
-from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy
 from ledger.audit.writer import make_batch
 from scheduler.errors import RedisUnavailable

@@ -11,11 +11,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.config import GrpcConfig
 from gateway.grpc.call import STATUS
-from gateway.grpc.open_inference_pb2 import (
-    InferParameter,
-    ModelInferRequest,
-    ModelMetadataRequest,
-)
+from gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelMetadataRequest
 from integration.gateway_fixtures import Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack
 from scheduler.errors import HTTP, ErrorCode

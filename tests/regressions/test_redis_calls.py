@@ -15,8 +15,8 @@ from gateway.inference.responses import ResponseSubscriber
 from pool import TIERS, WIDE, Pool, done
 from regressions.bad_line import BadLine
 from scheduler.batching.dispatcher import Dispatcher, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError, StartError
 from scheduler.protocol.admission import Admissions
 from scheduler.protocol.batches import Batches, ReadyBatches

@@ -12,7 +12,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from copied_rows import read_row
-from ledger.audit.rows import COLUMNS, Folded, LetterRow, id_of, outweighs, to_letter_row, to_row
+from ledger.audit.folding import Folded, outweighs
+from ledger.audit.letter_rows import LetterRow, to_letter_row
+from ledger.audit.rows import COLUMNS, id_of, to_row
 from ledger.audit.writer import Batch, RejectedRow, make_batch
 from ledger.schema.audit import requests
 from scheduler.payload import Payload, encode_payload

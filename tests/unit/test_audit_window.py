@@ -3,7 +3,7 @@
 import pytest
 
 from integration.audit_fixtures import accepted, ended, new_ids
-from ledger.audit.rows import Folded
+from ledger.audit.folding import Folded
 from ledger.audit.window import HoldPolicy, OutboxWindow
 from scheduler.protocol.audit_outbox import Record, Taken, encode_records, name_of
 

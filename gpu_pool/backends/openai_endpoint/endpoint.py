@@ -15,23 +15,14 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import (
-    BUSY,
-    NO_MODEL,
-    PRIORITY_OWNER,
-    PROBE_TIMEOUT_S,
-    EndpointAvailability,
-    EndpointCapabilities,
-    Pauses,
-    ProbeResult,
-    probe,
-    takes_priority,
-)
+from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointAvailability, Pauses
 from gpu_pool.backends.openai_endpoint.call_times import Call
+from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, EndpointCapabilities, takes_priority
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
+from gpu_pool.backends.openai_endpoint.probe import NO_MODEL, PROBE_TIMEOUT_S, ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.requests import (
     ABORTED,
     TOO_SLOW,

@@ -1,63 +1,18 @@
 """The worker's GPU as NVML reports it: utilization, memory, and faults.
 
-It is read once a second in a thread, since driver calls may be slow. `nvidia-ml-py` is optional: without it, without a
-driver, or for a model on the CPU there are no readings. A GPU with a fault stays out of service until the worker is
-restarted.
-
-The count of uncorrectable memory errors is the driver's volatile one: it is reset when the driver is loaded or the GPU
-is reset, not by a new process. So the worker compares with the count at its start. A newer error may be in memory of
-its model: the GPU is out of service for this worker. An older one is a note: data center GPUs from Ampere on do not
-allocate that page again, and the reset that remaps its row can wait. Older GPUs retire a page only with that reset, and
-may allocate it until then.
+`nvidia-ml-py` is optional: without it, without a driver, or for a model on the CPU there are no readings. A GPU with a
+fault stays out of service until the worker is restarted.
 """
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import structlog
 
+from gpu_pool.worker.gpu_faults import FaultCounts, fault_of, note_of
 from scheduler.protocol.pool_view import GpuReading
-
-ECC = "uncorrectable memory error since the worker started"
-NEEDS_RESET = "a faulty memory page stays in use until the GPU is reset"
-EARLIER_ERRORS = "uncorrectable memory errors from before the worker started"
-TO_REMAP = "a memory row will be remapped at the next GPU reset: reset it at a quiet time"
-NOT_REMAPPED = "a memory row could not be remapped: replace the GPU"
-
-
-class FaultCounts(NamedTuple):
-    """What the driver reports; unsupported values are 0 or False.
-
-    `errors`: uncorrectable, since the driver was loaded. `retiring`: a page retirement waits for a reset. `remapping`:
-    a row remapping waits for a reset. `not_remapped`: a row remapping failed.
-    """
-
-    errors: int = 0
-    retiring: bool = False
-    remapping: bool = False
-    not_remapped: bool = False
-
-
-def fault_of(began: FaultCounts, now: FaultCounts) -> str:
-    """Why the GPU must get no more work from this worker, or ""."""
-    if now.errors > began.errors:
-        return ECC
-    return NEEDS_RESET if now.retiring else ""
-
-
-def note_of(now: FaultCounts) -> str:
-    """The most urgent information for the operator, or ""."""
-    if now.not_remapped:
-        return NOT_REMAPPED
-    if now.remapping:
-        return TO_REMAP
-    return EARLIER_ERRORS if now.errors else ""
-
 
 FATAL_XIDS = {
     48: "Xid 48: double-bit memory error",
@@ -194,56 +149,3 @@ def open_gpu(gpu_id: str) -> NvmlGpu | None:
     except nvml.NVMLError as error:
         log.info("nvml has no such gpu", gpu_id=gpu_id, reason=str(error))
         return None
-
-
-EVERY_S = 1.0
-
-
-class ReadingListener(Protocol):
-    """Called on the event loop with each new reading."""
-
-    def __call__(self, *, at_once: bool) -> None: ...
-
-
-class GpuWatch:
-    """The last reading of the GPU that `find` returns. `changed` is called for each change, `at_once` for a new fault."""
-
-    def __init__(self, find: Callable[[], NvmlGpu | None], changed: ReadingListener, every_s: float = EVERY_S) -> None:
-        self._find = find
-        self._changed = changed
-        self._every_s = every_s
-        self._stopping = threading.Event()
-        self.reading: GpuReading | None = None
-        self.usable = asyncio.Event()
-        self.usable.set()
-
-    def start(self) -> None:
-        """Start the thread. It ends with the process, or soon after `stop`."""
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, args=(loop,), name="gpu-watch", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop reading; does not wait for a driver call in progress."""
-        self._stopping.set()
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        gpu = self._find()
-        if gpu is None:
-            return
-        with suppress(RuntimeError):  # The event loop is closed.
-            while not self._stopping.is_set():
-                loop.call_soon_threadsafe(self._take, gpu.read())
-                gpu.wait(self._every_s, self._stopping.wait)
-        gpu.close()
-
-    def _take(self, reading: GpuReading) -> None:
-        if reading == self.reading:
-            return
-        if reading.note and (self.reading is None or reading.note != self.reading.note):
-            log.warning("gpu needs attention", note=reading.note)
-        self.reading = reading
-        out_of_service = bool(reading.fault) and self.usable.is_set()
-        if out_of_service:
-            self.usable.clear()
-            log.error("gpu is out of service; the worker claims nothing more", reason=reading.fault)
-        self._changed(at_once=out_of_service)
