@@ -142,6 +142,29 @@ _Reply = tuple[list[tuple[RemainingLimits, int]], list[_PackedVerdict | None]]
 _reply = msgspec.msgpack.Decoder(_Reply)
 
 
+def _admit(
+    *,
+    gateway_id: str,
+    capacity: float,
+    packed_tiers: bytes,
+    packed_groups: bytes,
+    packed_submissions: bytes,
+    keep_ms: int,
+    sent_at: int,
+    run_ms: int,
+    bodies: bytes,
+    has_repeats: int,
+    replay_ms: int,
+    replay_rows: int,
+    replay_bytes: int,
+    pass_ms: int,
+    packed_kinds: bytes,
+    packed_endpoints: bytes,
+    packed_background: bytes,
+    packed_homes: bytes,
+) -> None: ...
+
+
 class Admissions:
     """The script `admit` for one gateway.
 
@@ -159,7 +182,7 @@ class Admissions:
         replays: ReplayLimits = REPLAYS,
         pass_ms: int = PASS_MS,
     ) -> None:
-        self._script = Script("admit", client, keys)
+        self._script = Script("admit", _admit, client, keys)
         self._gateway_id = gateway_id
         self._keep_ms = keep_ms
         self._replays = replays
@@ -192,22 +215,24 @@ class Admissions:
             tiers = [*tiers, *map(_background_limit, tiers)]
         try:
             packed = await self._script(
-                self._gateway_id,
-                capacity_rps,
-                _encode(tiers),
-                groups,
-                fields,
-                self._keep_ms,
-                redis_ms,
-                run_ms,
-                bodies,
-                int(repeats),
-                *self._replays,
-                self._pass_ms,
-                KINDS,
-                endpoints,
-                background,
-                homes,
+                gateway_id=self._gateway_id,
+                capacity=capacity_rps,
+                packed_tiers=_encode(tiers),
+                packed_groups=groups,
+                packed_submissions=fields,
+                keep_ms=self._keep_ms,
+                sent_at=redis_ms,
+                run_ms=run_ms,
+                bodies=bodies,
+                has_repeats=int(repeats),
+                replay_ms=self._replays.keep_ms,
+                replay_rows=self._replays.rows,
+                replay_bytes=self._replays.size,
+                pass_ms=self._pass_ms,
+                packed_kinds=KINDS,
+                packed_endpoints=endpoints,
+                packed_background=background,
+                packed_homes=homes,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
@@ -309,11 +334,14 @@ MAX_PAIRS = 256
 """Per call, so that it does not block Redis."""
 
 
+def _adopt(packed_results: bytes, records: bytes) -> None: ...
+
+
 class Adoption:
     """The script `adopt` of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("adopt", client, keys)
+        self._script = Script("adopt", _adopt, client, keys)
 
     async def adopt(self, pairs: Sequence[tuple[AcceptedRecord, EndedRecord | None]]) -> int:
         """Send the records of these requests again. Returns how many of them were still open in Redis.

@@ -188,6 +188,10 @@ def name_of(entry: bytes) -> str:
     return sha1(entry, usedforsecurity=False).hexdigest()
 
 
+def _audit_take(*, auditor_id: str, limit: int, max_bytes: int, held: int, newest_name: str, held_ms: int) -> None: ...
+def _audit_drop(*, auditor_id: str, count: int, oldest_name: str, max_bad: int, bad: Sequence[bytes]) -> None: ...
+
+
 class Outbox:
     """One auditor's access to the outbox: take entries, then drop committed ones. All methods raise RedisUnavailable."""
 
@@ -196,8 +200,8 @@ class Outbox:
         self._keys = keys
         self._own = keys.auditor_outbox(auditor_id)
         self._auditor_id = auditor_id
-        self._take = Script("audit_take", client, keys)
-        self._drop = Script("audit_drop", client, keys)
+        self._take = Script("audit_take", _audit_take, client, keys)
+        self._drop = Script("audit_drop", _audit_drop, client, keys)
 
     async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken:
         """Move up to `limit` entries into the auditor's own list, those of dead auditors first.
@@ -207,7 +211,14 @@ class Outbox:
         it lost data or was set back: then nothing is taken, and the result has `held` 0. A take ends early with the entry that
         reaches TAKE_BYTES. Only the auditor that holds the lock may call this.
         """
-        there, *entries = await self._take(self._auditor_id, limit, TAKE_BYTES, held, newest, HELD_MS)
+        there, *entries = await self._take(
+            auditor_id=self._auditor_id,
+            limit=limit,
+            max_bytes=TAKE_BYTES,
+            held=held,
+            newest_name=newest,
+            held_ms=HELD_MS,
+        )
         full = len(entries) >= limit or sum(map(len, entries)) >= TAKE_BYTES
         return Taken(there, entries, full or there != held)
 
@@ -216,7 +227,7 @@ class Outbox:
 
         `oldest`: the name of the first of them. If the list starts with another entry, nothing is removed.
         """
-        await self._drop(self._auditor_id, count, oldest, BAD_CAP, *bad)
+        await self._drop(auditor_id=self._auditor_id, count=count, oldest_name=oldest, max_bad=BAD_CAP, bad=bad)
 
     async def depth(self) -> int:
         """The number of entries, including taken ones."""

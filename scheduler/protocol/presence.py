@@ -26,7 +26,6 @@ from scheduler.protocol.limits import MAX_PER_GATEWAY, MAX_PER_HEARTBEAT, Reject
 from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView, with_background
 from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.pipeline import Argument
 from scheduler.redis_client.scripts import Script, inner
 from scheduler.tasks import next_tick
 
@@ -65,11 +64,14 @@ class WorkerBeatReply(NamedTuple):
         return cls(CordonStatus(cordon), moves, float(tpot_ms or 0))
 
 
+def _cordon(packed_workers: bytes, tpot_ms: str) -> None: ...
+
+
 class Cordons:
     """The script `cordon` of one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("cordon", client, keys)
+        self._script = Script("cordon", _cordon, client, keys)
 
     async def write(self, workers: Collection[str], tpot_ms: float = 0.0) -> int:
         """Cordon exactly these workers, and store the objective for all of them. Returns the number of changed cordons."""
@@ -127,17 +129,31 @@ _UNKNOWN = -1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
+def _worker_beat(  # noqa: PLR0917 - `heartbeat_arguments` is a tuple of them
+    worker_id: str,
+    status: str | None = None,
+    utilization: str | None = None,
+    in_flight: str | None = None,
+    packed_heartbeat: bytes | None = None,
+    keep_ms: int | None = None,
+    slot_count: int | None = None,
+    free_slots: int | None = None,
+) -> None: ...
+
+
+def heartbeat_arguments(
+    heartbeat: WorkerReport,
+) -> tuple[str, str, str, str, bytes, int, int | None, int | None]:
     """The arguments of `worker_beat` for a complete heartbeat."""
-    slots = (heartbeat.free_slots if heartbeat.free_slots >= 0 else "", heartbeat.slots) if heartbeat.slots else ()
     return (
         heartbeat.id,
         heartbeat.status,
-        round(heartbeat.utilization, 4),
-        heartbeat.in_flight,
+        str(round(heartbeat.utilization, 4)),
+        str(heartbeat.in_flight),
         _encode(heartbeat),
         _KEEP_MS,
-        *slots,
+        heartbeat.slots or None,
+        heartbeat.free_slots if heartbeat.slots and heartbeat.free_slots >= 0 else None,
     )
 
 
@@ -184,7 +200,7 @@ class AsyncHeartbeat:
         on_reply: Callable[[WorkerBeatReply], None] = lambda _: None,
     ) -> None:
         self._pipelined = pipelined(client)
-        self._script = Script("worker_beat", client, keys)
+        self._script = Script("worker_beat", _worker_beat, client, keys)
         self._on_failure = on_failure
         self._clock = clock
         self._on_reply = on_reply
@@ -294,6 +310,21 @@ class _Census(NamedTuple):
 _NEVER_COUNTED = _Census(0, b"", -math.inf)
 
 
+def _gateway_beat(
+    *,
+    gateway_id: str,
+    packed_stats: bytes,
+    gone_ms: int,
+    max_rejections: int,
+    keep_ms: int,
+    rejections: Sequence[bytes],
+) -> None: ...
+def _census(
+    *, gone_ms: int, valid_ms: int, last_count: int, last_epoch: bytes, notice_ms: int, notices: Sequence[str]
+) -> None: ...
+def _observe(packed_tiers: bytes, gone_ms: int) -> None: ...
+
+
 class Presence:
     """Heartbeats and observations of one pool. All methods raise RedisUnavailable."""
 
@@ -305,10 +336,10 @@ class Presence:
         self._gone_ms = gone_ms
         self._clock_s = clock_s
         self._counted = _NEVER_COUNTED
-        self._worker_beat = Script("worker_beat", client, keys)
-        self._gateway_beat = Script("gateway_beat", client, keys)
-        self._census = Script("census", client, keys)
-        self._observe = Script("observe", client, keys)
+        self._worker_beat = Script("worker_beat", _worker_beat, client, keys)
+        self._gateway_beat = Script("gateway_beat", _gateway_beat, client, keys)
+        self._census = Script("census", _census, client, keys)
+        self._observe = Script("observe", _observe, client, keys)
 
     async def worker_beat(self, heartbeat: WorkerReport) -> WorkerBeatReply:
         """Register or refresh a worker. Required before its first claim, which the reply may forbid."""
@@ -332,7 +363,12 @@ class Presence:
         """Register or refresh a gateway, and store the oldest 256 rejections since its last heartbeat, the oldest first."""
         packed = [_encode(rejection) for rejection in rejections[:MAX_PER_HEARTBEAT]]
         epoch_us, share, policy = await self._gateway_beat(
-            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, MAX_PER_GATEWAY, KEEP_REFUSALS_MS, *packed
+            gateway_id=stats.gateway_id,
+            packed_stats=_encode(stats),
+            gone_ms=GATEWAY_GONE_MS,
+            max_rejections=MAX_PER_GATEWAY,
+            keep_ms=KEEP_REFUSALS_MS,
+            rejections=packed,
         )
         return BeatReply(int(epoch_us), float(share), policy.decode())
 
@@ -367,7 +403,12 @@ class Presence:
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
         healthy, known, epoch = await self._census(
-            self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
+            gone_ms=self._gone_ms,
+            valid_ms=_COUNT_HOLDS_MS,
+            last_count=last.healthy,
+            last_epoch=held,
+            notice_ms=NOTICE_MS,
+            notices=notices,
         )
         self._counted = last.updated(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known
