@@ -11,7 +11,8 @@ from enum import Enum
 from gateway.inference.pending import PendingRequest
 from ledger.jobs import JobEnd
 from scheduler.errors import ErrorCode
-from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.protocol.replies import Reply
+from scheduler.protocol.request_status import RequestStatus
 from scheduler.states import State
 
 LINE_NONCE = "line"

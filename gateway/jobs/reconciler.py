@@ -48,8 +48,8 @@ from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Admissions, calls_of
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatus, RequestStatuses
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.protocol.request_status import RequestStatus, RequestStatuses
+from scheduler.redis_client.backoff import Backoff
 from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")

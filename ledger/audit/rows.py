@@ -19,7 +19,7 @@ from uuid import UUID
 
 from scheduler.errors import ErrorCode, http_status
 from scheduler.payload import decode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
 from scheduler.redis_client.scripts import inner
 from scheduler.states import State, tier_of
 

@@ -16,7 +16,7 @@ import asyncpg
 from ledger.audit.rows import COLUMNS, Folded, LetterRow, Row, id_of, stream, to_letter_row, to_row
 from ledger.postgres import Connection, reason, statement
 from scheduler.failpoints import failpoint
-from scheduler.protocol.audit_outbox import Record, encode_records
+from scheduler.protocol.audit_records import Record, encode_records
 from scheduler.request_id import created_at
 
 ROWS_A_TRANSACTION = 1000

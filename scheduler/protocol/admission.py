@@ -1,4 +1,4 @@
-"""`admit` and `adopt`: admission of requests, and recovery of results that Redis may have lost.
+"""`admit`: admission of requests.
 
 A call has many submissions, each of which is admitted completely or not at all.
 """
@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 
 from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, packed_limits
 from ratelimit.quotas import Meter
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission, background_of
@@ -28,6 +27,14 @@ PASS_MS = 100
 """The default interval of the schedulers' passes."""
 
 DAY_MS = 86_400_000
+
+
+_encode = msgspec.msgpack.Encoder().encode
+FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
+"""A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
+
+COSTS = {name: position for position, name in enumerate(FLAT, 1)}
+KINDS = _encode(packed_kinds(COSTS))
 
 
 class ReplayLimits(NamedTuple):
@@ -132,12 +139,6 @@ class _PackedVerdict(msgspec.Struct, array_like=True):
 
 
 REPLAYS = ReplayLimits()
-_encode = msgspec.msgpack.Encoder().encode
-FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
-"""A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
-
-COSTS = {name: position for position, name in enumerate(FLAT, 1)}
-KINDS = _encode(packed_kinds(COSTS))
 _Reply = tuple[list[tuple[RemainingLimits, int]], list[_PackedVerdict | None]]
 _reply = msgspec.msgpack.Decoder(_Reply)
 
@@ -328,38 +329,3 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 def _group(s: Submission) -> tuple[Any, ...]:
     return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)
-
-
-MAX_PAIRS = 256
-"""Per call, so that it does not block Redis."""
-
-
-def _adopt(packed_results: bytes, records: bytes) -> None: ...
-
-
-class Adoption:
-    """The script `adopt` of one pool."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("adopt", _adopt, client, keys)
-
-    async def adopt(self, pairs: Sequence[tuple[AcceptedRecord, EndedRecord | None]]) -> int:
-        """Send the records of these requests again. Returns how many of them were still open in Redis.
-
-        Those end with the given result, and later results of workers are stale; an accepted record alone ends nothing.
-        All records go to the outbox: the auditor merges duplicates in any order, so a repeated call is harmless.
-        Raises ValueError for more than MAX_PAIRS, and RedisUnavailable.
-        """
-        if len(pairs) > MAX_PAIRS:
-            raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
-        if not pairs:
-            return 0
-        results = _encode(
-            [
-                (end.id, end.state, end.error_code, end.delivered, end.tokens_used, end.cost_ms)
-                for _, end in pairs
-                if end
-            ]
-        )
-        records = encode_records([record for pair in pairs for record in pair if record])
-        return int(await self._script(results, records))

@@ -1,50 +1,19 @@
-"""Scripts for batches: form, claim, renew, finish, fail, release; and `share`, which ends the followers of requests.
-
-A follower waits for the run of an equal request. When that run ends, `finish` ends the first of its followers; the worker
-ends the others with `share`, a few per call, or the reaper does if the worker is lost. Concurrent calls are harmless,
-because each follower is removed and ended in one script.
-"""
+"""Scripts for batches: form, claim, renew, finish, fail, release; and what they send and return."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
 from scheduler.batching.policy import WakeCondition
-from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import Queues
-from scheduler.redis_client.connections import blocking_read, bounded, pipelined
+from scheduler.protocol.stop_signals import STOPS_MS, StopSignal
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
-
-MOST_CALLS = 64
-"""Calls in a row, for four thousand followers. The reaper ends the rest soon."""
-
-
-def _share() -> None: ...
-
-
-class Followers:
-    """The script `share` of one pool."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("share", _share, client, keys)
-
-    async def share(self) -> bool:
-        """End a few followers. Returns whether more are left. Raises RedisUnavailable."""
-        return bool(await self._script())
-
-    async def share_all(self) -> None:
-        """End all followers, unless Redis is unavailable or MOST_CALLS is reached."""
-        try:
-            for _ in range(MOST_CALLS):
-                if not await self.share():
-                    return
-        except RedisUnavailable:
-            return  # The key `sharing` names the runs whose followers have not ended.
-
 
 LEASE_MS = 600
 """The duration of a lease. The worker renews it every 150 ms while its model makes progress."""
@@ -57,6 +26,14 @@ GATEWAY_GONE_MS = 2000
 
 BATCH_KEEP_MS = 60_000
 """The lifetime of a batch's keys after its last renewal, in case no process ends it."""
+
+HANDED_BACK, WITHDRAWN = "-", "-withdrawn"
+"""Codes of an `Outcome` in `finish_part`: the request returns to the head of its queue, without an attempt; WITHDRAWN only once."""
+
+_HEAD = 7  # Fields of an outcome that the script reads.
+_encode = msgspec.msgpack.Encoder().encode
+_queues = msgspec.msgpack.Decoder(Queues)
+_formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
 
 
 class ClaimedRequest(NamedTuple):
@@ -114,10 +91,6 @@ class FreeSlots(NamedTuple):
     slots: int
 
 
-HANDED_BACK, WITHDRAWN = "-", "-withdrawn"
-"""Codes of an `Outcome` in `finish_part`: the request returns to the head of its queue, without an attempt; WITHDRAWN only once."""
-
-
 def lost(cause: ErrorCode) -> str:
     """The code of an `Outcome` in `finish_part` whose run was lost: the request is retried, or ends with this code."""
     return f"!{cause}"
@@ -138,9 +111,6 @@ class Formed(NamedTuple):
     queues: Queues
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_queues = msgspec.msgpack.Decoder(Queues)
-_formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
 _claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
 
 
@@ -422,9 +392,6 @@ def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     yield start, len(tails)
 
 
-_HEAD = 7  # Fields of an outcome that the script reads.
-
-
 def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
     """The fields that the script reads, and the last eight fields of each reply.
 
@@ -440,63 +407,3 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
         tails.append(tail)
         heads += (request_id, code, gpu_ms, tokens, size, len(tail), cost_ms)
     return heads, tails
-
-
-class StopSignal(msgspec.Struct, array_like=True, frozen=True):
-    """Requests to stop; and the number of runs to withdraw that have sent nothing, of the first of these queues that has some."""
-
-    ids: list[str]
-    withdraw: int = 0
-    queues: list[str] = []
-
-
-STOPS_MS = 10_000
-"""How long a signal is kept for a worker that does not read it, as in `cancel`."""
-
-
-class StopSignals:
-    """The blocking read of the requests that a worker should stop running in its slots: their clients have left, or have a
-    response. A signal that is lost with its reader costs the rest of a run, which is charged as used.
-    """
-
-    def __init__(self, blocking: Redis, keys: Keys, worker_id: str, block_s: float = 5.0) -> None:
-        self._client = blocking
-        self._key = keys.stops(worker_id)
-        self._block_s = block_s
-
-    async def pop(self) -> StopSignal | None:
-        """The oldest signal; None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
-        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
-        return _signal.decode(found[1]) if found else None
-
-
-_signal = msgspec.msgpack.Decoder(StopSignal)
-
-
-class ReadyBatches:
-    """The blocking read of `batch_queue`.
-
-    It pops only an id: the batch is in `inflight` under a lease, so a pop that is lost with its worker costs the time of a
-    lease, and no request.
-    """
-
-    def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
-        self._client = blocking
-        self._key = keys.batch_queue
-        self._block_s = block_s
-
-    async def pop(self) -> str | None:
-        """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
-        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
-        return str(found[1].decode()) if found else None
-
-    async def unblock(self) -> None:
-        """Unblock a waiting `pop` at the server; it returns what it has, or None. Raises RedisUnavailable."""
-        client_id = pipelined(self._client).client_id
-        if client_id is not None:
-            async with bounded(self._client):
-                await self._client.client_unblock(client_id)
-
-    def hang_up(self) -> None:
-        """Close the connection of a waiting `pop` while Redis is unavailable: it raises RedisUnavailable."""
-        pipelined(self._client).close()

@@ -11,7 +11,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET, Followers
+from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import with_background
 from scheduler.protocol.replies import Reply, readable
 from scheduler.redis_client.connections import bounded

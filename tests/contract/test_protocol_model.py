@@ -31,12 +31,12 @@ TRUE_SOURCE = scheduler.redis_client.scripts.source
 
 def short_source(name: str) -> str:
     """A call ends at most two followers, so that short histories leave some."""
-    return TRUE_SOURCE(name).replace("PROMOTED_KEEP_MS = 64,", "PROMOTED_KEEP_MS = 2,")
+    return TRUE_SOURCE(name).replace("local visits_left = 64\n", "local visits_left = 2\n")
 
 
 @pytest.fixture(autouse=True)
 def few_followers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "PROMOTED_KEEP_MS = 2," in short_source("share")
+    assert "local visits_left = 2\n" in short_source("share")
     monkeypatch.setattr(scheduler.redis_client.scripts, "source", short_source)
 
 
