@@ -1,5 +1,5 @@
 -- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer,
--- enqueue and shedding).
+-- enqueue, shedding, and the arguments of admit).
 -- own_flow(g) -> the flow of the customer. `length`: the number of its ids in the backlogs, those of this call included.
 local function own_flow(g)
   if g.flow then return g.flow end
