@@ -17,6 +17,7 @@ from integration.audit_fixtures import (
     accepted,
     audit,
     auditor_for,
+    count_requests,
     dead,
     drained,
     ended,
@@ -28,7 +29,7 @@ from integration.audit_fixtures import (
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
 from ledger.audit.maintenance import MaintenancePolicy
-from ledger.audit.queries import count_requests, find_request
+from ledger.audit.queries import find_request
 from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy
 from ledger.audit.writer import make_batch
@@ -36,7 +37,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Outbox, Taken
 from scheduler.protocol.audit_records import Record, decode_entry
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tierlane.simulate.events import Arrival, EventLoop
-from tierlane.simulate.recorded import from_file
-from tierlane.simulate.results import Figures
-from tierlane.simulate.run import RequestSimulation
-from tierlane.simulate.scenario import DEFAULTS, ScenarioError, SimulationScenario, merged, scenario_from
+from tierlane_tools.simulate.events import Arrival, EventLoop
+from tierlane_tools.simulate.recorded import from_file
+from tierlane_tools.simulate.results import Figures
+from tierlane_tools.simulate.run import RequestSimulation
+from tierlane_tools.simulate.scenario import DEFAULTS, ScenarioError, SimulationScenario, merged, scenario_from
 
 COSTS = {"batch_ms": 50, "dispatch_ms": 1, "call_ms": 2}
 
@@ -204,6 +204,31 @@ def test_a_draining_cell_loses_its_customers_and_its_workers() -> None:
     assert (each["refused"], each["failed"], each["unfinished"]) == (0, 0, 0)
     assert found["timeline"]["cells"]["cell-1"]["workers"][-1] == 0
     assert found["timeline"]["cells"]["cell-2"]["workers"][-1] == 8
+
+
+def test_a_lost_cell_and_lost_gpus() -> None:
+    """Customers of the other cell are as before; those of the lost one wait for the outage; no request disappears."""
+    found = run(
+        [],
+        gpus=20,
+        duration_s=8,
+        warmup_s=3,
+        cells={"count": 2, "outage_s": 1},
+        model={"max_batch_size": 8},
+        costs={"batch_ms": 100},
+        customers={
+            "acme": {"tier": "enterprise", "rate": 160, "cells": ["cell-2"]},
+            "shop": {"tier": "paid", "count": 3, "rate": 40, "cells": ["cell-1"]},
+        },
+        changes=[{"at_s": 5, "cell": "cell-1", "state": "lost"}, {"at_s": 8, "gpus": 16}],
+    )
+
+    acme, shop = found["classes"]
+    assert (acme["refused"], acme["failed"]) == (0, 0)
+    assert acme["p95_ms"] < 150
+    assert shop["p99_ms"] > 500
+    assert all(each["unfinished"] < 0.02 * each["arrivals"] for each in (acme, shop))
+    assert sum(each["workers"][-1] for each in found["timeline"]["cells"].values()) == 16
 
 
 def test_arrivals_of_a_file(tmp_path: Path) -> None:

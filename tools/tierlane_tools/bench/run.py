@@ -1,0 +1,41 @@
+"""From a checked plan to an exit code: measure, show, write."""
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from tierlane_tools.bench.command import TOOL
+from tierlane_tools.bench.plan import BenchPlan, BenchUsageError, LoadMode, read_address
+from tierlane_tools.bench.report import document, show
+from tierlane_tools.bench.resources import read_stack
+from tierlane_tools.bench.runner import ProgressDisplay, measure
+
+PASSED, FAILED = 0, 1
+MIN_WIDTH = 110
+
+
+def run(plan: BenchPlan) -> int:
+    """Run the plan and report. Raises UsageError or StackError before anything is sent."""
+    stack = read_stack(plan.stack)
+    url = plan.url or stack.http_url
+    address = read_address(url)
+    _writable(plan)
+    progress = ProgressDisplay(Console(stderr=True), plan.warmup + plan.duration)
+    load = f"{plan.rate:g} requests/s" if plan.mode is LoadMode.OPEN else f"{plan.connections} connections"
+    progress.say(f"Sending {load} to {url}: {plan.warmup:g} s of warm-up, then {plan.duration:g} s measured.")
+    found = uvloop.run(measure(plan, address, stack, progress))
+    result = document(plan, url, found)
+    # A table that is wider than the terminal is better broken by it than cut by us.
+    show(Console(width=max(MIN_WIDTH, Console().width)), result)
+    if plan.json:
+        plan.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return PASSED if result["passed"] else FAILED
+
+
+def _writable(plan: BenchPlan) -> None:
+    """Raise UsageError now rather than after a long run."""
+    if plan.json:
+        try:
+            plan.json.touch()
+        except OSError as error:
+            raise BenchUsageError(f"{TOOL.both_names('json')}: cannot write {plan.json}: {error.strerror}.") from None
