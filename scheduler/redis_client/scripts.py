@@ -106,14 +106,12 @@ class Script(Generic[_P]):
         """The bytes of a call, for `PipelinedClient.send_now`. Redis must have the script, which is named by its hash."""
         return pack(self._by_hash + self._values(args, named))
 
-    def _values(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Argument, ...]:
+    def _values(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Argument, ...]:
         """The arguments in the order of their declaration."""
-        values = [*args, *map(named.get, self._names[len(args) :])]
+        values = (*args, *map(named.get, self._names[len(args) :])) if named else args
         while values and values[-1] is None:
-            values.pop()
-        if self._has_list:
-            values += values.pop()
-        return tuple(values)
+            values = values[:-1]
+        return (*values[:-1], *values[-1]) if self._has_list else values
 
     async def _send(self, args: tuple[Argument, ...]) -> Any:
         try:
