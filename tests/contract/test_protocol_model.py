@@ -81,7 +81,11 @@ BUGS = {
     "pubsub_only": (ALL[2:], "set_terminal(id, state, code, 'reply', reply)", "set_terminal(id, state, code)"),
     "no_retry_budget": (["reap", "fail"], "losses > rule.max_losses", "false"),
     "no_pool_budget": (["reap", "fail"], "math.min(wanted, math.floor(tokens))", "wanted"),
-    "claim_without_lease": (["claim"], "lease(batch, lease_ms)", ""),
+    "claim_without_lease": (
+        ["claim"],
+        "batch.worker = worker_id\nlease(batch, lease_ms)\n",
+        "batch.worker = worker_id\n",
+    ),
     "reap_pushes_unseen": (["reap"], "if call('LPOS', P .. 'batch_queue', id) then", "if false then"),
     "end_without_compare": (["cancel"], "if is_open(row) and (", "if (true or "),
     "release_forgets_the_batch": (["release"], "  delete_batch(batch)\nend\nwake()", "end\nwake()"),
