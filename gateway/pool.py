@@ -42,7 +42,8 @@ from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Admissions, Adoption
+from scheduler.protocol.admission import Admissions
+from scheduler.protocol.adoption import Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.handover import LimitsHandover

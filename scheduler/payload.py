@@ -39,7 +39,7 @@ DOCUMENTS = frozenset({Task.CHAT_DOCUMENT, Task.COMPLETION_DOCUMENT})
 class Payload(msgspec.Struct, array_like=True, frozen=True):
     """The model's name, the input, and parameters that only the backend interprets.
 
-    `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/replies.py as text), or "" for none.
+    `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/increments.py as text), or "" for none.
     `priority`: of the tier, 1 first, for servers with their own scheduling; 0 if it is not known. `customer`: a number that
     distinguishes customers, 0 if it is not known; a text in a payload of an older gateway is its trace context.
     """

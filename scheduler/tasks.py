@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from scheduler.fault_log import log_fault
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 Loop: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 

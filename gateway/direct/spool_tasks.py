@@ -24,7 +24,7 @@ from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Adoption
+from scheduler.protocol.adoption import Adoption
 from scheduler.tasks import Loop, next_tick
 
 MAX_GROUP = 256

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
+from scheduler.protocol.increments import INCREMENTS_MARK, Increment, decode_increments
+from scheduler.protocol.replies import Reply, Results, decode_replies
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import pipelined, translated
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.redis_client.subscription import Subscription, subscribe
 from scheduler.tasks import next_tick
 

@@ -2,7 +2,8 @@
 
 from ledger.jobs import JobEnd
 from scheduler.errors import ErrorCode
-from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.protocol.replies import Reply
+from scheduler.protocol.request_status import RequestStatus
 from scheduler.states import State
 
 

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from scheduler.protocol.replies import RequestStatus
+from scheduler.protocol.request_status import RequestStatus
 
 GRACE_S = 5.0
 """After its deadline, Redis ends a job by itself. A job without an end is ended by the reconciler this much later."""

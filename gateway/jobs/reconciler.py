@@ -33,7 +33,7 @@ from ledger.postgres import (
 from ledger.responses import purge_responses
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")

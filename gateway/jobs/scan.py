@@ -17,7 +17,7 @@ from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.protocol.admission import Admissions, calls_of
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatus, RequestStatuses
+from scheduler.protocol.request_status import RequestStatus, RequestStatuses
 
 log = structlog.get_logger("gateway")
 

@@ -24,7 +24,8 @@ from gateway.jobs.submit import JobAdmitter, JobRedis, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks
 from scheduler.protocol.admission import Admissions, Submission
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatuses, Results
+from scheduler.protocol.replies import Results
+from scheduler.protocol.request_status import RequestStatuses
 from scheduler.redis_client.connections import subscriber_client
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.tasks import Loop, TaskRegistry

@@ -36,7 +36,7 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Admissions, Submission, Verdict
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatuses
+from scheduler.protocol.request_status import RequestStatuses
 from scheduler.states import Admission
 
 _OWN_FIELDS = (b"callback_url", b"priority", b"\\u")  # With an escape, a name may be spelled in another way.

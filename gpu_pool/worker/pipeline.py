@@ -30,7 +30,7 @@ from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 MOST_SETTLING = 2
 GIVE_UP_S = 1.0  # By then the lease has expired and the reaper requeues the batch.

@@ -32,12 +32,11 @@ from scheduler.protocol.batches import (
     MemberEnd,
     Outcome,
     OwnedBatch,
-    StopSignal,
-    StopSignals,
     lost,
 )
-from scheduler.protocol.replies import LOST, Increment, IncrementTarget, read_address
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.protocol.increments import LOST, Increment, IncrementTarget, read_address
+from scheduler.protocol.stop_signals import StopSignal, StopSignals
+from scheduler.redis_client.backoff import Backoff
 from scheduler.tasks import end_all
 
 SLOWEST_RETRY_S = 0.5

@@ -16,7 +16,7 @@ from gpu_pool.model_process.messages import Piece
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.protocol.replies import LOST, Increment, IncrementChannel, IncrementTarget, read_address
+from scheduler.protocol.increments import LOST, Increment, IncrementChannel, IncrementTarget, read_address
 
 MOST_CHARACTERS = 1 << 20
 SEND_EVERY_S = 0.008

@@ -36,9 +36,9 @@ from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import WorkerReport
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import cell_of
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 from scheduler.tracing import Spans
 

@@ -35,7 +35,7 @@ from ledger.postgres import (
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.protocol.audit_outbox import Outbox
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 
 class AuditPolicy(msgspec.Struct, frozen=True):

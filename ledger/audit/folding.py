@@ -7,7 +7,7 @@ batch are folded here; rows of different batches are merged by `merge_requests` 
 from collections.abc import Iterable
 
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
 from scheduler.states import State
 
 

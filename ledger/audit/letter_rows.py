@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ledger.audit.rows import check_id
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
-from scheduler.protocol.audit_outbox import DeadLetterRecord, EndedRecord
+from scheduler.protocol.audit_records import DeadLetterRecord, EndedRecord
 from scheduler.redis_client.scripts import inner
 from scheduler.states import tier_of
 

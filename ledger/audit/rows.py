@@ -24,7 +24,7 @@ from ledger.audit.copy_format import (
     encode_timestamptz,
 )
 from scheduler.errors import ErrorCode, http_status
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.states import State
 
 COLUMNS = (

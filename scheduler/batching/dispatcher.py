@@ -29,9 +29,9 @@ from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import next_tick
 
 MAX_SLEEP_S = 1.0

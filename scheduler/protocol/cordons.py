@@ -26,11 +26,14 @@ REWRITE_S = 1.0
 log = structlog.get_logger("scheduler")
 
 
+def _cordon(packed_workers: bytes, tpot_ms: str) -> None: ...
+
+
 class Cordons:
     """The script `cordon` of one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("cordon", client, keys)
+        self._script = Script("cordon", _cordon, client, keys)
 
     async def write(self, workers: Collection[str], tpot_ms: float = 0.0) -> int:
         """Cordon exactly these workers, and store the objective for all of them. Returns the number of changed cordons."""

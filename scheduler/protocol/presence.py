@@ -13,7 +13,12 @@ from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.protocol.limits import MAX_PER_GATEWAY, MAX_PER_HEARTBEAT, RejectionRecord
 from scheduler.protocol.observation import decode_observation
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerReport, with_background
-from scheduler.protocol.worker_heartbeat import AsyncHeartbeat, WorkerBeatReply, heartbeat_arguments
+from scheduler.protocol.worker_heartbeat import (
+    AsyncHeartbeat,
+    WorkerBeatReply,
+    heartbeat_arguments,
+    worker_beat_arguments,
+)
 from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
@@ -64,6 +69,21 @@ class _Census(NamedTuple):
 _NEVER_COUNTED = _Census(0, b"", -math.inf)
 
 
+def _gateway_beat(
+    *,
+    gateway_id: str,
+    packed_stats: bytes,
+    gone_ms: int,
+    max_rejections: int,
+    keep_ms: int,
+    rejections: Sequence[bytes],
+) -> None: ...
+def _census(
+    *, gone_ms: int, valid_ms: int, last_count: int, last_epoch: bytes, notice_ms: int, notices: Sequence[str]
+) -> None: ...
+def _observe(packed_tiers: bytes, gone_ms: int) -> None: ...
+
+
 class Presence:
     """Heartbeats and observations of one pool. All methods raise RedisUnavailable."""
 
@@ -75,10 +95,10 @@ class Presence:
         self._gone_ms = gone_ms
         self._clock_s = clock_s
         self._counted = _NEVER_COUNTED
-        self._worker_beat = Script("worker_beat", client, keys)
-        self._gateway_beat = Script("gateway_beat", client, keys)
-        self._census = Script("census", client, keys)
-        self._observe = Script("observe", client, keys)
+        self._worker_beat = Script("worker_beat", worker_beat_arguments, client, keys)
+        self._gateway_beat = Script("gateway_beat", _gateway_beat, client, keys)
+        self._census = Script("census", _census, client, keys)
+        self._observe = Script("observe", _observe, client, keys)
 
     async def worker_beat(self, heartbeat: WorkerReport) -> WorkerBeatReply:
         """Register or refresh a worker. Required before its first claim, which the reply may forbid."""
@@ -102,7 +122,12 @@ class Presence:
         """Register or refresh a gateway, and store the oldest 256 rejections since its last heartbeat, the oldest first."""
         packed = [_encode(rejection) for rejection in rejections[:MAX_PER_HEARTBEAT]]
         epoch_us, share, policy = await self._gateway_beat(
-            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, MAX_PER_GATEWAY, KEEP_REFUSALS_MS, *packed
+            gateway_id=stats.gateway_id,
+            packed_stats=_encode(stats),
+            gone_ms=GATEWAY_GONE_MS,
+            max_rejections=MAX_PER_GATEWAY,
+            keep_ms=KEEP_REFUSALS_MS,
+            rejections=packed,
         )
         return BeatReply(int(epoch_us), float(share), policy.decode())
 
@@ -137,7 +162,12 @@ class Presence:
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
         healthy, known, epoch = await self._census(
-            self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
+            gone_ms=self._gone_ms,
+            valid_ms=_COUNT_HOLDS_MS,
+            last_count=last.healthy,
+            last_epoch=held,
+            notice_ms=NOTICE_MS,
+            notices=notices,
         )
         self._counted = last.updated(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known

@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import pipelined
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.pipeline import Argument
 from scheduler.redis_client.scripts import Script
 
 COMPLETE_EVERY_S = 10.0
@@ -54,17 +53,32 @@ class WorkerBeatReply(NamedTuple):
         return cls(CordonStatus(cordon), moves, float(tpot_ms or 0))
 
 
-def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
+def worker_beat_arguments(  # noqa: PLR0917 - `heartbeat_arguments` is a tuple of them
+    worker_id: str,
+    status: str | None = None,
+    utilization: str | None = None,
+    in_flight: str | None = None,
+    packed_heartbeat: bytes | None = None,
+    keep_ms: int | None = None,
+    slot_count: int | None = None,
+    free_slots: int | None = None,
+) -> None:
+    """The arguments of `worker_beat`; the id alone for an unchanged heartbeat."""
+
+
+def heartbeat_arguments(
+    heartbeat: WorkerReport,
+) -> tuple[str, str, str, str, bytes, int, int | None, int | None]:
     """The arguments of `worker_beat` for a complete heartbeat."""
-    slots = (heartbeat.free_slots if heartbeat.free_slots >= 0 else "", heartbeat.slots) if heartbeat.slots else ()
     return (
         heartbeat.id,
         heartbeat.status,
-        round(heartbeat.utilization, 4),
-        heartbeat.in_flight,
+        str(round(heartbeat.utilization, 4)),
+        str(heartbeat.in_flight),
         _encode(heartbeat),
         _KEEP_MS,
-        *slots,
+        heartbeat.slots or None,
+        heartbeat.free_slots if heartbeat.slots and heartbeat.free_slots >= 0 else None,
     )
 
 
@@ -111,7 +125,7 @@ class AsyncHeartbeat:
         on_reply: Callable[[WorkerBeatReply], None] = lambda _: None,
     ) -> None:
         self._pipelined = pipelined(client)
-        self._script = Script("worker_beat", client, keys)
+        self._script = Script("worker_beat", worker_beat_arguments, client, keys)
         self._on_failure = on_failure
         self._clock = clock
         self._on_reply = on_reply

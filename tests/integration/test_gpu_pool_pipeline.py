@@ -26,9 +26,10 @@ from integration.gpu_pool_fixtures import batch, ended, faulty_models, replies, 
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.batches import Batches, ClaimedBatch, ClaimedRequest, ReadyBatches
+from scheduler.protocol.batches import Batches, ClaimedBatch, ClaimedRequest
 from scheduler.protocol.direct import DirectBusy
 from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.ready_batches import ReadyBatches
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys

@@ -18,7 +18,7 @@ from ledger.audit.rows import COLUMNS, id_of, to_row
 from ledger.audit.writer import Batch, RejectedRow, make_batch
 from ledger.schema.audit import requests
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.request_id import created_at
 
 ID = "req_0199c0de00007000800000000000abcd"

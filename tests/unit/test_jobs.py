@@ -21,7 +21,8 @@ from gateway.jobs.submit import read_job
 from ledger import jobs as ledger_jobs
 from ledger.jobs import NEWS_S, UNTRIED, JobEnd, JobRow, JobSession, StoreUnavailable
 from scheduler.errors import RequestError
-from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.protocol.replies import Reply
+from scheduler.protocol.request_status import RequestStatus
 
 URL = "https://example.com/hook"
 
