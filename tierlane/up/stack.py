@@ -26,6 +26,7 @@ from ledger.catalog.snapshot import CellRow
 from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.redis_client.keys import DEFAULT_CELL
+from tierlane.check.model_times import limits_line
 from tierlane.child_process import ChildProcess
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -37,7 +38,7 @@ from tierlane.up.cells import cell_names, cell_server, write_cells
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
-from tierlane.up.model_times import SLOW, is_measured, limits_line, measured_workers, warnings
+from tierlane.up.model_times import SLOW, is_measured, measured_workers, warnings
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
