@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from gateway.inference.pending import PendingRequest, PendingRequests
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.cancellation import Cancellation, Terminations
@@ -35,7 +36,7 @@ class Cancellations:
     def __init__(self, terminations: Terminations, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminations = terminations
         self._clock = clock
-        self._ids: dict[str, tuple[Cancellation, float]] = {}
+        self._ids: BoundedDict[str, tuple[Cancellation, float]] = BoundedDict(MAX_IDS)
         self._wake = asyncio.Event()
         self.dropped = 0
 
@@ -49,8 +50,7 @@ class Cancellations:
 
         CANCELLED does not stop a request that runs, unless `running`. If there are too many, the oldest is dropped.
         """
-        if len(self._ids) >= MAX_IDS:
-            del self._ids[next(iter(self._ids))]
+        if len(self._ids) >= MAX_IDS and request_id not in self._ids:
             self.dropped += 1
         self._ids[request_id] = Cancellation(request_id, code, running, delivered, used), self._clock()
         self._wake.set()

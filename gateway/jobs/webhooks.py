@@ -30,6 +30,7 @@ from gateway.jobs.results import CallbackBody, job_result
 from gateway.jobs.webhook_security import checked_sockets, customer_key, is_public, signed
 from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, record_callback_attempt
 from ledger.postgres import Connection
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 
@@ -151,7 +152,8 @@ class PausedHosts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failed: dict[str, tuple[int, float]] = {}  # Consecutive failures, and the end of the pause.
+        # Consecutive failures, and the end of the pause.
+        self._failed: BoundedDict[str, tuple[int, float]] = BoundedDict(MAX_PAUSED)
 
     def paused(self) -> list[str]:
         now = self._clock()
@@ -172,8 +174,6 @@ class PausedHosts:
             until = self._clock() + PAUSES_S[min(times, len(PAUSES_S) - 1)]
             times += 1
         self._failed[name] = times, until
-        if len(self._failed) > MAX_PAUSED:
-            del self._failed[next(iter(self._failed))]
 
 
 class Callbacks:

@@ -7,7 +7,6 @@ here. With several gateways each sees a part of the traffic, so the shadow errs 
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from gateway.auth.service_tier import own
@@ -28,6 +27,7 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
+from scheduler.bounded_dict import BoundedDict
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
@@ -102,9 +102,7 @@ class LocalBuckets:
     """Customers and keys -> state; the oldest entry is dropped when there are too many."""
 
     def __init__(self, max_states: int = MAX_STATES) -> None:
-        # A plain dict looks for its first entry over all that were deleted before it: 3 us where every customer is new.
-        self._states: OrderedDict[str, _State] = OrderedDict()
-        self._max_states = max_states
+        self._states: BoundedDict[str, _State] = BoundedDict(max_states)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -175,8 +173,6 @@ class LocalBuckets:
         return state
 
     def _add(self, name: str, buckets: Iterable[Bucket], now: float) -> _State:
-        if len(self._states) >= self._max_states:
-            self._states.popitem(last=False)
         state = self._states[name] = _State(buckets, now)
         return state
 

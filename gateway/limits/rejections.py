@@ -28,6 +28,7 @@ from ratelimit.limits import (
     effective,
 )
 from ratelimit.quotas import is_metered, quota_name, quota_words
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import MAX_PER_HEARTBEAT, RejectionRecord
@@ -294,7 +295,7 @@ class RejectionCache:
     """
 
     def __init__(self) -> None:
-        self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
+        self.held: BoundedDict[str, dict[Admission, _Rejection]] = BoundedDict(MOST_CUSTOMERS)  # By customer.
 
     def note(self, submission: Submission, verdict: Verdict, now: float) -> None:
         """Keep a rejection by Redis of a request that was submitted by itself."""
@@ -304,8 +305,6 @@ class RejectionCache:
         wait_s = min(MOST_S, verdict.retry_after_ms / 1000)
         known = self.held.setdefault(submission.customer_id, {})
         known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
-        if len(self.held) > MOST_CUSTOMERS:
-            del self.held[next(iter(self.held))]
 
     def verdict(self, submission: Submission, now: float) -> Verdict | None:
         """The rejection that Redis would return, as far as is known; None where Redis must decide.
