@@ -32,7 +32,7 @@ from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, 
 from ledger.postgres import Connection
 from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import TierlaneError
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 
 MAX_CHARACTERS = 2048
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -229,13 +229,9 @@ class Callbacks:
         self._due.clear()
         if len(self._calls) >= MAX_CALLS:
             return
-        try:
+        due: Sequence[Callback] = ()
+        with LoggedFaults("reading due callbacks failed"), contextlib.suppress(TierlaneError):
             due = await self._session.run(self._due_callbacks)
-        except TierlaneError:
-            return
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("reading due callbacks failed", error)
-            return
         hosts = Counter(call.host for call in self._calls.values())
         customers = Counter(call.customer_id for call in self._calls.values())
         for callback in due:

@@ -24,7 +24,7 @@ from gateway.operations.health.model import LEVELS, Health
 from gateway.operations.state import DashboardEvent, DashboardState, TierState, changes, config_changes, state
 from ledger.batches import OpenBatches
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.history import KEEP_MS, STEP_MS, HistoryStore
 from scheduler.tasks import next_tick
 
@@ -381,13 +381,11 @@ class DashboardSnapshots:
         """Take, publish and keep snapshots; never returns."""
         published: DashboardSnapshot | None = None
         while True:
-            try:
+            with LoggedFaults("the snapshot failed"):
                 latest = await self.current()
                 if latest is not published:
                     published = latest
                     await self._publish(latest)
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("the snapshot failed", error)
             await next_tick(POLL_S)
 
     def opening(self, pool: str = "") -> bytes:

@@ -10,6 +10,7 @@ or a loss in Redis does not lift them. Schedulers copy them to Redis, whose repl
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.protocol.limits import MAX_PER_GATEWAY, MAX_PER_HEARTBEAT, RejectionRecord
@@ -99,12 +100,9 @@ class CordonSync:
     async def run(self) -> None:
         """Write cordons; never returns."""
         while True:
-            try:
+            # Without Redis it is retried after REWRITE_S at the latest.
+            with LoggedFaults("writing cordons failed"), suppress(RedisUnavailable):
                 await self.sync()
-            except RedisUnavailable:
-                pass  # It is retried after REWRITE_S at the latest.
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("writing cordons failed", error)
             await next_tick(CHECK_S)
 
     async def sync(self) -> None:

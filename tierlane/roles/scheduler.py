@@ -12,6 +12,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from scheduler.batching.reaper import Reaper
 from scheduler.cells.moves import MovesPublisher, PoolPlan
 from scheduler.cells.places import cell_urls
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.protocol.audit_outbox import Outbox
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.cancellation import Terminations
@@ -274,12 +275,9 @@ class LeftPools:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            try:
+            # What was found last stands; nothing is served without Redis anyway.
+            with LoggedFaults("looking for left pools failed"), suppress(RedisUnavailable):
                 await self.turn()
-            except RedisUnavailable:
-                pass  # What was found last stands; nothing is served without Redis anyway.
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("looking for left pools failed", error)
             await next_tick(LEFT_POOLS_LOOK_S)
 
     async def turn(self) -> None:
