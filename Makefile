@@ -110,6 +110,8 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 	$(PIP_COMPILE) --extra hf --extra tracing --output-file requirements/lock.txt $(LOCK_INPUT)
 	$(PIP_COMPILE) --extra tracing --constraint requirements/lock.txt --output-file requirements/lock-edge.txt \
 		pyproject.toml requirements/build.in requirements/older-python.in
+	$(PIP_COMPILE) --extra hf --extra tracing --constraint requirements/lock.txt --output-file requirements/lock-worker.txt \
+		$(filter-out $(PARTS),$(LOCK_INPUT))
 	$(PIP_COMPILE) --extra hf --extra tracing --extra test --constraint requirements/lock.txt \
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \

@@ -167,8 +167,6 @@ class WorkerConnections:
         self._connections: dict[str, tuple[WorkerConnection, asyncio.Task[None]]] = {}
         self._work = asyncio.Event()
         self._timeouts_s: dict[str, float] = {}
-        self.lost_calls = 0
-        self.busy_answers = 0
 
     @property
     def available(self) -> int:
@@ -237,7 +235,6 @@ class WorkerConnections:
             batch = await self._events.record_accepted(batch)
             outcomes = await self._call(connection, batch) if batch else []
         except WorkerBusy:
-            self.busy_answers += 1
             self._return(batch)
             await asyncio.sleep(PAUSE_S)
         except DirectError as error:
@@ -268,7 +265,6 @@ class WorkerConnections:
         self._work.set()
 
     def _retry_lost(self, batch: list[DirectEntry]) -> None:
-        self.lost_calls += 1
         for entry in batch:
             entry.attempts += 1
         self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
@@ -292,8 +288,6 @@ class WorkerConnections:
                 refused.append(entry)
             else:
                 self._events.ran(entry, outcome, connection.worker_id, len(batch))
-        if retried:
-            self.lost_calls += 1
         if retried or refused:
             self._return([*retried, *refused])
 
