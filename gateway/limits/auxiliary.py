@@ -12,9 +12,9 @@ from collections.abc import Callable
 from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
-from gateway.limits.customer_limits import DAY_MS, LocalBucket
 from ratelimit.headers import with_empty_bucket
 from ratelimit.limits import Bucket, auxiliary_limits
+from ratelimit.token_bucket import DAY_MS, LocalBucket
 from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode
 
