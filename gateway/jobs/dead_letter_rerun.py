@@ -6,6 +6,7 @@ dead letter. Customers are not charged and get no response: the requests are adm
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -190,14 +191,11 @@ class DeadLetterReruns:
         until = time.monotonic() + self.limits.total_ms / 1000 + SLACK_S
         while waiting and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
-            for reply in await self._ended(list(waiting)):
-                yield waiting.pop(reply.id), reply.id, reply
+            found: Sequence[Reply | None] = ()
+            with contextlib.suppress(RedisUnavailable):  # It may return.
+                found = await self._results.fetch(list(waiting))
+            for reply in found:
+                if reply is not None:
+                    yield waiting.pop(reply.id), reply.id, reply
         for new_id, old_id in waiting.items():
             yield old_id, new_id, None
-
-    async def _ended(self, ids: Sequence[str]) -> list[Reply]:
-        """The stored replies; none while Redis is unavailable, because it may return."""
-        try:
-            return [reply for reply in await self._results.fetch(ids) if reply is not None]
-        except RedisUnavailable:
-            return []

@@ -16,8 +16,9 @@ from gateway.inference.handler import InferenceHandler
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.responses import ResponseSubscriber
 from gateway.jobs.inbox import JobInbox
-from gateway.jobs.reconciler import JobReconciler, JobScan
+from gateway.jobs.reconciler import JobReconciler
 from gateway.jobs.results import JobResultHandler
+from gateway.jobs.scan import JobScan
 from gateway.jobs.store import JobStore
 from gateway.jobs.submit import JobAdmitter, JobRedis, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks

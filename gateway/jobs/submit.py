@@ -28,9 +28,9 @@ from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.submission import REPLAYED, with_more
+from gateway.jobs.callback_url import url_problem
 from gateway.jobs.results import POLL_LATER, Promise
 from gateway.jobs.store import JobStore
-from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault

@@ -15,7 +15,7 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
 from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import DemandMeter, fill
+from gateway.limits.demand import DemandMeter, bucket_fill
 from gateway.limits.rejections import LOWERED, NO_ROOM, rejection_error
 from ratelimit.headers import rate_headers, rate_lines
 from ratelimit.limits import (
@@ -271,7 +271,7 @@ def _filled(submission: Submission, verdict: Verdict) -> float:
     (requests, *others), levels = submission.limits.buckets, verdict.left.buckets
     size = min(requests.size, submission.limits.key.size) if submission.limits.key else requests.size
     cells = submission.limits.spread  # A verdict has the levels of one cell.
-    filled = fill(levels[0].left * cells if levels else 0.0, size)
+    filled = bucket_fill(levels[0].left * cells if levels else 0.0, size)
     for bucket, level in zip(others, levels[1:], strict=False):
         filled = min(filled, (level.left * cells + bucket.kind.units(submission)) / bucket.size)
     return filled

@@ -25,10 +25,7 @@ from gateway.jobs.dead_letter_rerun import (
     new_ids,
     unmark,
 )
-from gateway.operations.action_requests import (
-    ActionGuard,
-    AuditedTransaction,
-    Connect,
+from gateway.operations.action_bodies import (
     CordonBody,
     Cordoned,
     PurgeBody,
@@ -37,10 +34,11 @@ from gateway.operations.action_requests import (
     Requeued,
     Rerun,
     UncordonBody,
-    actor,
-    uncached,
 )
+from gateway.operations.action_guard import ActionGuard, actor
+from gateway.operations.audited_transaction import AuditedTransaction, Connect
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker

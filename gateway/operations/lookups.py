@@ -14,9 +14,10 @@ import msgspec
 from gateway.catalog import CatalogView, CustomerRow, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.operations.action_requests import AuditedTransaction, uncached
+from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
 from ratelimit.limit_figures import LimitFigures, limit_figures

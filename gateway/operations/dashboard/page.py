@@ -12,8 +12,9 @@ from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EVENTS, EventStream
 from gateway.http.static import HTML, StaticPage
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
-from gateway.operations.snapshots import DashboardSnapshots
+from gateway.operations.uncached import uncached
 from scheduler.errors import ErrorCode, RequestError
 
 CSS = "text/css; charset=utf-8"
@@ -38,17 +39,17 @@ ASSETS = {
     "uplot.js": SCRIPT,
     "workers.js": SCRIPT,
 }
+FILES = files("gateway").joinpath("static", "dashboard")
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 
 
 def asset_pages() -> dict[str, StaticPage]:
     """The files of the page, by name."""
-    return {name: StaticPage(_content(name), kind) for name, kind in ASSETS.items() if _is_there(name)}
-
-
-def html(name: str) -> bytes:
-    """`page.html` or `login.html`."""
-    return _content(name)
+    return {
+        name: StaticPage(FILES.joinpath(name).read_bytes(), kind)
+        for name, kind in ASSETS.items()
+        if FILES.joinpath(name).is_file()
+    }
 
 
 def html_headers() -> Headers:
@@ -59,14 +60,6 @@ def html_headers() -> Headers:
         ("Content-Security-Policy", POLICY),
         ("Referrer-Policy", "no-referrer"),
     ]
-
-
-def _content(name: str) -> bytes:
-    return files("gateway").joinpath("static", "dashboard", name).read_bytes()
-
-
-def _is_there(name: str) -> bool:
-    return files("gateway").joinpath("static", "dashboard", name).is_file()
 
 
 class Session(TypedDict):
@@ -81,12 +74,13 @@ class Dashboard:
     def __init__(self, session_auth: SessionAuth, snapshots: DashboardSnapshots) -> None:
         self._session_auth = session_auth
         self._snapshots = snapshots
-        self._page, self._login = html("page.html"), html("login.html")
+        self._page, self._login = (FILES.joinpath(name).read_bytes() for name in ("page.html", "login.html"))
         self._assets = asset_pages()
 
     async def page(self, call: RoutedRequest) -> HttpResponse:
         """The page. A browser without a session gets the login page; this is not a failed authentication."""
-        if "Authorization" not in call.headers and not self._session_auth.left_s(call) and _is_browser(call):
+        is_browser = "Authorization" not in call.headers and "text/html" in call.headers.get("Accept", "")
+        if is_browser and not self._session_auth.left_s(call):
             return self._html(call, 401, self._login)
         self._session_auth.check(call)
         return self._html(call, 200, self._page)
@@ -105,9 +99,7 @@ class Dashboard:
         lasts_s = self._session_auth.check(call)
         latest = await self._snapshots.current()
         if EVENTS not in call.headers.get("Accept", ""):
-            return HttpResponse.of(
-                200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
-            )
+            return uncached(call, latest.state)
         subscribers = self._snapshots.subscribers
         subscribers.check_limit()
         pool = call.request.rel_url.query.get("pool", "")
@@ -129,7 +121,3 @@ class Dashboard:
 
     def _html(self, call: RoutedRequest, status: int, body: bytes) -> HttpResponse:
         return HttpResponse(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)
-
-
-def _is_browser(call: RoutedRequest) -> bool:
-    return "text/html" in call.headers.get("Accept", "")

@@ -1,48 +1,20 @@
-"""The dashboard state: one document, made once a second from the health of the pools, and its changes as events.
+"""The dashboard state: one document, made once a second from the health of the pools.
 
 All functions are pure. Rates are requests/s over all gateways, times are milliseconds; unknown values are null, never 0.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.catalog import SnapshotView, TierRow
+from gateway.catalog import TierRow
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.collector import CollectedHealth
-from gateway.operations.health.losses import ACTIVE_STATUSES, INTENDED_STATUSES
-from gateway.operations.health.model import Health, Status, process_name
+from gateway.operations.health.model import Health, Status
 from ledger.batches import OpenBatches
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
-
-MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
-
-
-def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
-    """Fill of the batches of the last two seconds, 0..1; None if there were none."""
-    batches = sum(each.batches_per_second for each in gateways)
-    return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
-
-
-def top_customers(gateways: Sequence[GatewayStats]) -> list["CustomerState"]:
-    """The customers with the most GPU time in the last minute, then those with the highest rates."""
-    rates: dict[tuple[str, str], float] = {}
-    for each in gateways:
-        for customer in each.busiest:
-            key = (customer.name, customer.tier)
-            rates[key] = rates.get(key, 0.0) + customer.rps
-    used: dict[tuple[str, str], tuple[float, float]] = {}
-    for tier in dict.fromkeys(timed.tier for each in gateways for timed in each.gpu_times):
-        gpu_time = tier_gpu_time(tier, gateways)
-        used |= {(each.name, tier): (each.gpu_ms, gpu_time.share(each.gpu_ms)) for each in gpu_time.customers}
-    found = [(used.get(key, (0.0, 0.0)), rates.get(key, 0.0), key) for key in {**used, **rates}]
-    found.sort(key=lambda each: (-each[0][0], -each[1], each[2]))
-    return [
-        CustomerState(*key, round(rps, 1), round(gpu_ms, 1), round(share, 4))
-        for (gpu_ms, share), rps, key in found[:MAX_CUSTOMERS]
-    ]
 
 
 class TierState(msgspec.Struct, frozen=True):
@@ -202,6 +174,8 @@ def state(
 ) -> DashboardState:
     """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
     gateways = _gateways(pools)
+    ages_s = [each.inputs.look_age_s for each in pools.values()]
+    known_s = [age_s for age_s in ages_s if age_s is not None]
     redis_problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
     return DashboardState(
         **msgspec.structs.asdict(_pool("", pools, whole, rows)),
@@ -210,7 +184,7 @@ def state(
         reasons=whole["reasons"],
         problems=problems(whole),
         redis_problem=redis_problems[0] if redis_problems else None,
-        look_age_s=_oldest_s([each.inputs.look_age_s for each in pools.values()]),
+        look_age_s=round(max(known_s), 2) if known_s and len(known_s) == len(ages_s) else None,
         audit_lag_ms=whole["audit_lag_ms"],
         workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
         customers=top_customers(gateways),
@@ -245,6 +219,31 @@ def _gateways(pools: Mapping[str, CollectedHealth]) -> list[GatewayStats]:
     return [gateway for seen in observations if seen for gateway in seen.gateways]
 
 
+def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
+    """Fill of the batches of the last two seconds, 0..1; None if there were none."""
+    batches = sum(each.batches_per_second for each in gateways)
+    return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
+
+
+def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
+    """The customers with the most GPU time in the last minute, then those with the highest rates."""
+    rates: dict[tuple[str, str], float] = {}
+    for each in gateways:
+        for customer in each.busiest:
+            key = (customer.name, customer.tier)
+            rates[key] = rates.get(key, 0.0) + customer.rps
+    used: dict[tuple[str, str], tuple[float, float]] = {}
+    for tier in dict.fromkeys(timed.tier for each in gateways for timed in each.gpu_times):
+        gpu_time = tier_gpu_time(tier, gateways)
+        used |= {(each.name, tier): (each.gpu_ms, gpu_time.share(each.gpu_ms)) for each in gpu_time.customers}
+    found = [(used.get(key, (0.0, 0.0)), rates.get(key, 0.0), key) for key in {**used, **rates}]
+    found.sort(key=lambda each: (-each[0][0], -each[1], each[2]))
+    return [
+        CustomerState(*key, round(rps, 1), round(gpu_ms, 1), round(share, 4))
+        for (gpu_ms, share), rps, key in found[:MAX_CUSTOMERS]
+    ]
+
+
 def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[TierRow]) -> PoolState:
     """The figures of one pool, or of several together."""
     gateways = _gateways(pools)
@@ -276,11 +275,6 @@ def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: 
 
 def _total(rates: Iterable[float]) -> float:
     return round(sum(rates), 3)
-
-
-def _oldest_s(ages_s: Sequence[float | None]) -> float | None:
-    known = [age_s for age_s in ages_s if age_s is not None]
-    return round(max(known), 2) if known and len(known) == len(ages_s) else None
 
 
 def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
@@ -352,112 +346,3 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
 
 def _gpu(gpu: GpuReading) -> GpuState:
     return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)
-
-
-def changes(before: DashboardState, now: DashboardState) -> list[DashboardEvent]:
-    """The events between two states. Workers and gateways are compared only if Redis responded both times."""
-    events = [*_status_events(before, now), *_redis_events(before, now), *_limit_events(before, now)]
-    events += _dead_letter_events(before, now)
-    if before.redis_problem is None and now.redis_problem is None:
-        events += [*_worker_events(before, now), *_gateway_events(before, now)]
-    return events
-
-
-def _status_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    if before.status == now.status:
-        return
-    reason = f": {now.reasons[0]}" if now.reasons else "."
-    yield DashboardEvent(
-        now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{reason}", "status"
-    )
-
-
-def _redis_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    if before.redis_problem is None and now.redis_problem is not None:
-        yield DashboardEvent(now.at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.", "redis")
-    elif before.redis_problem is not None and now.redis_problem is None:
-        yield DashboardEvent(now.at_ms, "good", "Redis is available again.", "redis")
-
-
-def _limit_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    earlier = {tier.name: tier for tier in before.tiers}
-    for tier in now.tiers:
-        was = earlier.get(tier.name)
-        if was is not None and _is_reduced(was) != _is_reduced(tier):
-            reduced = _is_reduced(tier)
-            text = f"are reduced to {tier.limit_ratio:.0%}" if reduced else "are nearly restored"
-            yield DashboardEvent(now.at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.", "limits")
-
-
-def _is_reduced(tier: TierState) -> bool:
-    return tier.limit_ratio < 1 - MIN_REDUCTION
-
-
-def _dead_letter_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    if now.dlq > before.dlq:
-        yield DashboardEvent(
-            now.at_ms, "bad", f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total.", "dead_letters"
-        )
-    elif now.dlq < before.dlq:
-        yield DashboardEvent(
-            now.at_ms, "news", f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain.", "dead_letters"
-        )
-
-
-def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    earlier = {(worker.pool, worker.id): worker for worker in before.workers}
-    later = {(worker.pool, worker.id): worker for worker in now.workers}
-    for key, worker in later.items():
-        yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
-    for key, worker in earlier.items():
-        if key not in later:
-            text = f"{worker.id} {'left' if _serves(worker) else 'was removed'}."
-            yield DashboardEvent(now.at_ms, "news", text, "worker", worker.pool)
-
-
-def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[DashboardEvent]:
-    pool = worker.pool
-    if was is not None and was.cordoned != worker.cordoned:
-        text = f"{worker.id} was {'cordoned' if worker.cordoned else 'uncordoned'}."
-        yield DashboardEvent(at_ms, "news", text, "cordon", pool)
-    if was is None:
-        yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.", "worker", pool)
-    elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
-        text = f"{worker.id} was lost: this was its last heartbeat."
-        yield DashboardEvent(at_ms - worker.age_ms, "bad", text, "loss", pool)
-    elif _serves(was) and not _serves(worker) and not worker.cordoned:
-        fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
-        intended = worker.status in INTENDED_STATUSES
-        level, kind = ("news", "worker") if intended else ("bad", "loss")
-        yield DashboardEvent(at_ms, level, f"{worker.id} is {worker.status}{fault}.", kind, pool)
-    elif _serves(worker) and not _serves(was):
-        yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.", "worker", pool)
-    elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
-        yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.", "restart", pool)
-
-
-def _serves(worker: WorkerState) -> bool:
-    """A brief pause is not an event: an endpoint at its rate limit causes several a minute."""
-    return worker.healthy or worker.pausing
-
-
-def _gateway_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
-    for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} joined.", "gateway")
-    for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"{process_name(gateway)} left.", "gateway")
-
-
-def config_changes(before: SnapshotView | None, now: SnapshotView | None, at_ms: int) -> Iterator[DashboardEvent]:
-    """The events for rows of tiers and models that were added, changed or deleted."""
-    if before is None or now is None or before is now:
-        return
-    tables: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
-        ("tier", {row.name: row for row in before.tiers}, {row.name: row for row in now.tiers}),
-        ("model", dict(before.models), dict(now.models)),
-    )
-    for table, old, new in tables:
-        for name in sorted({*old, *new}):
-            if old.get(name) != new.get(name):
-                verb = "added" if name not in old else "deleted" if name not in new else "changed"
-                yield DashboardEvent(at_ms, "news", f"Configuration: {table} {name} was {verb}.", "config")
