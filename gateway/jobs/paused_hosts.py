@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from scheduler.bounded_dict import BoundedDict
+
 MAX_CALLS_PER_HOST = 8  # So that a host that does not respond does not block the others.
 PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 MAX_PAUSED = 1000
@@ -16,7 +18,8 @@ class PausedHosts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failed: dict[str, tuple[int, float]] = {}  # Consecutive failures, and the end of the pause.
+        # Consecutive failures, and the end of the pause.
+        self._failed: BoundedDict[str, tuple[int, float]] = BoundedDict(MAX_PAUSED)
 
     def paused(self) -> list[str]:
         now = self._clock()
@@ -37,5 +40,3 @@ class PausedHosts:
             until = self._clock() + PAUSES_S[min(times, len(PAUSES_S) - 1)]
             times += 1
         self._failed[name] = times, until
-        if len(self._failed) > MAX_PAUSED:
-            del self._failed[next(iter(self._failed))]

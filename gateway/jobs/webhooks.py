@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -27,7 +27,7 @@ from gateway.jobs.results import CallbackBody, job_result
 from gateway.jobs.webhook_security import checked_sockets, customer_key, signed
 from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, record_callback_attempt
 from scheduler.errors import TierlaneError
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 
 log = structlog.get_logger("gateway")
 
@@ -111,7 +111,8 @@ class Callbacks:
         self._due.clear()
         if len(self._calls) >= MAX_CALLS:
             return
-        try:
+        due: Sequence[Callback] = ()
+        with LoggedFaults("reading due callbacks failed"), contextlib.suppress(TierlaneError):
             due = await self._session.run(
                 lambda connection: due_callbacks(
                     connection,
@@ -123,11 +124,6 @@ class Callbacks:
                     paused=self._paused.paused(),
                 )
             )
-        except TierlaneError:
-            return
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("reading due callbacks failed", error)
-            return
         hosts = Counter(call.host for call in self._calls.values())
         customers = Counter(call.customer_id for call in self._calls.values())
         for callback in due:

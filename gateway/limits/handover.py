@@ -20,7 +20,7 @@ from gateway.catalog import CatalogView
 from gateway.inference.pending import PendingRequest
 from ratelimit.limits import Bucket
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.handover import MAX_CUSTOMERS, ArrivingLimits, Left, LimitsHandover, Wanted
 from scheduler.states import Admission
@@ -103,11 +103,9 @@ class Handover:
             self._wake.clear()
             while self._held:
                 before, progressed = self.done, False
-                try:
+                with LoggedFaults("limits have not arrived"):
                     await self.turn()
                     progressed = self.done > before
-                except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                    log_fault("limits have not arrived", error)
                 if self._held and not progressed:
                     await asyncio.sleep(RETRY_S)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gateway.catalog import IdentityView
 from ratelimit.limits import EffectiveLimits, Level, RemainingLimits
+from scheduler.bounded_dict import BoundedDict
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
@@ -42,7 +43,7 @@ class RejectionCache:
     """
 
     def __init__(self) -> None:
-        self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
+        self.held: BoundedDict[str, dict[Admission, _Rejection]] = BoundedDict(MAX_CUSTOMERS)  # By customer.
 
     def note(self, submission: Submission, verdict: Verdict, now: float) -> None:
         """Keep a rejection by Redis of a request that was submitted by itself."""
@@ -52,8 +53,6 @@ class RejectionCache:
         wait_s = min(MAX_KEPT_S, verdict.retry_after_ms / 1000)
         known = self.held.setdefault(submission.customer_id, {})
         known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
-        if len(self.held) > MAX_CUSTOMERS:
-            del self.held[next(iter(self.held))]
 
     def verdict(self, submission: Submission, now: float) -> Verdict | None:
         """The rejection that Redis would return, as far as is known; None where Redis must decide.

@@ -21,7 +21,7 @@ from gpu_pool.worker.slot_runs import SlotEnd, SlotRun, SlotRuns
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.batches import (
     HANDED_BACK,
     WITHDRAWN,
@@ -175,10 +175,8 @@ class SlotPipeline:
             await asyncio.sleep(0)  # What ended in the same step of the model goes in the same call.
             self._has_ends.clear()
             ends, self._ends = self._ends, []
-            try:
+            with LoggedFaults("requests not finished"):
                 await self._finish([end for end in ends if not end[0].is_lost])
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("requests not finished", error)
             for claimed, _ in ends:
                 claimed.unfinished -= 1
                 self.in_flight -= 1
@@ -211,15 +209,12 @@ class SlotPipeline:
         """End the runs of requests whose clients have left; never returns."""
         backoff = Backoff()
         while True:
-            try:
+            with LoggedFaults("runs not stopped"), suppress(RedisUnavailable):
                 if (signal := await self._stops.pop()) is not None:
                     self._stop(signal)
                 backoff.reset()
-            except RedisUnavailable:
-                await backoff.sleep()
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("runs not stopped", error)
-                await backoff.sleep()
+                continue
+            await backoff.sleep()
 
     def _stop(self, signal: StopSignal) -> None:
         running = {request_id: run for each in self._claimed.values() for request_id, run in each.running.items()}

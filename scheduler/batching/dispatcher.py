@@ -9,6 +9,7 @@ and sent only when it changes. Service times are read once a second from the hea
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 from redis.asyncio import Redis
@@ -25,7 +26,7 @@ from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.withdrawal import withdrawal
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
@@ -327,12 +328,8 @@ class ServiceWatch:
 
     async def update(self) -> None:
         """Update once; keeps the known times if no worker has measured any."""
-        try:
+        with LoggedFaults("reading service times failed"), suppress(RedisUnavailable):
             observation = await self._presence.observe(self._tiers())
             self.service = pool_service(observation.workers, self.service)
             self.limits = limits_of_workers(observation.workers, self.limits)
             self.slot_workers = [each.id for each in observation.workers if each.healthy and each.slots]
-        except RedisUnavailable:
-            return
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("reading service times failed", error)

@@ -6,13 +6,14 @@ them to Redis, whose reply to a heartbeat contains the worker's.
 
 import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import msgspec
 import structlog
 from redis.asyncio import Redis
 
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
 from scheduler.tasks import next_tick
@@ -63,12 +64,9 @@ class CordonSync:
     async def run(self) -> None:
         """Write cordons; never returns."""
         while True:
-            try:
+            # Without Redis it is retried after REWRITE_S at the latest.
+            with LoggedFaults("writing cordons failed"), suppress(RedisUnavailable):
                 await self.sync()
-            except RedisUnavailable:
-                pass  # It is retried after REWRITE_S at the latest.
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("writing cordons failed", error)
             await next_tick(CHECK_S)
 
     async def sync(self) -> None:

@@ -7,6 +7,7 @@ it, and a pool that is finished and unnamed is forgotten.
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
@@ -15,7 +16,7 @@ from ledger.catalog.follower import Catalog
 from ledger.jobs import job_pools
 from ledger.postgres import AWAY, closing, connect
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, is_pool_name, pools_to_serve
@@ -59,12 +60,9 @@ class LeftPools:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            try:
+            # What was found last stands; nothing is served without Redis anyway.
+            with LoggedFaults("looking for left pools failed"), suppress(RedisUnavailable):
                 await self.turn()
-            except RedisUnavailable:
-                pass  # What was found last stands; nothing is served without Redis anyway.
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("looking for left pools failed", error)
             await next_tick(LEFT_POOLS_LOOK_S)
 
     async def turn(self) -> None:

@@ -21,7 +21,7 @@ from gateway.operations.dashboard.subscribers import Subscribers, server_event
 from gateway.operations.health.collector import HealthCollector, merge_pools
 from gateway.operations.health.model import Health
 from ledger.batches import OpenBatches
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.tasks import next_tick
 
 INTERVAL_S = 1.0
@@ -87,13 +87,11 @@ class DashboardSnapshots:
         """Take, publish and keep snapshots; never returns."""
         published: DashboardSnapshot | None = None
         while True:
-            try:
+            with LoggedFaults("the snapshot failed"):
                 latest = await self.current()
                 if latest is not published:
                     published = latest
                     await self._publish(latest)
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("the snapshot failed", error)
             await next_tick(POLL_S)
 
     def opening(self, pool: str = "") -> bytes:
