@@ -20,8 +20,8 @@ from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct, DirectParts
 from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import GatewayHeartbeat
+from gateway.http.body.budget import BodyBudget
 from gateway.http.errors import ErrorResponses
-from gateway.http.request import BodyBudget
 from gateway.http.router import DrainState
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import Cancellations, DeadlineSweep

@@ -19,8 +19,8 @@ from gateway.batch_api.service import BatchService
 from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
+from gateway.http.body.budget import BodyBudget
 from gateway.http.errors import ErrorResponses
-from gateway.http.request import BodyBudget
 from gateway.http.router import DrainState, Router
 from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath

@@ -29,16 +29,9 @@ from gateway.api.openai_common import (
 )
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
-from gateway.http.request import (
-    NO_STRINGS,
-    TOO_DEEP,
-    LargeStrings,
-    check_duplicates,
-    decode,
-    too_large,
-    with_large_strings,
-    without_large_strings,
-)
+from gateway.http.body.large_strings import NO_STRINGS, LargeStrings, with_large_strings, without_large_strings
+from gateway.http.body.reading import too_large
+from gateway.http.body.strict_json import TOO_DEEP, check_duplicates, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
 from scheduler.chat_document import PRIORITY, Capability, joined, with_known_roles

@@ -27,7 +27,8 @@ from gateway.api.openai_common import (
     passed_on_members,
 )
 from gateway.api.stream_chunks import completion_chunks
-from gateway.http.request import check_duplicates, texts_of
+from gateway.http.body.strict_json import check_duplicates
+from gateway.http.body.text_fields import texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
 from scheduler.chat_document import ENDPOINT, Capability, joined

@@ -22,8 +22,9 @@ from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat, Parameters, check_model, check_parameters, completed
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView, IdentityView, model_not_found
+from gateway.http.body.strict_json import check_duplicates, decode
+from gateway.http.body.text_fields import check_text
 from gateway.http.errors import ErrorResponses, ResponseForm
-from gateway.http.request import check_duplicates, check_text, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from gateway.api.inference import Integer, Parameters
-from gateway.http.request import decode
+from gateway.http.body.strict_json import decode
 from gateway.http.validation import invalid
 from scheduler.chat_document import ENDPOINT, Capability
 from scheduler.errors import ErrorCode, RequestError

@@ -24,8 +24,9 @@ from gateway.batch_api.documents import (
 from gateway.batch_api.store import FileStore
 from gateway.batch_api.uploads import Upload
 from gateway.catalog import IdentityView
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.reading import check_media, read_body
 from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, check_media, read_body
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.pipeline import InferencePipeline

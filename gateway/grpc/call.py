@@ -18,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import ApiFormat
 from gateway.grpc.messages import messages_of
-from gateway.http.request import BodyShare
+from gateway.http.body.budget import BodyShare
 from gateway.http.response import HttpResponse
 from gateway.http.router import ConnectionShare
 from gateway.http.sse import EventStream, Result

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.http.content_coding import EncodingError
+from gateway.http.body.content_coding import EncodingError
 from gateway.http.response import JSON, REASONS, Headers, HttpResponse
 from scheduler.errors import HTTP, ErrorCode, RequestError
 

@@ -21,8 +21,10 @@ from gateway.auth.service_tier import served_as
 from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.reading import check_media, read_body
 from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, HttpRequest, check_media, read_body
+from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.http.sse import EventStream

@@ -19,7 +19,9 @@ from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, ApiFormat, InferenceBody, read_inference
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
-from gateway.http.request import APPLIED, HttpRequest, check_duplicates, decode, prefers_async
+from gateway.http.body.strict_json import check_duplicates, decode
+from gateway.http.preference import PREFERENCE_APPLIED, prefers_async
+from gateway.http.request import HttpRequest
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid
@@ -267,7 +269,7 @@ class JobCall(AwaitedCall):
         headers: Headers = [
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),
-            APPLIED,
+            PREFERENCE_APPLIED,
             POLL_LATER,
             *self.pipeline.customer_limits.headers(self.identity, verdict),
         ]

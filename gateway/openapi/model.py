@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.http.absent_members import NOTHING
+from gateway.http.body.absent_members import NOTHING
 from gateway.http.errors import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema

@@ -14,8 +14,9 @@ import msgspec
 from asyncpg import DataError, IntegrityConstraintViolationError
 from msgspec import Meta
 
+from gateway.http.body.reading import check_media, read_body
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.errors import RejectionError
-from gateway.http.request import check_duplicates, check_media, decode, read_body
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.session import SessionAuth, check_same_site

@@ -13,8 +13,8 @@ import msgspec
 from gateway.api.chat import Recording, encode_chat, read_chat
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import Integer, check_model
-from gateway.http.absent_members import NOTHING
-from gateway.http.request import check_duplicates, decode
+from gateway.http.body.absent_members import NOTHING
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid, validation_error
 from gateway.translations.custom_tools import CUSTOM, CUSTOM_INPUT, CustomTool, offered_tools

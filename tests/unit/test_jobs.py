@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.request import prefers_async
+from gateway.http.preference import prefers_async
 from gateway.jobs import inbox as jobs_inbox
 from gateway.jobs.inbox import GRACE_S, KEEP_S, OFFER_EVERY_S, JobInbox, JobStep, end_of, end_without_reply, next_step
 from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
