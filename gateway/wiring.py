@@ -11,7 +11,9 @@ from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
-from gateway.api.open_inference import INFER, TENSOR_FORM, OpenInference, OpenInferenceParts
+from gateway.api.open_inference.endpoints import INFER, OpenInference
+from gateway.api.open_inference.error_form import TENSOR_FORM
+from gateway.api.open_inference.metadata import OpenInferenceParts
 from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers

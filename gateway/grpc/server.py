@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from gateway.api.inference import ApiFormat
-from gateway.api.open_inference import OpenInferenceParts
+from gateway.api.open_inference.metadata import OpenInferenceParts
 from gateway.config import GatewayConfig, GrpcConfig
 from gateway.grpc.call import Context, GrpcCall, GrpcRequest, MessageStream, fail, trailers
 from gateway.grpc.messages import INFER, SERVICE, STREAM, failed_message, infer_format, stream_format

@@ -15,21 +15,11 @@ from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings
 from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, PredictBody, Prediction, Success
 from gateway.api.models import ModelEntry, ModelList
-from gateway.api.open_inference import (
-    BINARY,
-    INFER,
-    JSON_LENGTH,
-    TEXT_INPUT,
-    TEXT_OUTPUT,
-    ModelMetadata,
-    ModelReady,
-    PlainError,
-    ServerLive,
-    ServerMetadata,
-    ServerReady,
-    TensorBody,
-    TensorResponse,
-)
+from gateway.api.open_inference.endpoints import INFER
+from gateway.api.open_inference.error_form import PlainError
+from gateway.api.open_inference.metadata import ModelMetadata, ModelReady, ServerLive, ServerMetadata, ServerReady
+from gateway.api.open_inference.rest_tensors import BINARY, JSON_LENGTH, TensorBody, TensorResponse
+from gateway.api.open_inference.tensors import TEXT_INPUT, TEXT_OUTPUT
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.authenticator import KEY_HEADER
 from gateway.auth.service_tier import KNOWN
