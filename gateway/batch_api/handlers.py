@@ -29,8 +29,8 @@ from gateway.http.body.reading import check_media, read_body
 from gateway.http.errors import ErrorResponses, wants_problem
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import REPLAYED, idempotency_key
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 
@@ -154,7 +154,7 @@ class BatchHandlers:
             return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
         headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
         if isinstance(document, Replayable):
-            headers += [REPLAYED] if document.replayed else []
+            headers += [IDEMPOTENT_REPLAYED] if document.replayed else []
             document = document.batch
         if isinstance(document, FileContent):
             document.headers = headers

@@ -19,9 +19,9 @@ from gateway.http.errors import wants_problem
 from gateway.http.preference import PREFER
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
+from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
-from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 

@@ -17,10 +17,12 @@ from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
+from gateway.inference.chat_documents import with_document
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, with_more
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
-from gateway.inference.submission import REPLAYED, input_tokens, with_document, with_more
+from gateway.inference.token_estimate import input_tokens
 from ratelimit.limits import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload
@@ -179,7 +181,7 @@ class AwaitedCall(InferenceCall):
             return stream.response()
         response = self.respond(self._pending_requests, self._replies)
         if self._replayed:
-            response.headers.append(REPLAYED)
+            response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def reject(self, error: Exception) -> HttpResponse:

@@ -27,9 +27,9 @@ from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, AdmissionBatcher, AdmissionLimits
 from gateway.inference.handler import AwaitedCall, serve
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, with_more
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
-from gateway.inference.submission import REPLAYED, with_more
 from gateway.jobs.results import POLL_LATER, Promise
 from gateway.jobs.store import JobStore
 from gateway.jobs.webhooks import url_problem
@@ -260,7 +260,7 @@ class JobCall(AwaitedCall):
             return self.respond([pending], [self.completed(pending, verdict)])  # Raises `idempotency_in_progress`.
         else:
             response = self.respond([pending], [await self.replayed_reply(pending, verdict)])
-        response.headers.append(REPLAYED)
+        response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:

@@ -25,7 +25,7 @@ from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
 from gateway.http.response_headers import Schema
 from gateway.openapi.model import (
-    IDEMPOTENCY_KEY,
+    IDEMPOTENCY_KEY_PARAMETER,
     LIMITS,
     NOT_EMPTY,
     TOKEN_LIMITS,
@@ -136,7 +136,7 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         *BODY_ERRORS,
         ErrorCode.IDEMPOTENCY_KEY_REUSED,
         methods=("POST",),
-        parameters=(IDEMPOTENCY_KEY,),
+        parameters=(IDEMPOTENCY_KEY_PARAMETER,),
         optional_headers=("Idempotent-Replayed",),
         body=BatchBody,
         example={"input_file_id": "file-01a2", "endpoint": ENDPOINTS[0], "completion_window": WINDOW},

@@ -17,7 +17,7 @@ from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
-from gateway.inference.submission import HEADER, MAX_CHARACTERS
+from gateway.inference.idempotency import IDEMPOTENCY_KEY, MAX_KEY_CHARACTERS
 from scheduler.errors import ErrorCode
 
 LIMITS = (
@@ -117,15 +117,15 @@ NOT_INFERENCE = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.C
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
 NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
-IDEMPOTENCY_KEY = Parameter(
-    HEADER,
+IDEMPOTENCY_KEY_PARAMETER = Parameter(
+    IDEMPOTENCY_KEY,
     "header",
     "Identifies this request: a retry with the same body gets the stored response, usually for 24 hours.",
     {
         "type": "string",
         "pattern": r'^("([!#-\[\]-~]|\\["\\])+"|[!#-~][!-~]*)$',
         "minLength": 1,
-        "maxLength": MAX_CHARACTERS,
+        "maxLength": MAX_KEY_CHARACTERS,
     },
 )
 TRACEPARENT = Parameter("traceparent", "header", "W3C trace context; the trace id is stored in the audit row.")
@@ -210,7 +210,7 @@ def inference_endpoint(
         example=example,
         rules=rules,
         conditions=conditions,
-        parameters=(IDEMPOTENCY_KEY, TRACEPARENT, *parameters),
+        parameters=(IDEMPOTENCY_KEY_PARAMETER, TRACEPARENT, *parameters),
         responses={200: completed, **responses},
         errors=frozenset(ErrorCode) - NOT_INFERENCE | errors,
         description=description,

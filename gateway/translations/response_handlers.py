@@ -18,9 +18,9 @@ from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall, CountCall, serve
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import PendingRequest
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import REPLAYED
 from gateway.jobs.service import Jobs
 from gateway.jobs.submit import JobCall, JobSubmitHandler
 from gateway.translations.response_document import ResponseDocument, started
@@ -367,7 +367,7 @@ class BackgroundCall(JobCall):
             response = self._with_headers(verdict, verdict.stored_id, handlers.streams.of_stored(row))
         else:
             response = self._with_headers(verdict, verdict.stored_id, HttpResponse.of(200, document_of(row)))
-        response.headers.append(REPLAYED)
+        response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:

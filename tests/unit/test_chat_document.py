@@ -11,7 +11,7 @@ from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import encode_chat, read_chat
 from gateway.api.format import missing_capability
 from gateway.http.body.strict_json import check_duplicates
-from gateway.inference.submission import idempotency
+from gateway.inference.idempotency import idempotency
 from scheduler.chat_document import (
     ENDPOINT,
     PASSED_ON,

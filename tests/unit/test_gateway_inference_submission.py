@@ -10,21 +10,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from direct_parts import submission
 from gateway.api.inference import read_inference
-from gateway.inference.submission import (
-    MAX_CHARACTERS,
-    SAMPLING_BACKENDS,
-    build_submission,
-    deterministic,
-    greedy_by_default,
-    idempotency,
-    idempotency_key,
-    is_retry,
-    let_share,
-    one_version,
-    same,
-    stored_reply,
-    token_estimate,
-)
+from gateway.http.retry_header import is_retry
+from gateway.inference.coalescing import coalescing_key, deterministic, set_coalescing_key
+from gateway.inference.idempotency import MAX_KEY_CHARACTERS, idempotency, idempotency_key, stored_reply
+from gateway.inference.submission import build_submission
+from gateway.inference.token_estimate import token_estimate
+from gateway.inference.worker_views import SAMPLING_BACKENDS, greedy_by_default, one_version
 from gpu_pool.backends.openai_endpoint.settings import PREFIX
 from identities import identity
 from ledger.catalog.snapshot import Model
@@ -110,8 +101,8 @@ def test_openai_retry_count_marks_a_retry(value: str | None, expected: bool) -> 
         ('"8e03978e-40d5-43e8-bc93-6894a57f9324"', "8e03978e-40d5-43e8-bc93-6894a57f9324"),
         ("!~a=b,c;d", "!~a=b,c;d"),
         (r'"a\"b\\c"', r'a"b\c'),
-        ("a" * MAX_CHARACTERS, "a" * MAX_CHARACTERS),
-        ('"' + "a" * MAX_CHARACTERS + '"', "a" * MAX_CHARACTERS),
+        ("a" * MAX_KEY_CHARACTERS, "a" * MAX_KEY_CHARACTERS),
+        ('"' + "a" * MAX_KEY_CHARACTERS + '"', "a" * MAX_KEY_CHARACTERS),
     ],
 )
 def test_idempotency_keys_may_be_bare_or_quoted(value: str, key: str) -> None:
@@ -128,7 +119,7 @@ def test_idempotency_keys_may_be_bare_or_quoted(value: str, key: str) -> None:
         (r'"a\b"',),
         ('"a";p=1',),
         ("ümlaut",),
-        ("a" * (MAX_CHARACTERS + 1),),
+        ("a" * (MAX_KEY_CHARACTERS + 1),),
         ("a", "a"),
     ],
 )
@@ -244,20 +235,21 @@ def test_deterministic_requests(parameters: dict[str, Any], greedy: bool, behind
 )
 def test_the_coalescing_key_covers_all_inputs(other: tuple[str, Payload, str]) -> None:
     """Customer, model, version, task, input and each parameter, unambiguously; not the order of parameters or the stream."""
-    key = same("c1", PAYLOAD, "v1")
+    key = coalescing_key("c1", PAYLOAD, "v1")
     reordered = replace(PAYLOAD, parameters={"stop": ["a", "b"], "max_tokens": 5}, stream="g n")
 
-    assert same(*other) != key
-    assert same("c1", reordered, "v1") == key
+    assert coalescing_key(*other) != key
+    assert coalescing_key("c1", reordered, "v1") == key
     assert len(key) == 32
 
 
 @pytest.mark.parametrize(
     ("payload", "model", "version", "greedy", "expected"),
     [
-        (PAYLOAD, CACHED, "v1", True, (same("c", PAYLOAD, "v1"), 60_000, "v1")),
-        (PAYLOAD, replace(CACHED, cache_scope="global"), "v1", True, (same("", PAYLOAD, "v1"), 60_000, "v1")),
-        (PAYLOAD, CACHED, "", True, (same("c", PAYLOAD, ""), 0, "")),  # Nothing is kept without a known version.
+        (PAYLOAD, CACHED, "v1", True, (coalescing_key("c", PAYLOAD, "v1"), 60_000, "v1")),
+        (PAYLOAD, replace(CACHED, cache_scope="global"), "v1", True, (coalescing_key("", PAYLOAD, "v1"), 60_000, "v1")),
+        # Nothing is kept without a known version.
+        (PAYLOAD, CACHED, "", True, (coalescing_key("c", PAYLOAD, ""), 0, "")),
         (PAYLOAD, CACHED, "v1", False, ("", 0, "")),
         (replace(PAYLOAD, stream="g n"), CACHED, "v1", True, ("", 0, "")),
         (replace(PAYLOAD, parameters={"temperature": 1}), CACHED, "v1", True, ("", 0, "")),
@@ -266,7 +258,7 @@ def test_the_coalescing_key_covers_all_inputs(other: tuple[str, Payload, str]) -
             CACHED,
             "v1",
             False,  # Nothing is sampled for a vector.
-            (same("c", replace(PAYLOAD, task=Task.EMBED), "v1"), 60_000, "v1"),
+            (coalescing_key("c", replace(PAYLOAD, task=Task.EMBED), "v1"), 60_000, "v1"),
         ),
     ],
 )
@@ -275,7 +267,7 @@ def test_which_requests_are_coalesced(
 ) -> None:
     """Deterministic requests of one customer, or of all customers where the model's cache is global; no streams."""
     made = submission("req_1")
-    let_share(made, payload, model, version, greedy=greedy)
+    set_coalescing_key(made, payload, model, version, greedy=greedy)
 
     assert (made.same, made.keep_answer_ms, made.model_version) == expected
 
