@@ -28,7 +28,8 @@ from gateway.inference.deadlines import Cancellations, DeadlineSweep
 from gateway.inference.events import RequestLog
 from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
-from gateway.inference.recovery import LossRecovery, RecentOutcomes
+from gateway.inference.recovery.loss_recovery import LossRecovery
+from gateway.inference.recovery.recent_outcomes import RecentOutcomes
 from gateway.inference.responses import ResponseSubscriber
 from gateway.inference.traces import RequestTraces
 from gateway.jobs.dead_letter_rerun import DeadLetterReruns

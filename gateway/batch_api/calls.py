@@ -22,8 +22,8 @@ from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
+from gateway.inference.audit_pairs import replayed_pair
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
-from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from gateway.translations.response_output import RESPONSES

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from gateway.direct.queue import DirectEntry, OpenRequests
 from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import END_MARGIN_S
+from gateway.inference.audit_pairs import Pair, accepted_record, audit_pair
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.recovery import Pair, accepted_record, audit_pair
 from gateway.limits.rejections import rejection_error
 from scheduler.errors import CHARGED_FAILURES, ErrorCode
 from scheduler.failpoints import failpoint

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 import structlog
 
 from gateway.direct.spool import FOLDER, Spool, SpoolError, SpoolFull
-from gateway.inference.recovery import Pair, SpoolEntry
+from gateway.inference.audit_pairs import Pair, SpoolEntry
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault

@@ -30,13 +30,13 @@ from gateway.http.retry_header import is_retry
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
+from gateway.inference.audit_pairs import Pair, replayed_pair
 from gateway.inference.chat_documents import store_chat, with_document
 from gateway.inference.coalescing import set_coalescing_key
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key, stored_reply
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
-from gateway.inference.recovery import Pair, replayed_pair
 from gateway.inference.submission import build_submission
 from gateway.inference.traces import RequestTraces, trace_id
 from gateway.limits.capacity import LiveLimits

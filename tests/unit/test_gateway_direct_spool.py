@@ -21,7 +21,7 @@ from eventually import eventually
 from gateway.direct import spool_tasks
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
 from gateway.direct.spool_tasks import CALL_SIZE, PAIR_BYTES, SpoolMerge, SpoolWriter
-from gateway.inference.recovery import Pair, SpoolEntry
+from gateway.inference.audit_pairs import Pair, SpoolEntry
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all
