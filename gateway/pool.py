@@ -21,7 +21,7 @@ from gateway.direct.mode import Direct, DirectParts
 from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.http.body.budget import BodyBudget
-from gateway.http.errors import ErrorResponses
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import Cancellations, DeadlineSweep

@@ -22,7 +22,7 @@ from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
 from gateway.http.body.budget import BodyBudget
-from gateway.http.errors import ErrorResponses
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState, Router
 from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath

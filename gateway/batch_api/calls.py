@@ -19,7 +19,7 @@ from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat
 from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
 from gateway.catalog import CatalogView, IdentityView
-from gateway.http.errors import ErrorBody, fault_of
+from gateway.http.error_responses import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.audit_pairs import replayed_pair

@@ -26,7 +26,8 @@ from gateway.batch_api.uploads import Upload
 from gateway.catalog import IdentityView
 from gateway.http.body.budget import BodyBudget
 from gateway.http.body.reading import check_media, read_body
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key

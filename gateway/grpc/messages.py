@@ -34,7 +34,7 @@ from gateway.grpc.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from gateway.http.errors import ErrorBody
+from gateway.http.error_responses import ErrorBody
 from gateway.http.response import HttpResponse
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 from scheduler.protocol.replies import Reply

@@ -15,8 +15,8 @@ from multidict import CIMultiDictProxy
 from gateway.api.inference import INFERENCE
 from gateway.http.body.reading import check_media
 from gateway.http.connection import EdgeConnection
-from gateway.http.errors import wants_problem
 from gateway.http.preference import PREFER
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
 from gateway.inference.idempotency import IDEMPOTENCY_KEY

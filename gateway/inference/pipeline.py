@@ -23,7 +23,8 @@ from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
 from gateway.http.body.budget import BodyBudget
 from gateway.http.body.reading import check_media, read_body
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.retry_header import is_retry

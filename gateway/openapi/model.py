@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.http.body.absent_members import NOTHING
-from gateway.http.errors import ErrorBody
+from gateway.http.error_responses import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS

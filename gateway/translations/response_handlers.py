@@ -12,7 +12,8 @@ import msgspec
 
 from gateway.api.inference import ApiFormat
 from gateway.catalog import IdentityView
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.http.errors import ResponseForm
+from gateway.http.error_responses import ResponseForm
 from scheduler.errors import ErrorCode, RequestError
 
 

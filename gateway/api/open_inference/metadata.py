@@ -8,7 +8,7 @@ import msgspec
 from gateway.api.open_inference.tensors import BYTES, TEXT_INPUT, TEXT_OUTPUT, VERSION, check_version
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView, IdentityView, model_not_found
-from gateway.http.errors import ErrorResponses
+from gateway.http.error_responses import ErrorResponses
 from gateway.limits.customer_limits import CustomerLimits
 
 PLATFORM = "tierlane"
