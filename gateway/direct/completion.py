@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from gateway.direct.queue import DirectEntry, OpenRequests
 from gateway.direct.spool_tasks import DirectAudit
-from gateway.direct.workers import END_MARGIN_S
 from gateway.inference.audit_pairs import Pair, accepted_record, audit_pair
-from gateway.inference.deadlines import Cancellations
+from gateway.inference.deadlines import LEAD_S, Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.limits.rejections import rejection_error
 from scheduler.errors import CHARGED_FAILURES, ErrorCode
@@ -21,6 +20,8 @@ from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome as Ran
 from scheduler.protocol.replies import Reply
 from scheduler.states import State
+
+END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep: time to write the audit to disk.
 
 # Errors of the worker, not of the input: another worker may succeed.
 _WORKER_ERRORS = frozenset(

@@ -21,11 +21,12 @@ import structlog
 from gateway.catalog import CatalogView
 from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
-from gateway.direct.completion import DirectCompletion, reject
+from gateway.direct.completion import END_MARGIN_S, DirectCompletion, reject
 from gateway.direct.limits import DirectAdmission
+from gateway.direct.probe import DirectProbe, Unreachable
 from gateway.direct.queue import DirectEntry, DirectQueue
 from gateway.direct.spool_tasks import DirectAudit
-from gateway.direct.workers import END_MARGIN_S, DirectProbe, Unreachable, WorkerConnections
+from gateway.direct.workers import WorkerConnections
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
