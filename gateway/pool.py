@@ -17,8 +17,8 @@ from gateway.catalog import CatalogView, IdentityView, SnapshotView
 from gateway.cells import CellObservations
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
+from gateway.direct.audit import DirectAudit
 from gateway.direct.mode import Direct, DirectParts
-from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses

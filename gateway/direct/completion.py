@@ -8,8 +8,8 @@ deadline.
 import asyncio
 from collections.abc import Callable
 
+from gateway.direct.audit import DirectAudit
 from gateway.direct.queue import DirectEntry, OpenRequests
-from gateway.direct.spool_tasks import DirectAudit
 from gateway.inference.audit_pairs import Pair, accepted_record, audit_pair
 from gateway.inference.deadlines import LEAD_S, Cancellations
 from gateway.inference.pending import Outcome, PendingRequest

@@ -21,11 +21,11 @@ import structlog
 from gateway.catalog import CatalogView
 from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
+from gateway.direct.audit import DirectAudit
 from gateway.direct.completion import END_MARGIN_S, DirectCompletion, reject
 from gateway.direct.limits import DirectAdmission
 from gateway.direct.probe import DirectProbe, Unreachable
 from gateway.direct.queue import DirectEntry, DirectQueue
-from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import WorkerConnections
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.inference.deadlines import Cancellations
