@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.api import chat
-from gateway.api.account import Account
+from gateway.api.account_document import Account
 from gateway.api.chat import ChatBody, ChatCompletion
 from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings

@@ -7,8 +7,9 @@ import pytest
 
 from customer_limits import remaining
 from eventually import eventually
-from gateway.api import account
-from gateway.api.account import CachedLookup, LookupResult, limits_document, remaining_document
+from gateway.api import cached_lookup
+from gateway.api.account_document import limits_document, remaining_document
+from gateway.api.cached_lookup import CachedLookup, LookupResult
 from identities import identity
 from ratelimit.limits import Level, effective
 
@@ -67,7 +68,7 @@ async def test_the_number_of_lookups_is_bounded(
     lookups: CachedLookup[int], source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third one at the same time is rejected; of the results the oldest is dropped."""
-    monkeypatch.setattr(account, "MAX_KEPT", 2)
+    monkeypatch.setattr(cached_lookup, "MAX_KEPT", 2)
     pending = [asyncio.create_task(lookups.find(name, source.look)) for name in "ab"]
     await eventually(lambda: source.calls == 2, "two have begun")
     third = await lookups.find("c", source.look)
