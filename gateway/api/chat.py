@@ -15,17 +15,14 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import (
+from gateway.api.passed_on_members import RawMembers, members_of, needs_of, passed_on_members
+from gateway.api.sampling_fields import (
     NO_EFFECT,
     SAMPLING_NEEDS,
-    RawMembers,
     SamplingFields,
     check_values,
     includes_usage,
-    members_of,
-    needs_of,
     parameters_of,
-    passed_on_members,
 )
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier

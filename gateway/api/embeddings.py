@@ -11,13 +11,7 @@ import msgspec
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, usage
 from gateway.api.inference import ApiFormat, Integer, Parameters, Scalar, check_model, completed
-from gateway.api.openai_common import (
-    check_repeated,
-    decode_extended,
-    members_of,
-    needs_of,
-    passed_on_members,
-)
+from gateway.api.passed_on_members import check_repeated, decode_extended, members_of, needs_of, passed_on_members
 from gateway.http.body.strict_json import check_duplicates
 from gateway.http.body.text_fields import texts_of
 from gateway.http.response import HttpResponse, encode_json
