@@ -170,19 +170,17 @@ class DirectCompletion:
         return audit_pair(self._gateway_id, pending, outcome, self._clock(), mode)
 
     def _ended_written(self, entry: DirectEntry, outcome: Outcome | None, *, stored: bool) -> None:
+        """If it is not stored, the client gets an error; the ended record with that error is written later."""
         self._recording -= 1
-        if not stored:
-            self._ended_not_written(entry)
-        elif outcome is not None:
-            entry.pending.finish(outcome)
-            sent = entry.pending.outcome
-            if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
-                self._write_late(self._delivered_pair(entry.pending))
-
-    def _ended_not_written(self, entry: DirectEntry) -> None:
-        """The client gets an error, since its output cannot be recorded; the ended record with that error is written later."""
-        self.unsafe += 1
         pending = entry.pending
+        if stored:
+            if outcome is not None:
+                pending.finish(outcome)
+                sent = pending.outcome
+                if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
+                    self._write_late(self._delivered_pair(pending))
+            return
+        self.unsafe += 1
         pending.direct = pending.settled = False
         reject(pending, ErrorCode.NO_CAPACITY, self._cancellations)
         if entry.is_recorded and pending.done:

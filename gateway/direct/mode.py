@@ -218,7 +218,9 @@ class Direct:
             self._parts.limits.reached(0)
             self._admission.close()
         elif before is RequestPath.OFF and mode is not RequestPath.OFF:
-            self._start()
+            seen = self._parts.heartbeat.observation
+            self._admission.open(len(seen.gateways) if seen else 1)
+            self._update_workers()
         lost, self._was_available = self._was_available and not self._parts.watch.answers, self._parts.watch.answers
         if lost:  # Also while it was available again in direct mode: requests may have been sent to it.
             self._take_over(now)
@@ -265,11 +267,6 @@ class Direct:
         self._parts.limits.reached(self._connections.available if self._serves() else 0)
         self._completion.sweep(now)
         self._queue.remove_if(lambda entry: not self._completion.may_run(entry))
-
-    def _start(self) -> None:
-        seen = self._parts.heartbeat.observation
-        self._admission.open(len(seen.gateways) if seen else 1)
-        self._update_workers()
 
     def _update_workers(self) -> None:
         workers = self._parts.heartbeat.workers

@@ -128,7 +128,9 @@ class LossRecovery:
         await self._resubmit()
         self._queue_records()
         await self._send_records()
-        return not any(pending.lost for pending in candidates(self._pending_requests.all()) if self._in_time(pending))
+        last_start = self._clock() + self._p95_ms() / 1000
+        waiting = candidates(self._pending_requests.all())
+        return not any(pending.lost for pending in waiting if pending.deadline >= last_start)
 
     async def _resubmit(self) -> None:
         limits = self._limits()
@@ -173,6 +175,3 @@ class LossRecovery:
             self.sent_again += len(group)
             for _ in group:
                 self._unsent.popleft()
-
-    def _in_time(self, pending: PendingRequest) -> bool:
-        return pending.deadline >= self._clock() + self._p95_ms() / 1000
