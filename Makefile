@@ -65,10 +65,10 @@ types: $(TEST_READY) ## Check the types
 	$(BIN)/mypy
 
 bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
-	@$(BIN)/python bench/suite.py $(ARGS)
+	@$(BIN)/python tools/bench/suite.py $(ARGS)
 
 bench-continuous: $(INSTALLED) ## Compare Tierlane with an engine with continuous batching alone (ARGS=--quick)
-	@$(BIN)/python bench/continuous.py $(ARGS)
+	@$(BIN)/python tools/bench/continuous.py $(ARGS)
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
@@ -100,14 +100,19 @@ chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 # Versions that are already locked stay; delete a lock file first to move everything to the newest.
 PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
 	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
-LOCK_INPUT := pyproject.toml requirements/torch-needs.in requirements/build.in requirements/older-python.in
+# What local/ and tools/ need beside `tierlane` itself, which is on no index.
+PARTS := $(VENV)/parts.in
+LOCK_INPUT := pyproject.toml $(PARTS) requirements/torch-needs.in requirements/build.in requirements/older-python.in
 
 lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.toml
 	$(PIP) install --quiet 'pip-tools>=7.5'
-	$(PIP_COMPILE) --extra local --extra hf --extra tracing --output-file requirements/lock.txt $(LOCK_INPUT)
+	$(INSTALL) needs local/pyproject.toml tools/pyproject.toml > $(PARTS)
+	$(PIP_COMPILE) --extra hf --extra tracing --output-file requirements/lock.txt $(LOCK_INPUT)
 	$(PIP_COMPILE) --extra tracing --constraint requirements/lock.txt --output-file requirements/lock-edge.txt \
 		pyproject.toml requirements/build.in requirements/older-python.in
-	$(PIP_COMPILE) --extra local --extra hf --extra tracing --extra test --constraint requirements/lock.txt \
+	$(PIP_COMPILE) --extra hf --extra tracing --constraint requirements/lock.txt --output-file requirements/lock-worker.txt \
+		$(filter-out $(PARTS),$(LOCK_INPUT))
+	$(PIP_COMPILE) --extra hf --extra tracing --extra test --constraint requirements/lock.txt \
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
 		--constraint requirements/lock.txt --output-file requirements/docs.txt requirements/docs.in
@@ -163,8 +168,9 @@ $(TORCH): requirements/torch.txt $(LOCKED)
 	$(INSTALL) torch $(TORCH_INDEX_URL)
 	@touch $@
 
-$(INSTALLED): pyproject.toml $(LOCKED) $(TORCH)
-	$(BIN)/python -m uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+$(INSTALLED): pyproject.toml local/pyproject.toml tools/pyproject.toml $(LOCKED) $(TORCH)
+	$(BIN)/python -m uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
+		--editable . --editable ./local --editable ./tools
 	@touch $@
 
 $(TEST_READY): requirements/lock-test.txt requirements/test-model.txt $(INSTALLED)

@@ -4,6 +4,7 @@
     .venv/bin/python requirements/install.py apart FILE DIR  the same into a folder of its own
     .venv/bin/python requirements/install.py exact FILE [DIR] the same without dependencies
     .venv/bin/python requirements/install.py torch [INDEX]   the build of torch that fits this machine
+    .venv/bin/python requirements/install.py needs FILE...   print what these pyproject.toml files need of other projects
 
 uv does not read pip's configuration, so indexes, certificate and constraints are passed on. Standard library only: it
 runs before anything else is installed.
@@ -12,6 +13,7 @@ runs before anything else is installed.
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
@@ -107,6 +109,17 @@ def install_torch(index: str) -> int:
     return status
 
 
+def needs(files: list[str]) -> int:
+    """Print the requirements of these projects with all their extras, without those of this repository."""
+    for file in files:
+        project = tomllib.loads(Path(file).read_text("utf-8"))["project"]
+        extras = project.get("optional-dependencies", {}).values()
+        for requirement in [*project["dependencies"], *(each for extra in extras for each in extra)]:
+            if not requirement.startswith("tierlane"):
+                print(requirement)
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """The exit status of uv; 2 for wrong arguments."""
     match arguments:
@@ -118,6 +131,8 @@ def main(arguments: list[str]) -> int:
             return install_locked(["--no-deps", *(["--target", *folder] if folder else [])], file)
         case ["torch", *index]:
             return install_torch("".join(index))
+        case ["needs", *files]:
+            return needs(files)
     print(__doc__, file=sys.stderr)
     return 2
 

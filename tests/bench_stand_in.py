@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from tierlane.bench.plan import read_address, read_plan
-from tierlane.bench.report import Document, document
-from tierlane.bench.resources import read_stack
-from tierlane.bench.runner import ProgressDisplay, measure
+from tierlane_tools.bench.plan import read_address, read_plan
+from tierlane_tools.bench.report import Document, document
+from tierlane_tools.bench.resources import read_stack
+from tierlane_tools.bench.runner import ProgressDisplay, measure
 
 KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}
 Behaviour = Callable[[int, str, web.Request], Awaitable[web.Response]]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tierlane.chaos.checker.case import InvariantResult, InvariantResults
-from tierlane.chaos.checker.checker import check
-from tierlane.chaos.checker.evidence import AuditRow, Evidence, Leftovers, ModelRun
-from tierlane.chaos.history import (
+from tierlane_tools.chaos.checker.case import InvariantResult, InvariantResults
+from tierlane_tools.chaos.checker.checker import check
+from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, Leftovers, ModelRun
+from tierlane_tools.chaos.history import (
     Answered,
     BatchCreated,
     BatchEnded,

@@ -15,8 +15,8 @@ from pool import Pool
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from stack import EVERY_STACK
-from tierlane.embedded.process import find_redis
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.process import find_redis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 PATIENCE_S = (
     10.0  # Of scripts in tests that are not about time: the machine may stand still for longer than the 0.25 s.

@@ -15,7 +15,7 @@ from health_observers import HealthObserver, observers
 from load import Answer, ask
 from second_gateway import second_gateway
 from stack import Stack
-from tierlane.child_process import family
+from tierlane_local.child_process import family
 
 TIERS = ("enterprise", "paid", "free")
 RATE = 24.0

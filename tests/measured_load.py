@@ -6,10 +6,10 @@ from itertools import count
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tierlane.bench.http_client import RequestForm
-from tierlane.bench.load import OpenLoad, Phase
-from tierlane.bench.plan import TAG_CHARACTERS, Arrivals, Inputs, Mix, OutputCheck, Verify, filler_of, schedule
-from tierlane.bench.statistics import TierStatistics
+from tierlane_tools.bench.http_client import RequestForm
+from tierlane_tools.bench.load import OpenLoad, Phase
+from tierlane_tools.bench.plan import TAG_CHARACTERS, Arrivals, Inputs, Mix, OutputCheck, Verify, filler_of, schedule
+from tierlane_tools.bench.statistics import TierStatistics
 
 CONNECTIONS = 512
 TIMEOUT_S = 10.0

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tierlane.embedded.postgres import EmbeddedPostgres
-from tierlane.embedded.process import EmbeddedServer, choose_user, find_postgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.process import EmbeddedServer, choose_user, find_postgres
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 HOST = "127.0.0.1"

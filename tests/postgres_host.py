@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 from tls_front import tls_before_postgres
 
 PORT = 5432

@@ -12,7 +12,7 @@ import aiohttp
 
 from eventually import eventually
 from stack import Stack
-from tierlane.up.data_dir import held_port
+from tierlane_local.up.data_dir import held_port
 
 
 def _start(stack: Stack, home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ import os
 import signal
 
 from spread_load import CELLS, World
-from tierlane.chaos.faults.proxy import NetworkFault
+from tierlane_tools.chaos.faults.proxy import NetworkFault
 
 
 async def killed(world: World) -> None:

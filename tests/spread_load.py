@@ -27,8 +27,8 @@ from scheduler.cells.shares import WHOLE
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client
 from scheduler.redis_client.keys import Keys
-from tierlane.chaos.faults.proxy import HOST, FaultProxy, NetworkFault
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
+from tierlane_tools.chaos.faults.proxy import HOST, FaultProxy, NetworkFault
 
 CELLS = ("default", "east", "north", "west")
 RATE, BURST, CONCURRENCY, QUOTA, WINDOW_S = 400.0, 40.0, 80, 400, 10

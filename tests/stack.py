@@ -21,7 +21,7 @@ from ledger.catalog.snapshot import CellRow
 from ledger.postgres import asyncpg_dsn
 from scheduler.cells.places import cells_of
 from scheduler.redis_client.keys import CLUSTER_SCHEMES, DEFAULT_CELL
-from tierlane.chaos.faults.cluster import ClusterFaults
+from tierlane_tools.chaos.faults.cluster import ClusterFaults
 
 START_TIMEOUT_S = 90.0
 

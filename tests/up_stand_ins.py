@@ -112,7 +112,7 @@ def refuse() -> None:
 def up(data_dir: str, port: str, *flags: str) -> None:
     """Run `up` with stand-in roles."""
     from tierlane.settings.model import load_settings
-    from tierlane.up.command import run
+    from tierlane_local.up.run import run
 
     given: dict[str, object] = {flag.split("=")[0]: flag.split("=")[1] for flag in flags}
     settings = load_settings({"data_dir": data_dir, "port": port, "backend": "simulated", **given})

@@ -10,7 +10,7 @@ Exit codes: 0 done; 1 failed, or done in part; 2 wrong usage or an invalid setti
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -117,6 +117,43 @@ def run_group(app: typer.Typer, name: str, argv: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED
     return 0
+
+
+def add_settings_verb(
+    app: typer.Typer, function: Verb, *, example: str, flags: Sequence[str], required: Sequence[str] = ()
+) -> None:
+    """Add a verb that is called with the settings and returns the exit code. Its name and docstring are those of the verb.
+
+    `flags`: settings that get a flag, unless they are secret. `required`: settings that must be set; secret ones are
+    variables, which the help names.
+    """
+
+    def command(config: Path | None = None, **given: object) -> None:
+        from tierlane.settings.model import SettingsError, load_settings
+
+        try:
+            settings = load_settings(given, config=config, required=required)
+        except SettingsError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(USAGE_ERROR) from None
+        raise typer.Exit(function(settings))
+
+    shown = [name for name in flags if not SETTINGS[name].secret]
+    set_options(
+        command,
+        [parameter("config", Annotated[Path | None, CONFIG_OPTION]), *(_flag_parameter(name) for name in shown)],
+    )
+    variables = ", ".join(variable(name) for name in required)
+    needs = f"Required: {variables}, from the environment or the settings file." if variables else ""
+    epilog = with_example(example, needs)
+    app.command(name=function.__name__, help=function.__doc__, epilog=epilog, cls=VerbCommand)(command)
+
+
+def _flag_parameter(name: str) -> inspect.Parameter:
+    if SETTINGS[name].switch:
+        option = typer.Option(flag(name), help=SETTINGS[name].help(variable(name)))
+        return parameter(name, Annotated[bool | None, option])
+    return parameter(name, Annotated[str | None, setting(name)])
 
 
 def setting(name: str) -> Any:

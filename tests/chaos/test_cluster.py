@@ -10,7 +10,7 @@ import pytest
 
 from e2e.test_redis_outages import check, under_load
 from stack import Stack, start_stack
-from tierlane.chaos.faults.cluster import ClusterFaults
+from tierlane_tools.chaos.faults.cluster import ClusterFaults
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

@@ -30,7 +30,7 @@ from admin import NO_LIMITS, add_customer
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from stack import Stack, free_port, start_stack
-from tierlane.chaos.checker.evidence import read_leftovers
+from tierlane_tools.chaos.checker.evidence import read_leftovers
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SEEDS = range(1, 11)
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(ENDS_WITHIN_S + 20)]
 def test_a_minute_of_chaos_before_an_engine(tmp_path: Path, seed: int) -> None:
     """No chat or text is lost, doubled or crossed, and no slot stays taken; the output shows every violation."""
     result = tmp_path / "result.json"
-    engine = ["--engine", str(REPOSITORY / "bench" / "engine"), "--rate", RATE]
+    engine = ["--engine", str(REPOSITORY / "tools" / "bench" / "engine"), "--rate", RATE]
     command = [
         sys.executable,
         "-m",

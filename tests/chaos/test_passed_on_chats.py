@@ -24,7 +24,7 @@ from image_load import Orders, attached, own_port
 from measured_load import MeasuredLoad, Stream, figures, p99_ms
 from scheduler.chat_document import joined
 from stack import Stack, start_stack
-from tierlane.up.members import body_dir
+from tierlane_local.up.members import body_dir
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ import pytest
 from chaos.conftest import FOUR_GPUS
 from load import ALL_WELL, load, unwell, verdict
 from stack import start_stack
-from tierlane.child_process import family
-from tierlane.embedded import EmbeddedPostgres
+from tierlane_local.child_process import family
+from tierlane_local.embedded import EmbeddedPostgres
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

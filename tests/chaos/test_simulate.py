@@ -9,11 +9,11 @@ import pytest
 from admin import add_customer, sql
 from measured_load import MeasuredLoad, Stream, figures, p99_ms
 from stack import Stack, start_stack
-from tierlane.bench.plan import Arrivals, Mix, schedule
-from tierlane.bench.statistics import TierStatistics
-from tierlane.simulate.events import Arrival
-from tierlane.simulate.run import RequestSimulation
-from tierlane.simulate.scenario import DEFAULTS, merged, scenario_from
+from tierlane_tools.bench.plan import Arrivals, Mix, schedule
+from tierlane_tools.bench.statistics import TierStatistics
+from tierlane_tools.simulate.events import Arrival
+from tierlane_tools.simulate.run import RequestSimulation
+from tierlane_tools.simulate.scenario import DEFAULTS, merged, scenario_from
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 

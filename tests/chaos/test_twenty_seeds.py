@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tierlane.chaos.series import Summary, markdown, series_document, summary_of
+from tierlane_tools.chaos.series import Summary, markdown, series_document, summary_of
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SEEDS = range(1, 21)

@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import scheduler.redis_client.scripts
 from contract.fair_machine import FairShare
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 SEARCH = settings(
     max_examples=20,

@@ -19,7 +19,7 @@ from scheduler.redis_client import scripts
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 CLOCK = "local now_us = time[1] * 1000000 + time[2]"
 DAY = "1day"

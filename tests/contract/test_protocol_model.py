@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 import scheduler.redis_client.scripts
 from contract.protocol_machine import Protocol
 from contract.slot_machine import SlotProtocol
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 SEARCH = settings(
     max_examples=50,

@@ -15,7 +15,7 @@ from scheduler.errors import ErrorCode
 from scheduler.protocol.limits import CHUNK, QuotaRestore, QuotaSpent
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCRIPT = (

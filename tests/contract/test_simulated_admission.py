@@ -12,8 +12,8 @@ from pool import Pool
 from ratelimit.limits import FRESH
 from scheduler.protocol.admission import TierLimit
 from scheduler.states import Admission
-from tierlane.simulate.admission import AdmissionModel, CustomerAccount, StoredBucket
-from tierlane.simulate.fair_queue import FairQueue, QueuedRequest
+from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount, StoredBucket
+from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 
 NO_REFILL = 1e-6
 """Requests/s of all buckets, so that the result does not depend on the time of the test."""

@@ -7,7 +7,7 @@ import pytest
 
 from contract.test_fair_queue import WIDE
 from pool import Pool, done
-from tierlane.simulate.fair_queue import FairQueue, QueuedRequest
+from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 
 CUSTOMERS = {"a": (1.0, 10.0), "b": (2.0, 10.0), "c": (1.0, 40.0), "d": (0.5, 5.0)}
 """Weight and cost of a request in ms."""

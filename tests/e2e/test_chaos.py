@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
-from tierlane.chaos.echo import RUNS_VARIABLE
+from tierlane_tools.chaos.echo import RUNS_VARIABLE
 from up_harness import running, working_in
 
 REPOSITORY = Path(__file__).parent.parent.parent

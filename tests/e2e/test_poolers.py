@@ -23,7 +23,7 @@ from ledger.revision import current_revision
 from load import ALL_WELL, load, one_row_each, unwell, verdict
 from pgbouncer import PgBouncer
 from stack import Stack, start_stack
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["own_server"]
 

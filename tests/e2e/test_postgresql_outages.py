@@ -14,7 +14,7 @@ from integration.ledger_fixtures import own_server
 from load import Answer, load
 from recorded_alerts import STEP_S, Recording
 from stack import Stack, start_stack
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["own_server"]
 

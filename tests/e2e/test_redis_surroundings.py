@@ -19,7 +19,7 @@ from eventually import eventually
 from guarded_redis import GuardedRedis
 from load import ALL_WELL, load, one_row_each, unwell, verdict
 from stack import Stack, start_stack
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 pytestmark = [pytest.mark.surroundings, pytest.mark.timeout(180)]
 

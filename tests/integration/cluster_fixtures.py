@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from scheduler.redis_client.connections import command_client
-from tierlane.chaos.faults.cluster import ClusterFaults
-from tierlane.embedded.cluster import EmbeddedCluster, free_ports
+from tierlane_local.embedded.cluster import EmbeddedCluster, free_ports
+from tierlane_tools.chaos.faults.cluster import ClusterFaults
 
 CLUSTER_PASSWORD = "cluster-password"
 

@@ -15,7 +15,7 @@ from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 Ends = set[tuple[str, str, str, bool]]
 

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from ledger.migration import upgrade_to_head
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 _SERVER: pytest.StashKey[EmbeddedPostgres] = pytest.StashKey()
 _NUMBERS = count(1)

@@ -35,7 +35,7 @@ from ledger.audit.writer import make_batch
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Outbox, Record, Taken, decode_entry
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
 

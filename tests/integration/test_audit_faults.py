@@ -20,8 +20,8 @@ from ledger.migration import upgrade_to_head
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Outbox
 from scheduler.redis_client.connections import command_client
-from tierlane.embedded.postgres import EmbeddedPostgres
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
-from tierlane.bench.resources import MeasuredRows, read_batches
-from tierlane.bench.verification import AnswerIds, AuditResult, AuditWindow, Fate, check_audit
+from tierlane_tools.bench.resources import MeasuredRows, read_batches
+from tierlane_tools.bench.verification import AnswerIds, AuditResult, AuditWindow, Fate, check_audit
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -20,9 +20,9 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane.bench.plots import write_report
-from tierlane.bench.report import Document
-from tierlane.bench.statistics import UnansweredCause
+from tierlane_tools.bench.plots import write_report
+from tierlane_tools.bench.report import Document
+from tierlane_tools.bench.statistics import UnansweredCause
 
 __all__ = ["stack_file", "stand_in"]
 

@@ -21,7 +21,7 @@ from ledger.catalog.loader import load, load_whole
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.limits import value_of
 from scheduler.errors import ErrorCode, RequestError
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 

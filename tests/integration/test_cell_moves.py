@@ -32,9 +32,9 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
-from tierlane.embedded.redis import EmbeddedRedis
 from tierlane.roles.scheduler import StandIn, serve_cells
 from tierlane.settings.model import Settings
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["start_here"]
 

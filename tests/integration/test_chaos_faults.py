@@ -16,14 +16,14 @@ from redis.exceptions import ResponseError
 from eventually import eventually
 from integration.cluster_fixtures import Cluster, cluster, cluster_client
 from scheduler.redis_client.keys import Keys
-from tierlane.chaos.faults.actions import ACTIONS
-from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
-from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.faults.target import StackTargets, inject_fault
-from tierlane.chaos.history import FaultEvent, FaultPhase
-from tierlane.chaos.servers import chaos_redis
-from tierlane.child_process import family
-from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane_local.child_process import family
+from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane_tools.chaos.faults.actions import ACTIONS
+from tierlane_tools.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
+from tierlane_tools.chaos.faults.server_clock import ServerClock
+from tierlane_tools.chaos.faults.target import StackTargets, inject_fault
+from tierlane_tools.chaos.history import FaultEvent, FaultPhase
+from tierlane_tools.chaos.servers import chaos_redis
 
 __all__ = ["cluster", "cluster_client"]
 

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from bench_stand_in import StandIn, error_answer, reversed_answer, started_stand_in
 from eventually import eventually
-from tierlane.chaos import scenario
-from tierlane.chaos.echo import SLOW_S, seconds_of
-from tierlane.chaos.history import (
+from tierlane_tools.chaos import scenario
+from tierlane_tools.chaos.echo import SLOW_S, seconds_of
+from tierlane_tools.chaos.history import (
     Answered,
     BatchCreated,
     BatchEnded,
@@ -25,11 +25,11 @@ from tierlane.chaos.history import (
     Target,
     Unanswered,
 )
-from tierlane.chaos.load import batches
-from tierlane.chaos.load import requests as load
-from tierlane.chaos.load.batches import BatchLoad
-from tierlane.chaos.load.requests import ChaosLoad
-from tierlane.chaos.load.saturation import SaturatingLoad
+from tierlane_tools.chaos.load import batches
+from tierlane_tools.chaos.load import requests as load
+from tierlane_tools.chaos.load.batches import BatchLoad
+from tierlane_tools.chaos.load.requests import ChaosLoad
+from tierlane_tools.chaos.load.saturation import SaturatingLoad
 
 CUSTOMERS = tuple(
     LoadCustomer(tier=tier, id=f"{tier}-{number}", name=f"{tier}-{number}", key=f"tl_{tier}{number}_x")

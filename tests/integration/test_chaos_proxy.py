@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from eventually import eventually
-from tierlane.chaos.faults.proxy import HOST, FaultProxy, NetworkFault
+from tierlane_tools.chaos.faults.proxy import HOST, FaultProxy, NetworkFault
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -16,9 +16,9 @@ from pool import Pool
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client.connections import bounded, command_client, server_url
 from tierlane.check import model as check_model
-from tierlane.embedded.cluster import HOST, free_ports
-from tierlane.embedded.redis import EmbeddedRedis
 from tierlane.roles.process import check_redis
+from tierlane_local.embedded.cluster import HOST, free_ports
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

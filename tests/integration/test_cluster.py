@@ -29,8 +29,8 @@ from scheduler.redis_client.connections import (
     subscriber_client,
 )
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.cluster import HOST, free_ports
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.cluster import HOST, free_ports
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["cluster", "cluster_client"]
 

@@ -25,7 +25,7 @@ from scheduler.payload import decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

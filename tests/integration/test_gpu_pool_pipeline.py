@@ -31,7 +31,7 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["faulty_models", "start_here"]
 

@@ -25,7 +25,7 @@ from integration.gpu_pool_fixtures import (
 from pool import TIERS, Pool
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Cordons
-from tierlane.chaos.faults.proxy import FaultProxy, NetworkFault
+from tierlane_tools.chaos.faults.proxy import FaultProxy, NetworkFault
 
 __all__ = ["faulty_models", "start_worker"]
 

@@ -37,7 +37,7 @@ from scheduler.protocol.handover import ArrivingLimits, LimitsHandover, Wanted
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server", "start_batches"]
 

@@ -23,7 +23,7 @@ from scheduler.protocol.cancellation import STORED_KEEP_MS
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.request_id import new_request_id
 from scheduler.states import background_of
-from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["bench", "database_url", "db", "own_server", "postgres_server", "start_jobs"]
 

@@ -21,8 +21,8 @@ from scheduler.cells.allotter import Allotter
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
-from tierlane.embedded.postgres import EmbeddedPostgres
 from tierlane.roles.allotter import QuotaAudit, SharedCustomers
+from tierlane_local.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 

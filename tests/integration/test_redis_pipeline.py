@@ -18,7 +18,7 @@ from regressions.bad_line import BadLine, bad_line
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import blocking_client, blocking_read, command_client, pipelined
 from scheduler.redis_client.pipeline import PipelinedClient
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 
 @pytest.fixture

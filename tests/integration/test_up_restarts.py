@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
-from tierlane.up.supervisor import SERVED_S
+from tierlane_local.up.supervisor import SERVED_S
 from up_harness import RunningUp, running, working_in
 
 MODEL = "worker-1-model"
@@ -53,7 +53,7 @@ async def restarted(up: RunningUp, name: str) -> dict[str, int]:
 def orphan_guard(up: RunningUp) -> psutil.Process | None:
     for child in psutil.Process(up.process.pid).children():
         try:
-            if "tierlane.up.orphan_guard" in child.cmdline():
+            if "tierlane_local.up.orphan_guard" in child.cmdline():
                 return child
         except psutil.NoSuchProcess:
             continue  # Killed; a zombie until `up` has reaped it.

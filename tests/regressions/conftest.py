@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from regressions.bad_line import BadLine, bad_line
-from tierlane.embedded.redis import EmbeddedRedis
+from tierlane_local.embedded.redis import EmbeddedRedis
 
 
 @pytest.fixture

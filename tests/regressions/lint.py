@@ -2,10 +2,8 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("gateway", "ratelimit", "scheduler", "gpu_pool", "ledger", "tierlane")
+from distributions import FOLDERS, ROOT
 
 DESERIALIZERS = {"pickle", "cPickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve", "yaml"}
 LIST_COMMANDS = {"lpush", "rpush", "lpushx", "rpushx", "lpop", "rpop", "brpop", "lmove", "blmove", "rpoplpush"}
@@ -15,11 +13,11 @@ Rule = Callable[[ast.AST], bool]
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Every Python file of the product, except tierlane/chaos, which injects faults."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+    """Every Python file of the product, except tools/tierlane_tools/chaos, which injects faults."""
+    for folder in FOLDERS.values():
+        for path in sorted(folder.rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            if not name.startswith("tierlane/chaos/"):
+            if not name.startswith("tools/tierlane_tools/chaos/"):
                 yield name, ast.parse(path.read_text("utf-8"))
 
 

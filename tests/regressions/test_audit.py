@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
+from distributions import FOLDERS, ROOT
 from eventually import eventually
 from integration.audit_fixtures import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
@@ -17,10 +18,9 @@ from ledger.catalog.api_key import mint
 from ledger.catalog.follower import Catalog
 from ledger.catalog.loader import CHANNEL
 from ledger.postgres import LEADER_SETTINGS, connect
-from regressions.lint import ROOT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.audit_outbox import decode_entry
-from tierlane.embedded.postgres import SETTINGS, EmbeddedPostgres
+from tierlane_local.embedded.postgres import SETTINGS, EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -111,8 +111,8 @@ async def test_bug_44_synchronous_commit_is_on(database_url: str) -> None:
 
 def product_texts() -> Iterator[tuple[str, str]]:
     """Every product file with Python or SQL."""
-    for package in ("gateway", "scheduler", "gpu_pool", "ledger", "tierlane", "migrations"):
-        for path in sorted((ROOT / package).rglob("*")):
+    for folder in (*FOLDERS.values(), ROOT / "migrations"):
+        for path in sorted(folder.rglob("*")):
             if path.suffix in {".py", ".sql"}:
                 yield str(path.relative_to(ROOT)), path.read_text("utf-8")
 

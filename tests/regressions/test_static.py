@@ -20,7 +20,7 @@ WALL_CLOCK = {
     "tierlane/admin/tiers_and_models.py": "whether a price starts in the past, which is stored as a date",
     "tierlane/check/system.py": "the difference between the clocks of Redis, PostgreSQL and this host",
     "tierlane/roles/tracing.py": "the start of a span; durations use the monotonic clock",
-    "tierlane/bench/runner.py": "the start of a measurement, for its report",
+    "tools/tierlane_tools/bench/runner.py": "the start of a measurement, for its report",
 }
 
 

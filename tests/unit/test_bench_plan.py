@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.bench.command import OPTIONS, TOOL, main
-from tierlane.bench.plan import (
+from tierlane_tools.bench.command import OPTIONS, TOOL, main
+from tierlane_tools.bench.plan import (
     Arrivals,
     BenchUsageError,
     Mix,
@@ -17,7 +17,7 @@ from tierlane.bench.plan import (
     read_plan,
     schedule,
 )
-from tierlane.bench.resources import StackFileError, read_keys
+from tierlane_tools.bench.resources import StackFileError, read_keys
 
 ONE = Mix(("only",), (1.0,))
 

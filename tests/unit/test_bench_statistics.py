@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from tierlane.bench import report
-from tierlane.bench.plan import read_plan
-from tierlane.bench.runner import Measurement, Timeline
-from tierlane.bench.statistics import (
+from tierlane_tools.bench import report
+from tierlane_tools.bench.plan import read_plan
+from tierlane_tools.bench.runner import Measurement, Timeline
+from tierlane_tools.bench.statistics import (
     Histogram,
     SloError,
     TierStatistics,

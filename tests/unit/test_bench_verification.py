@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tierlane.bench.http_client import ResponseParser
-from tierlane.bench.plan import DECIDE_AFTER, Inputs, OutputCheck, Verify
-from tierlane.bench.resources import ProcessCpu, Ran, batch_use, cpu_between
-from tierlane.bench.verification import AnswerIds, Fate, compare, fate_of, request_id_hex
+from tierlane_tools.bench.http_client import ResponseParser
+from tierlane_tools.bench.plan import DECIDE_AFTER, Inputs, OutputCheck, Verify
+from tierlane_tools.bench.resources import ProcessCpu, Ran, batch_use, cpu_between
+from tierlane_tools.bench.verification import AnswerIds, Fate, compare, fate_of, request_id_hex
 
 DIGITS = "0123456789abcdef" * 2
 C, F, U, R = Fate.COMPLETED, Fate.FAILED, Fate.UNCLEAR, Fate.REFUSED

@@ -5,10 +5,10 @@ import json
 import pytest
 from engine.calls import output_text as output_of_engine
 
-from tierlane.bench.http_client import BenchResponse
-from tierlane.chaos.faults.engine import output_text
-from tierlane.chaos.load.chats import MOST_TOKENS, form_of, read_chat
-from tierlane.chaos.load.requests import UNKNOWN_OWNER
+from tierlane_tools.bench.http_client import BenchResponse
+from tierlane_tools.chaos.faults.engine import output_text
+from tierlane_tools.chaos.load.chats import MOST_TOKENS, form_of, read_chat
+from tierlane_tools.chaos.load.requests import UNKNOWN_OWNER
 
 NONCE = "0123456789abcdef"
 TEXT = f"{NONCE}:1.000000:xx"

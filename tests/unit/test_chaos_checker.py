@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from chaos_history import CUSTOMER, OTHER_CUSTOMER, RecordedRun, nonce_of, trace_of
-from tierlane.chaos.checker.checker import INVARIANTS
-from tierlane.chaos.checker.evidence import FileCount
-from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, step_text
+from tierlane_tools.chaos.checker.checker import INVARIANTS
+from tierlane_tools.chaos.checker.evidence import FileCount
+from tierlane_tools.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, step_text
 
 LATE_TIMEOUT = (504, "deadline_exceeded")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.chaos.command import MAX_SEEDS, TOOL, ChaosUsageError, fault_list, main, read_options, seed_range
-from tierlane.chaos.faults.catalogue import KINDS
+from tierlane_tools.chaos.command import MAX_SEEDS, TOOL, ChaosUsageError, fault_list, main, read_options, seed_range
+from tierlane_tools.chaos.faults.catalogue import KINDS
 
 
 def test_defaults() -> None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from chaos_history import RecordedRun
-from tierlane.chaos.checker.case import InvariantResult
-from tierlane.chaos.checker.fairness import TimeSpan, batches_in_between, overlaps, union
-from tierlane.chaos.history import BatchFault, BatchLine
+from tierlane_tools.chaos.checker.case import InvariantResult
+from tierlane_tools.chaos.checker.fairness import TimeSpan, batches_in_between, overlaps, union
+from tierlane_tools.chaos.history import BatchFault, BatchLine
 
 RUN_S = 0.05
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from tierlane.bench.http_client import ResponseParser
-from tierlane.chaos.echo import BATCH_S, RUNS_VARIABLE, SLOW_S
-from tierlane.chaos.history import (
+from tierlane_tools.bench.http_client import ResponseParser
+from tierlane_tools.chaos.echo import BATCH_S, RUNS_VARIABLE, SLOW_S
+from tierlane_tools.chaos.history import (
     Answered,
     Event,
     FaultEvent,
@@ -27,7 +27,7 @@ from tierlane.chaos.history import (
     read_history,
     request_input,
 )
-from tierlane.chaos.load.requests import AnswerReading, read_answer, watch_stalls
+from tierlane_tools.chaos.load.requests import AnswerReading, read_answer, watch_stalls
 
 TEXT = request_input("0123456789abcdef", 12.5, "xyz")
 OTHER = request_input("fedcba9876543210", 12.5, "")
@@ -79,7 +79,7 @@ async def test_a_stall_of_the_event_loop_is_reported() -> None:
 def test_the_model_logs_each_run(tmp_path: Path) -> None:
     """It logs one line for each input; the first input decides whether a batch is slow."""
     inputs = [["0000000000000001:1.5:ab", "0000000000000008:2.5:cd"], ["0000000000000010:1.5:ab"]]
-    code = "from tierlane.chaos.echo import Echo; model = Echo(); model.load()\n"
+    code = "from tierlane_tools.chaos.echo import Echo; model = Echo(); model.load()\n"
     code += f"for batch in {inputs!r}: print(*model.predict(batch))"
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from chaos_history import RecordedRun
-from tierlane.chaos.history import FaultEvent, FaultPhase, Recovery, RunInfo
-from tierlane.chaos.report import document, show
-from tierlane.chaos.series import Summary, markdown, series_document, summary_of
+from tierlane_tools.chaos.history import FaultEvent, FaultPhase, Recovery, RunInfo
+from tierlane_tools.chaos.report import document, show
+from tierlane_tools.chaos.series import Summary, markdown, series_document, summary_of
 
 START = FaultEvent(3.0, "stop-redis", "redis", FaultPhase.START)
 NOT_INJECTED = FaultEvent(3.0, "kill-worker", "worker-1", FaultPhase.START, error="It is down already.")

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from tierlane.chaos.faults.actions import ACTIONS
-from tierlane.chaos.faults.catalogue import (
+from tierlane_tools.chaos.faults.actions import ACTIONS
+from tierlane_tools.chaos.faults.catalogue import (
     BACK_S,
     BY_NAME,
     GAP_S,
@@ -18,9 +18,9 @@ from tierlane.chaos.faults.catalogue import (
     Planned,
     schedule,
 )
-from tierlane.chaos.faults.target import repetitions
-from tierlane.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked
-from tierlane.chaos.scenario import recoveries
+from tierlane_tools.chaos.faults.target import repetitions
+from tierlane_tools.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked
+from tierlane_tools.chaos.scenario import recoveries
 
 TARGETS = {
     FaultTarget.GATEWAY: 3,

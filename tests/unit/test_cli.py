@@ -63,7 +63,14 @@ def commands_of(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["worker", "--help"], ["check", "model", "--help"], *([tool, "-h"] for tool in TOOLS)],
+    [
+        ["--help"],
+        ["--version"],
+        ["worker", "--help"],
+        ["up", "-h"],
+        ["check", "model", "--help"],
+        *([tool, "-h"] for tool in TOOLS),
+    ],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

@@ -11,8 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from distributions import DISTRIBUTIONS
+
 REQUIREMENTS = Path(__file__).parent.parent.parent / "requirements"
-LOCKS = ("lock.txt", "lock-edge.txt", "lock-test.txt")
+LOCKS = ("lock.txt", "lock-edge.txt", "lock-worker.txt", "lock-test.txt")
 PLATFORMS = [
     {"python_version": version[:4], "python_full_version": version, "sys_platform": system, "platform_system": name}
     for version in ("3.11.2", "3.11.9", "3.12.4", "3.13.1")
@@ -52,13 +54,18 @@ def test_packages_of_npm_are_pinned() -> None:
 
 
 def test_the_locks_agree() -> None:
-    """The tests run with the installed versions; the lock of the edge image has all dependencies without an extra."""
-    base, edge, test = _locked("lock.txt"), _locked("lock-edge.txt"), _locked("lock-test.txt")
-    project = tomllib.loads((REQUIREMENTS.parent / "pyproject.toml").read_text())["project"]
+    """The tests run with the installed versions; those of images have all dependencies of `tierlane` without an extra."""
+    base, edge, worker, test = (_locked(lock) for lock in LOCKS)
+    needs = {
+        name: {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} - DISTRIBUTIONS.keys()
+        for name, (folder, _) in DISTRIBUTIONS.items()
+        for project in [tomllib.loads((folder / "pyproject.toml").read_text())["project"]]
+    }
 
     assert {name: test.get(name) for name in base} == base
-    assert {name: base.get(name) for name in edge} == edge
-    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= edge.keys()
+    assert {name: base.get(name) for name in edge | worker} == edge | worker
+    assert needs["tierlane"] <= edge.keys() & worker.keys()
+    assert needs["tierlane-local"] | needs["tierlane-tools"] <= base.keys()
 
 
 @pytest.mark.parametrize("lock", LOCKS)

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError  # noqa: A004 - as everywhere in re
 from scheduler.errors import StartError
 from scheduler.redis_client.cluster import ClusterUrl, as_cluster, parse, primary_of
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, hash_tag
-from tierlane.embedded.cluster import NodeView, awaits_failover, parse_nodes, slot_ranges
+from tierlane_local.embedded.cluster import NodeView, awaits_failover, parse_nodes, slot_ranges
 
 SLOT = key_slot(hash_tag(DEFAULT_CELL).encode())
 

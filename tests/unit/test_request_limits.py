@@ -16,8 +16,8 @@ from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, RequestLimits, limits_of_backend, limits_of_workers
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.pool_view import Observation, WorkerView
+from tierlane.check.model_times import limits_line
 from tierlane.settings.model import Settings, SettingsError, load_settings
-from tierlane.up.model_times import limits_line
 
 ENDPOINT = "openai:http://127.0.0.1:8000/v1"
 MODEL = Model("m", "default", 32, None, 40, 100.0, 0.8, 0, enabled=True)

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from distributions import FOLDERS, ROOT
 from scheduler import failpoints
 from scheduler.failpoints import FAILPOINTS, armed_directory, failpoint
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("gateway", "ratelimit", "scheduler", "gpu_pool", "ledger", "tierlane")
 
 SCRIPT = """
 import sys
@@ -28,9 +26,7 @@ print("passed")
 
 def calls() -> list[str]:
     """The names in all calls of `failpoint` in the product."""
-    trees = [
-        ast.parse(path.read_text("utf-8")) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
-    ]
+    trees = [ast.parse(path.read_text("utf-8")) for folder in FOLDERS.values() for path in sorted(folder.rglob("*.py"))]
     found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [
         ast.literal_eval(call.args[0])
@@ -82,8 +78,8 @@ def test_failpoints_are_armed_in_two_places() -> None:
     """By the start of a role, and by a model process on behalf of its supervisor."""
     places = [
         str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
+        for folder in FOLDERS.values()
+        for path in sorted(folder.rglob("*.py"))
         if re.search(r"\barm\(", path.read_text("utf-8")) and path.name != Path(failpoints.__file__).name
     ]
     assert places == ["gpu_pool/model_process/main.py", "tierlane/roles/process.py"]

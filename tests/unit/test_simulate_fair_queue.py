@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane.simulate.fair_queue import FairQueue, QueuedRequest, water_fill, whole_parts
+from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest, water_fill, whole_parts
 
 
 def request(customer: int, arrived_s: float = 0.0) -> QueuedRequest:

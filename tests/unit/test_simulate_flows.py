@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tierlane.simulate.flows import FlowSimulation
-from tierlane.simulate.run import RequestSimulation
-from tierlane.simulate.scenario import DEFAULTS, merged, scenario_from
+from tierlane_tools.simulate.flows import FlowSimulation
+from tierlane_tools.simulate.run import RequestSimulation
+from tierlane_tools.simulate.scenario import DEFAULTS, merged, scenario_from
 
 POOL: dict[str, Any] = {
     "gpus": 10,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tierlane.simulate.events import Arrival, EventLoop
-from tierlane.simulate.recorded import from_file
-from tierlane.simulate.results import Figures
-from tierlane.simulate.run import RequestSimulation
-from tierlane.simulate.scenario import DEFAULTS, ScenarioError, SimulationScenario, merged, scenario_from
+from tierlane_tools.simulate.events import Arrival, EventLoop
+from tierlane_tools.simulate.recorded import from_file
+from tierlane_tools.simulate.results import Figures
+from tierlane_tools.simulate.run import RequestSimulation
+from tierlane_tools.simulate.scenario import DEFAULTS, ScenarioError, SimulationScenario, merged, scenario_from
 
 COSTS = {"batch_ms": 50, "dispatch_ms": 1, "call_ms": 2}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tierlane.simulate.scenario import (
+from tierlane_tools.simulate.scenario import (
     DEFAULTS,
     Costs,
     ScenarioError,

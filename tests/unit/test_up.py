@@ -13,13 +13,13 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.redis_client.keys import pools_of, pools_to_serve
 from tierlane.settings.model import Settings, load_settings
 from tierlane.settings.pools import OtherPool, PoolsError, default_torch_threads, parse_pools
-from tierlane.up.autoscale import PoolAdvice, change, free_names
-from tierlane.up.data_dir import LogLines
-from tierlane.up.demo_data import demo_model
-from tierlane.up.members import RoleEnvironment, role_command
-from tierlane.up.model_times import warnings
-from tierlane.up.orphan_guard import Held
-from tierlane.up.supervisor import RestartBackoff
+from tierlane_local.up.autoscale import PoolAdvice, change, free_names
+from tierlane_local.up.data_dir import LogLines
+from tierlane_local.up.demo_data import demo_model
+from tierlane_local.up.members import RoleEnvironment, role_command
+from tierlane_local.up.model_times import warnings
+from tierlane_local.up.orphan_guard import Held
+from tierlane_local.up.supervisor import RestartBackoff
 
 KILLED, FAILED = False, True
 

@@ -39,10 +39,10 @@ from tierlane.check.model_report import (
     undetermined,
 )
 from tierlane.check.model_report import lines_of as finding_lines
+from tierlane.check.model_times import advice, shortfall
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
 from tierlane.settings.pools import default_torch_threads
-from tierlane.up.model_times import advice, shortfall
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

@@ -26,13 +26,13 @@ from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import MINIMUM_VERSION, bounded, measure
 from scheduler.redis_client.distance import too_far
 from scheduler.redis_client.keys import DEFAULT_CELL, pools_of
+from tierlane.check.model_times import limits_line
 from tierlane.connect import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS, VerbError, database, run
 from tierlane.operate.cells import redis_at
 from tierlane.operate.gateway_client import GatewayAddress, advised_reasons, gateway_of, is_ready, read_health
 from tierlane.operate.pools import Places, observe
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
-from tierlane.up.model_times import limits_line
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -1,0 +1,1 @@
+"""The local stack: embedded servers and `tierlane up`."""

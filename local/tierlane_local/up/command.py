@@ -1,0 +1,37 @@
+"""The command `tierlane up`: its flags. The rest is imported when it runs."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tierlane.command import STYLE, add_settings_verb, run_group
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+
+FLAGS = (
+    "port", "grpc_port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "cluster", "cells", "data_dir", "ephemeral", "replace",
+    "log_format", "log_level",
+)  # fmt: skip
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # Plain help takes half the time.
+    pretty_exceptions_enable=False,
+    context_settings=STYLE,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return the exit code."""
+    return run_group(app, "up", argv)
+
+
+def up(settings: "Settings") -> int:
+    """Start everything on this machine; Ctrl-C stops it."""
+    from tierlane_local.up.run import run  # noqa: PLC0415 - see above
+
+    return run(settings)
+
+
+add_settings_verb(app, up, example="up\nup --port 9000 --workers 4 --ephemeral", flags=FLAGS)

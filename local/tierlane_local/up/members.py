@@ -1,0 +1,151 @@
+"""The role processes of a stack: commands, environments and model processes."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from pydantic import SecretStr
+
+from scheduler.protocol.direct import direct_token
+from tierlane.settings.declaration import CONFIG_VARIABLE, settings_of, variable
+from tierlane.settings.model import Settings
+from tierlane.settings.pools import default_torch_threads, parse_pools
+from tierlane.settings.role_sections import StackSettings
+from tierlane.settings.sections import SETTINGS
+from tierlane_local.child_process import ChildProcess, still_runs
+from tierlane_local.up.data_dir import LogLines
+from tierlane_local.up.orphan_guard import REMOVABLE_PREFIX, SHARED_MEMORY
+
+
+class RoleMember(ChildProcess):
+    """A process of a role. Its output is written with its name as prefix."""
+
+    def __init__(self, role: str, name: str, argv: Sequence[str], env: Mapping[str, str], lines: LogLines) -> None:
+        """`env` is the complete environment. Secrets are passed in it, never in `argv`."""
+        super().__init__(role, name)
+        self._argv = argv
+        self._env = env
+        self._lines = lines
+
+    async def start(self) -> None:
+        """Start the process; it may not be ready yet."""
+        self._lines.pump(self.name, self.spawn_piped(self._argv, self._env))
+
+
+STACK_ONLY = frozenset(settings_of(StackSettings))
+NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in STACK_ONLY)}
+"""Variables of the stack only: with them, a worker of an additional pool would find its own pool in the list."""
+
+_HIDDEN = ("service_token", "database_url", "callback_secret")
+NOT_A_WORKERS = {
+    *(variable(setting) for setting in _HIDDEN),
+    *(variable(name) for name, setting in SETTINGS.items() if setting.needs in _HIDDEN),
+}
+"""Variables that a worker does not need, hidden from the code of its model, and those that must not be set without them."""
+
+Command = Callable[[str], list[str]]
+
+
+def role_command(role: str) -> list[str]:
+    """The command line of a role.
+
+    Only a worker can import from the current directory, because its backend may be there. For the other roles, a
+    directory called `gateway` or `ledger` must not shadow the installed package.
+    """
+    safe_path = [] if role == "worker" else ["-P"]
+    return [sys.executable, *safe_path, "-m", "tierlane", role]
+
+
+@dataclass(frozen=True)
+class RoleEnvironment:
+    """The environments of the processes of a stack."""
+
+    settings: Settings
+
+    def for_role(self, role: str, name: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
+        """The complete environment of the process `name`; `overrides` are its own settings."""
+        env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}
+        values = self._values(role, name) | dict(overrides or {})
+        if role == "worker":  # It runs the code of the model.
+            env = {key: value for key, value in env.items() if key not in NOT_A_WORKERS}
+            backend = str(values.get("backend", ""))
+            values.setdefault("torch_threads", default_torch_threads(backend, self._workers()))
+        env |= {variable(setting): _text(value) for setting, value in values.items()}
+        env[CONFIG_VARIABLE] = os.devnull  # All settings are here; the default file may have those of the stack only.
+        env["PYTHONUNBUFFERED"] = "1"  # Otherwise the last output of a killed role is lost.
+        return env
+
+    def _values(self, role: str, name: str) -> dict[str, object]:
+        # All values are passed, so that the role does not read the settings file again with another precedence.
+        values = {setting: value for setting, value in self.settings if value is not None and setting not in STACK_ONLY}
+        # Separate directories, because the audit spool of a gateway has one writer.
+        values["data_dir"] = self.settings.data_dir / name
+        values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
+        values.setdefault("body_dir", body_dir(self.settings.data_dir))
+        values["notice_ms"] = 0  # There is no load balancer.
+        if role in ("gateway", "scheduler"):
+            values["process_name"] = name
+        if role == "worker":
+            values["worker_id"] = name
+            token = self.settings.service_token.get_secret_value()
+            values["direct_token"] = self.settings.direct_token.get_secret_value() or direct_token(token)
+            values = {setting: value for setting, value in values.items() if variable(setting) not in NOT_A_WORKERS}
+        return values
+
+    def _workers(self) -> int:
+        own = self.settings.scale_bounds[1] if self.settings.autoscale else self.settings.workers
+        return own + sum(pool.workers for pool in parse_pools(self.settings.pools, self.settings.pool))
+
+
+def body_dir(data_dir: Path) -> Path:
+    """The directory of large chats: in shared memory where there is one, else with the other data."""
+    if os.access(SHARED_MEMORY, os.W_OK):
+        mark = hashlib.sha256(str(data_dir.absolute()).encode()).hexdigest()[:12]
+        return SHARED_MEMORY / f"{REMOVABLE_PREFIX}{os.getuid()}-{mark}"
+    return data_dir / "bodies"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Helper processes of Python's multiprocessing, which are not model processes.
+HELPERS = ("resource_tracker", "forkserver")
+
+
+class ModelProcesses:
+    """The model processes of all workers, cached while they run. A worker starts them as its children."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, list[psutil.Process]]] = {}
+
+    def of_worker(self, name: str, pid: int) -> list[psutil.Process]:
+        """The model processes of the worker `name` with the process id `pid`, oldest first."""
+        seen_pid, models = self._seen.get(name, (0, []))
+        # Listing children reads all processes of the machine, so it is repeated only after a process has ended.
+        if seen_pid != pid or not models or not all(still_runs(model) for model in models):
+            models = _models_of(pid)
+            self._seen[name] = (pid, models)
+        return models
+
+
+def _models_of(pid: int) -> list[psutil.Process]:
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    return [child for child in children if still_runs(child) and not _is_helper(child)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return True
+    return not command or any(helper in command for helper in HELPERS)

@@ -1,0 +1,412 @@
+"""The local stack: start order, readiness, stack.json and banner.
+
+Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when each
+gateway is ready and has seen a healthy worker of each pool, or one whose model is too slow, which a warning then says.
+stack.json lists the running processes, for tools and tests; it is replaced when a process changes. The banner has a curl
+command for each tier.
+"""
+
+import asyncio
+import http.client
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+from gateway.operations.health.model import process_name
+from ledger.catalog.snapshot import CellRow
+from ratelimit.request_limits import limits_of_workers
+from scheduler.cells.places import cell_urls
+from scheduler.redis_client.keys import DEFAULT_CELL
+from tierlane.check.model_times import limits_line
+from tierlane.connect import STACK_FILE
+from tierlane.settings.model import Settings
+from tierlane.settings.pools import parse_pools
+from tierlane_local.child_process import ChildProcess
+from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane_local.embedded.cluster import EmbeddedCluster
+from tierlane_local.up.autoscale import WorkerAutoscaler
+from tierlane_local.up.cells import cell_names, cell_server, write_cells
+from tierlane_local.up.data_dir import DataDir, LogLines, StackError
+from tierlane_local.up.demo_data import demo_models, seed_demo
+from tierlane_local.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
+from tierlane_local.up.model_times import SLOW, is_measured, measured_workers, warnings
+from tierlane_local.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
+from tierlane_local.up.supervisor import Supervisor
+
+
+class ProcessEntry(TypedDict):
+    """One process. `role` is gateway, scheduler, worker, model, redis or postgres."""
+
+    role: str
+    name: str
+    pid: int
+
+
+class StackFile:
+    """Writes stack.json once the stack is ready, and again when its processes change."""
+
+    def __init__(self, data_dir: DataDir, http_url: str, service_token: str) -> None:
+        """Remove the file of an earlier run: it exists only while a stack is ready."""
+        self._data_dir = data_dir
+        self._fixed: dict[str, object] = {"http_url": http_url, "service_token": service_token}
+        self._ready = False
+        self._written: list[ProcessEntry] = []
+        data_dir.remove(STACK_FILE)
+
+    def serve(self, cell_urls: Mapping[str, str], database_url: str, keys: Mapping[str, str]) -> None:
+        """Mark the stack as ready: `update` writes from now on. `cell_urls`: by name, the default cell first."""
+        self._fixed |= {"redis_url": cell_urls[DEFAULT_CELL], "cells": dict(cell_urls)}
+        self._fixed |= {"database_url": database_url, "keys": dict(keys)}
+        self._ready = True
+
+    def update(self, processes: Iterable[ProcessEntry]) -> None:
+        """Write the file if the processes have changed."""
+        now = list(processes)
+        if self._ready and now != self._written:
+            self._data_dir.write_json(STACK_FILE, {**self._fixed, "processes": now})
+            self._written = now
+
+    def remove(self) -> None:
+        self._ready = False
+        self._data_dir.remove(STACK_FILE)
+
+
+POLL_S = 0.1
+CALL_TIMEOUT_S = 1.0
+OK = 200
+DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one port; elsewhere one of them gets all.
+
+
+async def wait_until_ready(
+    http_url: str, service_token: str, redis_urls: Collection[str], pools: Collection[str], gateways: Collection[str]
+) -> None:
+    """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
+
+    They share a port, so a new connection reaches any of them; a poll makes as many connections as there are gateways.
+    """
+    waiting_for = set(gateways)
+    while True:
+        for _ in gateways:
+            seen = await asyncio.to_thread(_look, http_url, service_token, pools)
+            if seen is None or await _missing(redis_urls, seen.unserved):
+                break
+            waiting_for.discard(seen.gateway)
+            if not waiting_for or not DISTRIBUTES:
+                return
+        await asyncio.sleep(POLL_S)
+
+
+async def _missing(redis_urls: Collection[str], pools: Sequence[str]) -> bool:
+    """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
+    if not pools:
+        return False
+    workers = await measured_workers(redis_urls, pools)
+    return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
+
+
+class _Look(NamedTuple):
+    """What one gateway sees: its name, and the pools without a healthy worker."""
+
+    gateway: str
+    unserved: list[str]
+
+
+def _look(http_url: str, service_token: str, pools: Collection[str]) -> _Look | None:
+    """What the gateway sees that accepts a new connection; None if it is not ready."""
+    address = urlsplit(http_url)
+    # One connection, so that the same gateway returns both responses; proxies of the environment do not apply to it.
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=CALL_TIMEOUT_S)
+    try:
+        with closing(connection):
+            if _get(connection, "/readyz")[0] != OK:
+                return None
+            state: Any = json.loads(_get(connection, "/internal/dashboard/events", service_token)[1])
+        healthy = {each["name"]: int(each["healthy_gpus"]) for each in state["pools"]}
+        healthy = healthy or dict.fromkeys(pools, int(state["healthy_gpus"]))
+        unserved = [
+            pool for pool in pools if sum(n for place, n in healthy.items() if place.partition("@")[0] == pool) < 1
+        ]
+        down = state["status"] == "down" and not unserved  # It is down, too, without a healthy worker.
+        return None if down else _Look(process_name(state["gateway"]), unserved)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+
+
+def _get(connection: http.client.HTTPConnection, path: str, token: str = "") -> tuple[int, bytes]:
+    """Status and body of the response."""
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+EXAMPLE_INPUT = "Once upon a time"
+
+
+def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, grpc: str = "") -> str:
+    """The text of the banner; it contains the demo keys, which are valid only on this machine.
+
+    `grpc`: the address of the gRPC port, "" without one.
+    """
+    served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
+    parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
+    parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
+    parts.append(
+        (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
+        f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
+        f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
+        f"\nState   {data_dir}/stack.json"
+        "\nStop    Ctrl-C\n\n"
+    )
+    return "".join(parts)
+
+
+def _curl(http_url: str, key: str) -> str:
+    return (
+        f"curl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
+    )
+
+
+READY_TIMEOUT_S = 180.0  # Loading a large model takes minutes.
+LOOK_S = 0.25
+
+
+class Stack:
+    """A stack in a data directory. `run` runs until cancelled or an error; `stop` ends everything."""
+
+    def __init__(
+        self, settings: Settings, data_dir: DataDir, guard: OrphanGuard, lines: LogLines, command: Command
+    ) -> None:
+        """`settings` must have the port and a service token; `command` returns the argv of a role."""
+        self._settings = settings
+        self._data_dir = data_dir
+        self._guard = guard
+        self._lines = lines
+        self._command = command
+        self._http_url = f"http://{_reachable(settings.host)}:{settings.port}"
+        self._file = StackFile(data_dir, self._http_url, settings.service_token.get_secret_value())
+        self._supervisor = Supervisor(guard, lines, self._update, settings.drain_ms / 1000)
+        self._models = ModelProcesses()
+        self._temporary: Path | None = None
+        self._home = data_dir.path
+        self._cells: dict[str, str | None] = {}  # The servers of the other cells.
+
+    async def run(self) -> None:
+        """Start everything and keep it running. Raises StackError and EmbeddedServerError if it cannot start."""
+        started = time.monotonic()
+        settings = await self._start_servers()
+        if settings.body_dir is None:
+            self._guard.remove_at_end(body_dir(settings.data_dir))
+        await self._migrate(RoleEnvironment(settings))
+        await write_cells(settings.session_url, self._cells, self._home)
+        model, *others = demo_models(settings)
+        keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
+        sizes = {other.pool: other.max_batch_size for other in others}
+        settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
+        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
+        self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
+        await self._supervisor.settle(self._ready(settings))
+        self._file.serve(self._cell_urls(settings), settings.session_url, keys)
+        self._update()
+        self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
+        names = [each.name for each in (model, *others)]
+        grpc = f"{_reachable(settings.host)}:{settings.grpc_port}" if settings.grpc_port else ""
+        self._lines.raw(banner(self._http_url, keys, names, str(self._data_dir.path), grpc))
+        await asyncio.gather(
+            self._watch(), self._warn(settings), *([autoscaler.follow()] if settings.autoscale else [])
+        )
+
+    async def stop(self) -> None:
+        """Stop everything in reverse order. The orphan guard ends the orphans of dead workers."""
+        await self._supervisor.stop()
+        self._file.remove()
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Kill everything at once; a running `stop` then ends quickly."""
+        self._supervisor.kill()
+
+    async def _start_servers(self) -> Settings:
+        """Start the servers without a configured URL; return the settings with both URLs."""
+        urls = {}
+        if self._settings.redis_url and (self._settings.cluster or self._settings.cells > 1):
+            flag = "--cluster" if self._settings.cluster else "--cells"
+            raise StackError(
+                f"{flag} starts servers, but TIERLANE_REDIS_URL is set: omit one of them. `tierlane cell open` adds cells."
+            )
+        home = self._home = self._server_home()
+        if not self._settings.redis_url:
+            urls["redis_url"] = await self._start_redis(home)
+            await self._start_cells(home)
+        if not self._settings.database_url:
+            postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
+            self._guard.hold_servers_of(postgres.home)
+            await self._start_server(postgres)
+            urls["database_url"] = postgres.url
+        return self._settings.model_copy(update=urls)
+
+    async def _start_redis(self, home: Path) -> str:
+        """Start one server, or a cluster of them; returns the URL."""
+        ephemeral = self._settings.ephemeral
+        if not self._settings.cluster:
+            redis = EmbeddedRedis(home, home / "run", ephemeral=ephemeral)
+            self._guard.hold_servers_of(redis.home)
+            await self._start_server(redis)
+            return redis.url
+        password = secrets.token_urlsafe(24)
+        cluster = EmbeddedCluster(home, home / "run", self._settings.cluster, password=password, ephemeral=ephemeral)
+        for node in cluster.nodes:
+            self._guard.hold_servers_of(node.home)
+            await self._start_server(node)
+        await cluster.form()
+        return cluster.url
+
+    async def _start_cells(self, home: Path) -> None:
+        """Start the servers of the other cells; with a cluster, they are slots of it."""
+        for name in cell_names(self._settings.cells):
+            if self._settings.cluster:
+                self._cells[name] = None
+                continue
+            server = cell_server(home, name, ephemeral=self._settings.ephemeral)
+            self._guard.hold_servers_of(server.home)
+            await self._start_server(server)
+            self._cells[name] = server.url
+
+    def _cell_urls(self, settings: Settings) -> dict[str, str]:
+        """The URL of each cell of this stack."""
+        rows = [CellRow(name, url, "open", 1.0) for name, url in self._cells.items()]
+        return cell_urls(settings.redis_url, rows)
+
+    def _server_home(self) -> Path:
+        if not self._settings.ephemeral:
+            return self._data_dir.path
+        self._temporary = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
+        self._guard.remove_at_end(self._temporary)
+        if os.geteuid() == 0:
+            self._temporary.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
+        return self._temporary
+
+    async def _start_server(self, member: ChildProcess) -> None:
+        started = time.monotonic()
+        await self._supervisor.add(member)
+        self._lines.say(f"{member.name} responds after {time.monotonic() - started:.2f} s")
+
+    async def _migrate(self, roles: RoleEnvironment) -> None:
+        code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
+        if code != 0:
+            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
+
+    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
+        settings = roles.settings
+        for number in range(1, settings.schedulers + 1):
+            await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
+        autoscaler = self._autoscaler(roles)
+        least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
+        await autoscaler.start(min(max(settings.workers, least), most))
+        for pool in parse_pools(settings.pools, settings.pool):
+            for number, name in enumerate(pool.names(), 1):
+                differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
+                differs |= self._worker_cell(settings, number)
+                await self._supervisor.add(self._member(roles, "worker", name, differs))
+        for number in range(1, settings.gateway_count + 1):
+            await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
+        return autoscaler
+
+    def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
+        """The settings with which the worker of this number of a pool starts in one of the cells, in turn."""
+        urls = list(self._cell_urls(settings).values())
+        return {"redis_url": urls[(number - 1) % len(urls)]} if len(urls) > 1 else {}
+
+    def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
+        def make(name: str) -> RoleMember:
+            number = int(name.rpartition("-")[2])
+            return self._member(roles, "worker", name, self._worker_cell(roles.settings, number))
+
+        return WorkerAutoscaler(
+            self._supervisor,
+            make,
+            self._lines,
+            pool=self._settings.pool,
+            url=self._http_url,
+            token=self._settings.service_token.get_secret_value(),
+        )
+
+    def _member(
+        self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None
+    ) -> RoleMember:
+        return RoleMember(role, name, self._command(role), roles.for_role(role, name, differs), self._lines)
+
+    async def _ready(self, settings: Settings) -> None:
+        token = settings.service_token.get_secret_value()
+        gateways = [member.name for member in self._supervisor.members if member.role == "gateway"]
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                urls = self._cell_urls(settings).values()
+                await wait_until_ready(self._http_url, token, urls, _pools(settings), gateways)
+        except TimeoutError:
+            raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
+
+    async def _warn(self, settings: Settings) -> None:
+        """Print the limits of each pool, and warn about models that cannot meet them, once they are measured."""
+        while True:
+            urls = self._cell_urls(settings).values()
+            pools = await measured_workers(urls, _pools(settings))
+            workers = [each for pool in pools.values() for each in pool]
+            if workers and all(is_measured(worker) for worker in workers):  # None: Redis does not respond.
+                break
+            await asyncio.sleep(LOOK_S)
+        for pool, found in pools.items():
+            if not found:
+                continue
+            of_backend = limits_of_workers(found)
+            self._lines.say(f"pool {pool}, limits of a request: {limits_line(found[0].backend, of_backend, settings)}")
+            for warning in warnings(found, settings.request_limits(of_backend).total_ms):
+                self._lines.say(warning)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._guard.check()
+            self._update()
+
+    def _update(self) -> None:
+        """Write stack.json; a full disk must not stop the stack."""
+        try:
+            self._file.update(self._entries())
+        except OSError as error:
+            self._lines.say(f"cannot write stack.json: {error}")
+
+    def _entries(self) -> Iterator[ProcessEntry]:
+        for member in self._supervisor.members:
+            if not member.alive or member.role == "migrate":
+                continue
+            yield ProcessEntry(role=member.role, name=member.name, pid=member.pid)
+            if member.role == "worker":
+                yield from self._model_entries(member.name, member.pid)
+
+    def _model_entries(self, worker: str, pid: int) -> Iterator[ProcessEntry]:
+        for index, process in enumerate(self._models.of_worker(worker, pid)):
+            name = f"{worker}-model" + (f"-{index + 1}" if index else "")
+            yield ProcessEntry(role="model", name=name, pid=process.pid)
+
+
+def _pools(settings: Settings) -> list[str]:
+    """The pools that have workers in this stack."""
+    return [settings.pool, *(other.pool for other in parse_pools(settings.pools, settings.pool))]
+
+
+def _reachable(host: str) -> str:
+    """The address for calls of a gateway that listens on `host`."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

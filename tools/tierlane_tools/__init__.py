@@ -1,0 +1,1 @@
+"""Tools that test a stack: chaos, simulation, load."""

@@ -1,0 +1,288 @@
+"""History and evidence joined: requests with their tries, responses, runs and audit rows; results and timelines.
+
+A try and its row are joined by the trace id, which is unique to the try. A timeline has everything known of one request
+in order of time, from its first sending.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tierlane_tools.chaos.checker.allowances import Allowances
+from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, ModelRun
+from tierlane_tools.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
+from tierlane_tools.chaos.load.requests import PERIOD_S
+
+IN_DOUBT_S = 6.0  # The longest time that a try without an outcome may have been open.
+
+
+@dataclass
+class Try:
+    """One try with its outcome: `answer` or `no_answer`, or neither where the history ends early."""
+
+    invoked: Invoked
+    answer: Answered | None = None
+    no_answer: Unanswered | None = None
+
+    @property
+    def sent(self) -> float:
+        """The time of sending."""
+        return self.invoked.at
+
+    @property
+    def gateway(self) -> str:
+        """The gateway to which it was sent."""
+        return self.invoked.gateway
+
+    @property
+    def ended(self) -> float:
+        """The time of its outcome."""
+        end = self.answer or self.no_answer
+        return end.at if end else self.sent + IN_DOUBT_S
+
+
+@dataclass
+class Request:
+    """One request: all sent tries of one nonce in order. `unsent`: those that could not be sent."""
+
+    nonce: str
+    tries: list[Try] = field(default_factory=list)
+    unsent: list[Unanswered] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Its Idempotency-Key, "" without one."""
+        return self.tries[0].invoked.key if self.tries else ""
+
+    @property
+    def sent(self) -> float:
+        """The time of its first try."""
+        return self.tries[0].sent
+
+    @property
+    def ended(self) -> float:
+        """The time of its last outcome."""
+        return max(one.ended for one in self.tries)
+
+
+class Case:
+    """The input of all invariants."""
+
+    def __init__(self, events: Sequence[Event], evidence: Evidence) -> None:
+        self.events = events
+        self.evidence = evidence
+        self.allowances = Allowances(events)
+        self.requests: dict[str, Request] = {}
+        self.unexpected_answers: list[Answered] = []  # Without a sent try, or after its first response.
+        self.strays = [event for event in events if isinstance(event, Stray)]
+        self.stalls = [event for event in events if isinstance(event, Stalled)]
+        self._join(events)
+        self.tries = [one for request in self.requests.values() for one in request.tries]
+        self.by_trace = {one.invoked.trace: one for one in self.tries}
+        self.rows_by_id: dict[str, list[AuditRow]] = defaultdict(list)
+        self.rows_by_trace: dict[str, list[AuditRow]] = defaultdict(list)
+        self.runs: dict[str, list[ModelRun]] = defaultdict(list)
+        self._index()
+        self.workers = self._workers()
+
+    def _join(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Invoked):
+                self._request(event.nonce).tries.append(Try(event))
+            elif isinstance(event, Answered):
+                self._add_answer(event)
+            elif isinstance(event, Unanswered):
+                self._add_no_answer(event)
+
+    def _add_answer(self, event: Answered) -> None:
+        tries = self._request(event.nonce).tries
+        open_try = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
+        if open_try is None:
+            self.unexpected_answers.append(event)
+        else:
+            open_try.answer = event
+
+    def _request(self, nonce: str) -> Request:
+        return self.requests.setdefault(nonce, Request(nonce))
+
+    def _add_no_answer(self, event: Unanswered) -> None:
+        request = self._request(event.nonce)
+        sent = next((one for one in request.tries if one.invoked.turn == event.turn), None)
+        if sent is None:
+            request.unsent.append(event)
+        else:
+            sent.no_answer = event
+
+    def _index(self) -> None:
+        for row in self.evidence.rows:
+            self.rows_by_id[row.id].append(row)
+            if row.trace:
+                self.rows_by_trace[row.trace].append(row)
+        for run in self.evidence.runs or ():
+            self.runs[run.nonce].append(run)
+
+    def _workers(self) -> dict[str, str]:
+        """The worker of each model process: the one in most of the rows whose input it ran."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for one in self.tries:
+            for row in self.rows_of(one):
+                for run in self.runs.get(one.invoked.nonce, ()):
+                    if row.worker_id:
+                        counts[run.process][row.worker_id] += 1
+        return {process: workers.most_common(1)[0][0] for process, workers in counts.items()}
+
+    def rows_of(self, one: Try) -> list[AuditRow]:
+        """The rows of one try: those with its trace id, else those without one that have the id of its response."""
+        if found := self.rows_by_trace.get(one.invoked.trace):
+            return found
+        if one.answer is None or one.answer.replayed:
+            return []
+        return [row for row in self.rows_by_id.get(one.answer.id, []) if not row.trace]
+
+    def created(self, one: Try) -> float | None:
+        """When its gateway had read this try, by the clock of its row; None without a row."""
+        rows = self.rows_of(one)
+        return rows[0].created_ms / 1000 - self.evidence.wall_offset_s if rows else None
+
+    def try_of(self, row: AuditRow) -> Try | None:
+        """The try of a row; None for an unknown trace id."""
+        return self.by_trace.get(row.trace)
+
+    def nonce_of(self, row: AuditRow) -> str:
+        """The nonce of a row, "" for an unknown trace id."""
+        one = self.try_of(row)
+        return one.invoked.nonce if one else ""
+
+    def arrived(self, answer: Answered) -> float:
+        """The earliest time at which a response may have arrived: during a stall of this tool it is read late."""
+        for stall in self.stalls:
+            if stall.since <= answer.at <= stall.at + PERIOD_S:
+                return stall.since
+        return answer.at
+
+
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One violation of an invariant in one sentence, with the nonce of the request and the id of the audit row."""
+
+    says: str
+    nonce: str = ""
+    row: str = ""
+
+
+@dataclass(frozen=True)
+class InvariantFinding:
+    """The finding of one invariant. `explained`: excused cases by excuse.
+
+    `measured` is false without evidence; `shown` is an informational text.
+    """
+
+    violations: Sequence[Violation] = ()
+    explained: Mapping[str, int] = field(default_factory=dict)
+    measured: bool = True
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One violation with the timeline of its request."""
+
+    says: str
+    request: str
+    row: str
+    timeline: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InvariantResult:
+    """One line of the table. `limit` is None where the line is informational."""
+
+    name: str
+    says: str
+    count: int
+    limit: int | None
+    holds: bool
+    measured: bool = True
+    explained: Mapping[str, int] = field(default_factory=dict)
+    shown: str = ""
+    examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class InvariantResults:
+    """The lines of the table in order."""
+
+    all: tuple[InvariantResult, ...]
+
+    @property
+    def hold(self) -> bool:
+        """Whether every invariant holds."""
+        return all(verdict.holds for verdict in self.all)
+
+
+AROUND_S = 1.0
+MAX_LINES = 40
+
+Moment = tuple[float, str]
+
+
+def example(case: Case, violation: Violation) -> Example:
+    """The violation with the timeline of its request."""
+    request = case.requests.get(violation.nonce)
+    rows = case.rows_by_id.get(violation.row, [])
+    if request is None or not request.tries:
+        moments = sorted(moment for row in rows for moment in _of_row(case, row))
+        begin = moments[0][0] if moments else 0.0
+    else:
+        moments = sorted({*_of_request(case, request), *(m for row in rows for m in _of_row(case, row))})
+        begin = request.sent
+    return Example(violation.says, violation.nonce, violation.row, tuple(_lines(moments, begin)))
+
+
+def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
+    for at, text in list(moments)[:MAX_LINES]:
+        yield f"{at - begin:+8.3f} s  {text}"
+
+
+def _of_request(case: Case, request: Request) -> Iterator[Moment]:
+    for one in request.tries:
+        yield from _of_try(case, one)
+    for event in request.unsent:
+        yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, not sent"
+    for run in case.runs.get(request.nonce, ()):
+        yield run.began, f"run began in {run.process}"
+    for window in case.allowances.windows_between(request.sent - AROUND_S, request.ended + AROUND_S):
+        yield window.begin, f"fault {window.name} on {window.target} begins"
+        if window.end < request.ended + AROUND_S:
+            yield window.end, f"fault {window.name} on {window.target} is over"
+
+
+def _of_try(case: Case, one: Try) -> Iterator[Moment]:
+    invoked, answer = one.invoked, one.answer
+    keyed = f", key {invoked.key}" if invoked.key else ""
+    yield invoked.at, f"try {invoked.turn}: sent to {invoked.gateway}, {invoked.tier}, trace {invoked.trace}{keyed}"
+    if answer is not None:
+        replayed = ", replayed" if answer.replayed else ""
+        yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
+    if one.no_answer is not None:
+        yield one.no_answer.at, f"try {invoked.turn}: {one.no_answer.kind} {one.no_answer.detail}".rstrip()
+    for row in case.rows_of(one):
+        yield from _of_row(case, row)
+
+
+def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:
+    offset = case.evidence.wall_offset_s
+    yield row.created_ms / 1000 - offset, f"row {row.id} created, gateway {row.gateway_id or '-'}"
+    if row.ended_ms is not None:
+        parts = (
+            row.status,
+            row.code,
+            f"{row.attempts} attempts",
+            "" if row.queue_ms is None else f"{row.queue_ms:.0f} ms in the queue",
+            f"worker {row.worker_id}" if row.worker_id else "",
+            f"mode {row.mode}" if row.mode else "",
+        )
+        yield row.ended_ms / 1000 - offset, f"row {row.id} ended: " + ", ".join(filter(None, parts))

@@ -1,0 +1,138 @@
+"""The report of a run: a JSON document, and the table of invariants."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tierlane_tools.bench.statistics import Histogram
+from tierlane_tools.chaos.checker.case import InvariantResult, InvariantResults
+from tierlane_tools.chaos.checker.evidence import Evidence
+from tierlane_tools.chaos.history import Answered, Event, Invoked, RunInfo, Unanswered
+
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+Document = dict[str, Any]
+
+
+def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdicts: InvariantResults) -> Document:
+    """The document of one run."""
+    return {
+        "passed": verdicts.hold,
+        "seed": info.seed,
+        "duration_s": info.duration_s,
+        "rate": info.rate,
+        "shape": info.shape,
+        "interrupted": info.interrupted,
+        "drained_s": info.drained_s,
+        "took_s": dict(info.took_s),
+        "versions": info.versions,
+        "notes": list(info.notes),
+        "verdicts": [asdict(verdict) for verdict in verdicts.all],
+        "schedule": list(info.schedule),
+        "faults": [msgspec.structs.asdict(event) for event in info.events],
+        "recoveries": [
+            {"name": one.event.name, "target": one.event.target, "seconds": one.seconds} for one in info.recoveries
+        ],
+        **_figures(events),
+        "audit": _audit(evidence),
+    }
+
+
+def _figures(events: Sequence[Event]) -> Document:
+    tries = {(event.nonce, event.turn): event for event in events if isinstance(event, Invoked)}
+    answers = [event for event in events if isinstance(event, Answered)]
+    counts = Counter((event.status, event.code) for event in answers)
+    silent = Counter(event.kind for event in events if isinstance(event, Unanswered))
+    return {
+        "requests": len({nonce for nonce, _ in tries}),
+        "tries": len(tries),
+        "answers": [{"status": status, "code": code, "count": n} for (status, code), n in counts.most_common()],
+        "replayed": sum(event.replayed for event in answers),
+        "without_answer": dict(silent.most_common()),
+        "tiers": _tiers(tries, answers),
+    }
+
+
+def _tiers(tries: dict[tuple[str, int], Invoked], answers: Sequence[Answered]) -> Document:
+    times: dict[str, Histogram] = {}
+    for event in answers:
+        invoked = tries.get((event.nonce, event.turn))
+        if invoked is not None and event.status == 200:
+            times.setdefault(invoked.tier, Histogram()).record(event.seconds)
+    return {tier: {"completed": one.count, **_quantiles(one)} for tier, one in sorted(times.items())}
+
+
+def _quantiles(times: Histogram) -> Document:
+    return {f"{name}_ms": round((times.quantile(share) or 0.0) * 1000, 1) for name, share in QUANTILES.items()}
+
+
+def _audit(evidence: Evidence) -> Document:
+    outcomes = Counter((row.status, row.code) for row in evidence.rows)
+    return {
+        "rows": len(evidence.rows),
+        "outcomes": [{"status": status, "code": code, "count": n} for (status, code), n in outcomes.most_common()],
+        "modes": dict(Counter(row.mode for row in evidence.rows).most_common()),
+        "retried": sum((row.attempts or 0) > 1 for row in evidence.rows),
+        "dead_letters": len(evidence.dead_letters),
+        "runs": None if evidence.runs is None else len(evidence.runs),
+    }
+
+
+def show(console: Console, info: RunInfo, verdicts: InvariantResults) -> None:
+    """Print the table, then every violation with the timeline of its request. `console` decides on colours."""
+    console.print(table(verdicts))
+    for verdict in verdicts.all:
+        if not verdict.holds:
+            _show_violation(console, verdict)
+    if not verdicts.hold:
+        for line in info.schedule:
+            console.print(line, highlight=False, markup=False)
+    for note in info.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", highlight=False)
+    outcome = "[green]passed[/]" if verdicts.hold else "[red]failed[/]"
+    console.print(f"{outcome}, seed {info.seed}", highlight=False)
+
+
+def table(verdicts: InvariantResults) -> Table:
+    """The table of invariants."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("invariant", "count", "verdict", "excused", "description"):
+        shown.add_column(column, justify="right" if column in ("count", "excused") else "left", overflow="fold")
+    for verdict in verdicts.all:
+        excused = sum(verdict.explained.values())
+        shown.add_row(
+            verdict.name, _count(verdict), _verdict_text(verdict), str(excused or ""), escape(_description(verdict))
+        )
+    return shown
+
+
+def _count(verdict: InvariantResult) -> str:
+    return "-" if not verdict.measured or verdict.limit is None else str(verdict.count)
+
+
+def _verdict_text(verdict: InvariantResult) -> str:
+    if not verdict.measured:
+        return "[dim]not measured[/]"
+    if verdict.limit is None:
+        return "[dim]figure[/]"
+    return "[green]holds[/]" if verdict.holds else "[red]BROKEN[/]"
+
+
+def _description(verdict: InvariantResult) -> str:
+    excused = ", ".join(f"{count} {excuse}" for excuse, count in verdict.explained.items())
+    parts = [verdict.says, verdict.shown, f"excused: {excused}" if excused else ""]
+    return "; ".join(filter(None, parts))
+
+
+def _show_violation(console: Console, verdict: InvariantResult) -> None:
+    console.print(f"\n[red]{escape(verdict.name)}[/]: {verdict.count}, none allowed", highlight=False)
+    for example in verdict.examples:
+        console.print(f"  {example.says}  {example.request} {example.row}".rstrip(), highlight=False, markup=False)
+        for line in example.timeline:
+            console.print(f"    {line}", highlight=False, markup=False)

@@ -1,0 +1,162 @@
+"""The command `tierlane simulate`: its argument and options. The rest is imported when it runs."""
+# ruff: noqa: PLC0415 - see above
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tierlane.command import (
+    STYLE,
+    Config,
+    DataDir,
+    Pool,
+    Verb,
+    VerbCommand,
+    carry_out,
+    no_variable,
+    run_group,
+    with_example,
+)
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+    from tierlane_tools.simulate.recorded import RecordedTraffic
+    from tierlane_tools.simulate.scenario import SimulationScenario
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # Plain help takes half the time.
+    pretty_exceptions_enable=False,
+)
+
+EXAMPLE = "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return the exit code."""
+    return run_group(app, "simulate", argv)
+
+
+def _show_help(context: typer.Context, *, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# An own help option, because typer imports pydantic to check the built-in one.
+@app.command(
+    epilog=with_example(EXAMPLE, "Exit codes: 0 done, 1 failed, 2 wrong usage or scenario."),
+    cls=VerbCommand,
+    add_help_option=False,
+    context_settings=STYLE,
+)
+def simulate(
+    *,
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO", help="Scenario in YAML; optional with --from and --to.")
+    ] = None,
+    first: Annotated[str | None, no_variable("--from", "First day or time (UTC) of recorded requests.")] = None,
+    last: Annotated[str | None, no_variable("--to", "Last day, or time (UTC) of their end.")] = None,
+    gpus: Annotated[str | None, no_variable("--gpus", "Number of GPUs.", "the scenario's", metavar="N")] = None,
+    seed: Annotated[str | None, no_variable("--seed", "Seed; equal ones give equal results.", "1", metavar="N")] = None,
+    changes: Annotated[
+        list[str] | None,
+        no_variable("--set", "Change one field of the scenario; can be repeated.", metavar="FIELD=VALUE"),
+    ] = None,
+    json: Annotated[Path | None, no_variable("--json", "Write all figures to this file.", metavar="FILE")] = None,
+    plots: Annotated[Path | None, no_variable("--plots", "Draw plots (SVG) in this folder.", metavar="FOLDER")] = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+    pool: Pool = None,
+    help_: Annotated[  # noqa: ARG001 - its callback shows the help
+        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
+    ] = False,
+) -> None:
+    """Simulate a scenario, or recorded requests with other limits, tiers or GPUs, in virtual time."""
+    given = [*(changes or []), *([f"gpus={gpus}"] if gpus else []), *([f"seed={seed}"] if seed else [])]
+
+    def prepare() -> Verb:
+        return lambda settings: _run(settings, scenario, (first, last), given, (json, plots))
+
+    carry_out(prepare, config, database=False, data_dir=data_dir, pool=pool)
+
+
+def _run(
+    settings: "Settings",
+    path: Path | None,
+    times: tuple[str | None, str | None],
+    changes: list[str],
+    outputs: tuple[Path | None, Path | None],
+) -> int:
+    from tierlane_tools.simulate.recorded import RecordedTraffic, from_file, numbered
+    from tierlane_tools.simulate.report import draw, require_plots, show, write_json
+    from tierlane_tools.simulate.scenario import (
+        DEFAULTS,
+        ScenarioError,
+        merged,
+        read_document,
+        scenario_from,
+        with_settings,
+    )
+
+    json, plots = outputs
+    if plots:
+        require_plots()
+    document = read_document(path) if path else {}
+    recording = _recorded(settings, *times)
+    if recording is None and path is None:
+        raise ScenarioError("SCENARIO: is missing; name a file, or recorded requests with --from and --to.")
+    base = recording.base if recording else DEFAULTS
+    scenario = scenario_from(with_settings(merged(base, document), changes))
+    arrivals = numbered(recording, scenario) if recording else []
+    if scenario.arrivals:
+        folder = path.parent if path else Path()
+        arrivals = sorted([*arrivals, *from_file(folder / scenario.arrivals, scenario)])
+    result = run_scenario(scenario, arrivals, recording or RecordedTraffic())
+    show(result)
+    if json:
+        write_json(json, result)
+    if plots:
+        draw(plots, result)
+    return 0
+
+
+def _recorded(settings: "Settings", first: str | None, last: str | None) -> "RecordedTraffic | None":
+    from tierlane.connect import reachable
+    from tierlane_tools.simulate.recorded import from_audit, time_range
+    from tierlane_tools.simulate.scenario import ScenarioError
+
+    if first is None and last is None:
+        return None
+    if first is None or last is None:
+        missing = "--from" if first is None else "--to"
+        raise ScenarioError(f"{missing}: is missing; recorded requests need both --from and --to.")
+    begin, end = time_range(first, last)
+    return asyncio.run(from_audit(reachable(settings), begin, end))
+
+
+def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording: "RecordedTraffic") -> dict[str, Any]:
+    """Run a checked scenario; returns the document of its result."""
+    from tierlane_tools.simulate.flows import FlowSimulation
+    from tierlane_tools.simulate.run import RequestSimulation
+    from tierlane_tools.simulate.scenario import MOST_GPUS, MOST_REQUESTS, ScenarioError
+
+    mode = scenario.mode
+    if mode == "auto":
+        is_large = scenario.offered() > MOST_REQUESTS or scenario.gpus > MOST_GPUS
+        mode = "flows" if is_large and not arrivals and not scenario.costs.slots else "requests"
+    if mode == "flows" and scenario.costs.slots:
+        raise ScenarioError(
+            "mode: requests in slots are simulated one by one; use mode requests, or remove costs.slots."
+        )
+    if mode == "flows" and arrivals:
+        raise ScenarioError("mode: recorded requests are simulated one by one; use mode requests, or remove arrivals.")
+    figures = FlowSimulation(scenario).run() if mode == "flows" else RequestSimulation(scenario, arrivals).run()
+    result = {"mode": mode, "seed": scenario.seed, **figures.document(scenario.warmup_s, scenario.ends_s)}
+    if recording.shown:
+        result["recorded"] = recording.shown
+    if recording.notes:
+        result["notes"] = recording.notes
+    return result
