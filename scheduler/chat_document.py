@@ -195,11 +195,6 @@ def with_known_roles(messages: msgspec.Raw) -> msgspec.Raw:
     return msgspec.Raw(_encode(renamed))
 
 
-def without_usage(members: Members) -> Members:
-    """The members but `usage`."""
-    return {name: value for name, value in members.items() if name != "usage"}
-
-
 def lines_of(output: str) -> Iterator[str]:
     """The lines of an output, without their ends."""
     return (line for line in output.split("\n") if line)

@@ -51,8 +51,6 @@ class WorkerConnections:
         self._connections: dict[str, tuple[WorkerConnection, asyncio.Task[None]]] = {}
         self._work = asyncio.Event()
         self._timeouts_s: dict[str, float] = {}
-        self.lost_calls = 0
-        self.busy_answers = 0
 
     @property
     def available(self) -> int:
@@ -122,7 +120,6 @@ class WorkerConnections:
             batch = await self._completion.record_accepted(batch)
             outcomes = await self._call(connection, batch) if batch else []
         except WorkerBusy:
-            self.busy_answers += 1
             self._return(batch)
             await asyncio.sleep(PAUSE_S)
         except DirectError as error:
@@ -160,7 +157,6 @@ class WorkerConnections:
         self._work.set()
 
     def _retry_lost(self, batch: list[DirectEntry]) -> None:
-        self.lost_calls += 1
         for entry in batch:
             entry.attempts += 1
         self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
@@ -184,8 +180,6 @@ class WorkerConnections:
                 refused.append(entry)
             else:
                 self._completion.ran(entry, outcome, connection.worker_id, len(batch))
-        if retried:
-            self.lost_calls += 1
         if retried or refused:
             self._return([*retried, *refused])
 

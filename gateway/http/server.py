@@ -10,7 +10,6 @@ import contextlib
 from typing import cast
 
 import aiohttp
-import structlog
 from aiohttp import http_parser, web
 from aiohttp.web_protocol import RequestHandler
 
@@ -27,8 +26,6 @@ from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
-
-log = structlog.get_logger("gateway")
 
 SWEEP_S = 0.25
 LINGER_S = 2.0  # Time to read the rest of a rejected body, so that the client gets the response and not a reset.

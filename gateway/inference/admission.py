@@ -80,7 +80,6 @@ class AdmissionBatcher:
         self.rejections = RejectionCache()
         self._doubted = False  # The estimate of Redis TIME was wrong: the next call is sent without it.
         self.calls = 0
-        self.failed_calls = 0
 
     @property
     def pending(self) -> int:
@@ -224,7 +223,6 @@ class AdmissionBatcher:
             try:
                 verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
             except RedisUnavailable:
-                self.failed_calls += 1
                 self._watch.failed()
                 tries += 1
                 if not self._watch.try_again(tries):

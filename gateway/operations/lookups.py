@@ -6,13 +6,13 @@ unavailable is named in `not_read`, and the rest is shown.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import msgspec
 
-from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
+from gateway.catalog import CatalogView, CustomerRow, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.action_requests import AuditedTransaction, uncached
@@ -39,8 +39,6 @@ WINDOW_S = 300
 MAX_ROWS = 20
 MAX_RUNNING = 4
 """Look-ups of customers at a time: each reads Redis and the audit."""
-
-ReadLimits = Callable[[IdentityView, EffectiveLimits], Awaitable[RemainingLimits]]
 
 
 class LimitNow(msgspec.Struct, frozen=True):

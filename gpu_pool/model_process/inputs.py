@@ -212,14 +212,6 @@ def with_late(items: Sequence[Item], results: list[ItemResult]) -> list[ItemResu
     return [_late(item, result) for item, result in zip(items, results, strict=True)]
 
 
-def with_unreadable(items: Sequence[Item | None], results: list[ItemResult]) -> list[ItemResult]:
-    """One result for each body, where `results` are those of the readable items."""
-    if len(results) == len(items):
-        return results
-    following = iter(results)
-    return [UNREADABLE if item is None else next(following) for item in items]
-
-
 def _late(item: Item, result: ItemResult) -> ItemResult:
     """0 tokens mean that nothing was sent and nothing is charged, so a partial stream counts as one token at least."""
     if item.listener is None or not item.listener.late or result.error_code:

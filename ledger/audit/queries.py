@@ -88,11 +88,6 @@ async def find_request(connection: Connection, request_id: str) -> RequestRow | 
     return None if row is None else RequestRow(*row)
 
 
-async def count_requests(connection: Connection) -> dict[str, int]:
-    """The number of rows by status. Reads the whole audit: for tests and checks."""
-    return {row["status"]: row["count"] for row in await connection.fetch(statement("count_requests"))}
-
-
 async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: int = USAGE_TIMEOUT_MS) -> Usage:
     """The usage of a customer; zeros if it is unknown.
 

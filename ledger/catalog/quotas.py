@@ -65,16 +65,12 @@ def name_of(quota: Quota) -> str:
     return f"{period}:{quota.mark}" if quota.mark else period
 
 
-def held_of(quotas: Iterable[Quota]) -> Held:
-    """What holds where all of these apply: of one name the smallest amount; the shortest period first."""
-    return _smallest(map(_term_of, quotas))
-
-
 def _term_of(quota: Quota) -> _Term:
     return quota.every * PERIOD_S[quota.unit], name_of(quota), quota.amount
 
 
 def _smallest(terms: Iterable[_Term]) -> Held:
+    """Of one name the smallest amount; the shortest period first."""
     least: dict[str, int] = {}
     for _, name, amount in sorted(terms):
         least.setdefault(name, amount)

@@ -69,6 +69,3 @@ SELECT id, created_at, customer_id::text, api_key_id, tier, model, status, error
        latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used, input_bytes,
        output_bytes, trace_id, mode, delivered, served_from, endpoint, cost_ms
 FROM requests WHERE id = $1 AND created_at = $2
-
--- name: count_requests
-SELECT status, count(*) FROM requests GROUP BY status

@@ -28,7 +28,6 @@ from statistics import mean
 from typing import NamedTuple
 
 import msgspec
-import structlog
 from redis.asyncio import Redis
 
 from ratelimit.capacity import GpuRate
@@ -73,7 +72,6 @@ WAIT_S = 0.1
 BACKGROUND = "background"
 """The background queues of all tiers, as one tier of the lowest priority."""
 
-log = structlog.get_logger("scheduler")
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -233,12 +233,6 @@ def place_name(pool: str, cell: str) -> str:
     return pool if cell == DEFAULT_CELL else f"{pool}@{cell}"
 
 
-def is_place_name(place: str) -> bool:
-    """Whether a name is one of `place_name`."""
-    pool, at, cell = place.partition("@")
-    return is_pool_name(pool) and (not at or is_pool_name(cell))
-
-
 def hash_tag(cell: str) -> str:
     """The hash tag of a cell. No pool has such a name, so that Lua recognizes it in a prefix."""
     return f"{{cell:{cell}}}"

@@ -23,6 +23,11 @@ KEYS = Keys()
 QUICK = AuditPolicy(interval_s=0.01, hold=HoldPolicy(hold_s=0.02), standby_s=0.05)
 
 
+async def count_requests(connection: Any) -> dict[str, int]:
+    """The number of rows of the audit by status."""
+    return dict(await connection.fetch("SELECT status, count(*) FROM requests GROUP BY status"))
+
+
 def accepted(request_id: str, **fields: Any) -> AcceptedRecord:
     values = {"customer_id": CUSTOMER, "api_key_id": "k" * 12, "tier": "paid", "model": "tiny", "gateway_id": "g1"}
     values |= {"endpoint": "/v1/messages"}

@@ -17,6 +17,7 @@ from integration.audit_fixtures import (
     accepted,
     audit,
     auditor_for,
+    count_requests,
     dead,
     drained,
     ended,
@@ -28,7 +29,7 @@ from integration.audit_fixtures import (
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
 from ledger.audit.maintenance import MaintenancePolicy
-from ledger.audit.queries import count_requests, find_request
+from ledger.audit.queries import find_request
 from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy
 from ledger.audit.writer import make_batch

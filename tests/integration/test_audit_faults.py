@@ -12,10 +12,9 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.audit_fixtures import KEYS, auditor_for, drained, new_ids, put_requests, running
+from integration.audit_fixtures import KEYS, auditor_for, count_requests, drained, new_ids, put_requests, running
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
 from ledger.audit.auditor import Auditor
-from ledger.audit.queries import count_requests
 from ledger.migration import upgrade_to_head
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Outbox

@@ -20,8 +20,6 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane_tools.bench.plots import write_report
-from tierlane_tools.bench.report import Document
 from tierlane_tools.bench.statistics import UnansweredCause
 
 __all__ = ["stack_file", "stand_in"]
@@ -199,25 +197,6 @@ async def test_an_echo_is_measured_beside_the_run(stand_in: StandIn, stack_file:
     assert result["cpu_over_echo"] == pytest.approx(
         result["server_cpu_seconds_per_1000"] * 1000 / echo["cpu_us"], abs=0.001
     )
-
-
-async def test_the_html_report(stand_in: StandIn, stack_file: Path, tmp_path: Path) -> None:
-    """The page shows each plot that is written, loads nothing from elsewhere, and holds no key."""
-    write_stack(stack_file, processes=[{"role": "gateway", "name": "gateway-1", "pid": os.getpid()}])
-    result = await bench(stand_in, stack_file, duration="1.5", echo="off")
-    page, plots = await asyncio.to_thread(written_report, tmp_path, result)
-
-    assert plots == {"percentiles.png", "histogram.png", "timeline.png", "timeline-p99.png", "cpu.png"}
-    assert {name for name in plots if f'src="{name}"' in page} == plots
-    assert read_document(tmp_path / "result.json")["completed"] == result["completed"]
-    assert "://" not in page
-    assert not any(key in page for key in KEYS.values())
-
-
-def written_report(directory: Path, result: Document) -> tuple[str, set[str]]:
-    write_report(directory, result)
-    plots = {path.name for path in directory.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
-    return (directory / "index.html").read_text(), plots
 
 
 async def started(stand_in: StandIn, stack_file: Path, *argv: str) -> asyncio.subprocess.Process:

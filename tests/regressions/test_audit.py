@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 
 from distributions import FOLDERS, ROOT
 from eventually import eventually
-from integration.audit_fixtures import KEYS, accepted, auditor_for, ended, new_ids, put, running
+from integration.audit_fixtures import KEYS, accepted, auditor_for, count_requests, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
-from ledger.audit.queries import count_requests, find_request
+from ledger.audit.queries import find_request
 from ledger.catalog.api_key import mint
 from ledger.catalog.follower import Catalog
 from ledger.catalog.loader import CHANNEL

@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, Nu
 
 from ledger.admin.errors import BadValue, check_integers, rule_in_words
 from ledger.schema import metadata
-from tierlane.admin.options import CUSTOMER, OF_TABLE, REQUIRED, TIER
+from tierlane.admin.options import CELL, CUSTOMER, KEY, MODEL, PRICE, REQUIRED, TIER
 from tierlane.admin.runner import changes_of, duration, new_row
 from tierlane.connect import UsageError
 from tierlane.output import Column, aligned, print_rows, printable, readable
@@ -39,6 +39,9 @@ RULES = sorted(
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
 )
+
+
+OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL, "prices": PRICE, "cells": CELL}
 
 
 @pytest.mark.parametrize("table", OF_TABLE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.catalog.changes import MAX_CHANGES, ChangedIds, changed_by
 from ledger.catalog.loader import SnapshotBuild, models_from, readable, tiers_from
-from ledger.catalog.quotas import BadCatalogRow, held_of, parse_quota, window_number, window_start
+from ledger.catalog.quotas import BadCatalogRow, name_of, parse_quota, window_number, window_start
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
 from ratelimit.limits import value_of
@@ -156,7 +156,8 @@ def test_a_quota_that_the_table_accepts_is_read_with_the_same_meaning(text: str)
 def test_notations_of_quotas(text: str, name: str, amount: int) -> None:
     """Of GPU time, tokens and money, too; the table accepts each of them."""
     assert re.fullmatch(QUOTA_PATTERN, text, re.ASCII)
-    assert held_of([parse_quota("c1", None, text)]) == ((name, amount),)
+    quota = parse_quota("c1", None, text)
+    assert (name_of(quota), quota.amount) == (name, amount)
 
 
 def test_the_price_of_a_model_is_the_latest_that_has_begun() -> None:
@@ -199,14 +200,14 @@ def test_the_quotas_of_a_customer_are_its_own_and_those_of_its_tier() -> None:
     of_tier = [(None, "paid", "500/day"), (None, "paid", "9000/month"), (None, "free", "1/hour")]
     made = snapshot(rows(quotas=[DAILY, ("c1", None, "5 per 2 hours"), *of_tier]))
     other = snapshot(rows(quotas=of_tier, customers=[ACME, ("c2", "free one", "free", *ACME[3:])]))
-    day = [parse_quota("c1", None, text) for text in ("10/day", "20/24 hours", "30/day")]
+    day = snapshot(rows(quotas=[("c1", None, text) for text in ("10/day", "20/24 hours", "30/day")]))
 
     assert made.customers["c1"].quotas == (("2hour", 5), ("1day", 500), ("1month", 9000))
     assert made.keys["k1"].identity.quotas is made.customers["c1"].quotas
     assert len(made.quotas) == 5
     assert other.customers["c2"].quotas == (("1hour", 1),)
     assert snapshot(rows(quotas=[])).keys["k1"].identity.quotas == ()
-    assert set(held_of(day)) == {("1day", 10), ("24hour", 20)}
+    assert set(day.customers["c1"].quotas) == {("1day", 10), ("24hour", 20)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest, water_fill, whole_parts
+from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 
 
 def request(customer: int, arrived_s: float = 0.0) -> QueuedRequest:
@@ -99,23 +99,3 @@ def test_expired_requests_are_dropped_at_the_heads() -> None:
     queue.drop_expired(3.0)
 
     assert (ended, queue.depth, queue.in_backlogs, queue.weights) == ([1, 2], 2, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "weights", "total", "parts"),
-    [
-        ([5, 5], [1, 1], 20, [5, 5]),
-        ([5, 50], [1, 1], 20, [5, 15]),
-        ([50, 50], [1, 3], 20, [5, 15]),
-        ([2, 50, 50], [1, 1, 2], 20, [2, 6, 12]),
-        ([5, 5], [1, 1], 0, [0, 0]),
-    ],
-)
-def test_water_filling(wanted: list[float], weights: list[float], total: float, parts: list[float]) -> None:
-    """Nobody gets more than it wants; the rest goes to the others by weight."""
-    assert water_fill(wanted, weights, total) == pytest.approx(parts)
-
-
-def test_whole_parts_have_the_same_sum() -> None:
-    """What is cut off one part is carried to the next."""
-    assert whole_parts([1.5, 1.5, 0.75, 0.25]) == [1, 2, 0, 1]

@@ -206,6 +206,31 @@ def test_a_draining_cell_loses_its_customers_and_its_workers() -> None:
     assert found["timeline"]["cells"]["cell-2"]["workers"][-1] == 8
 
 
+def test_a_lost_cell_and_lost_gpus() -> None:
+    """Customers of the other cell are as before; those of the lost one wait for the outage; no request disappears."""
+    found = run(
+        [],
+        gpus=20,
+        duration_s=8,
+        warmup_s=3,
+        cells={"count": 2, "outage_s": 1},
+        model={"max_batch_size": 8},
+        costs={"batch_ms": 100},
+        customers={
+            "acme": {"tier": "enterprise", "rate": 160, "cells": ["cell-2"]},
+            "shop": {"tier": "paid", "count": 3, "rate": 40, "cells": ["cell-1"]},
+        },
+        changes=[{"at_s": 5, "cell": "cell-1", "state": "lost"}, {"at_s": 8, "gpus": 16}],
+    )
+
+    acme, shop = found["classes"]
+    assert (acme["refused"], acme["failed"]) == (0, 0)
+    assert acme["p95_ms"] < 150
+    assert shop["p99_ms"] > 500
+    assert all(each["unfinished"] < 0.02 * each["arrivals"] for each in (acme, shop))
+    assert sum(each["workers"][-1] for each in found["timeline"]["cells"].values()) == 16
+
+
 def test_arrivals_of_a_file(tmp_path: Path) -> None:
     """Columns at_s, customer and words; the last one may be missing."""
     path = tmp_path / "arrivals.csv"

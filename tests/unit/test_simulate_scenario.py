@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from tierlane_tools.simulate.command import run_scenario
+from tierlane_tools.simulate.events import Arrival
+from tierlane_tools.simulate.recorded import RecordedTraffic
 from tierlane_tools.simulate.scenario import (
     DEFAULTS,
     Costs,
@@ -16,6 +19,7 @@ from tierlane_tools.simulate.scenario import (
 )
 
 SMALL: dict[str, Any] = {"customers": {"acme": {"tier": "free", "rate": 5}}}
+PART = "simulate a part: divide gpus, cells.count, and the rate or count of each class by the same factor"
 
 
 def complete(**fields: Any) -> dict[str, Any]:
@@ -49,6 +53,8 @@ def test_one_field_can_be_changed() -> None:
     ("fields", "sentence"),
     [
         ({"gpu": 3}, "the scenario: object contains unknown field `gpu`; see docs/simulate.md."),
+        ({"mode": "flows"}, f"mode: the aggregated mode was removed; remove this field. If the system is large, {PART}."),
+        ({"step_s": 0.2}, f"step_s: the aggregated mode was removed; remove this field. If the system is large, {PART}."),
         ({"gpus": 0}, "gpus: expected `int` >= 1; see docs/simulate.md."),
         ({"gpus": "many"}, "gpus: expected `int`, got `str`; see docs/simulate.md."),
         ({"tiers": {"free": {"guaranteed_share": 2}}}, "tiers.*.guaranteed_share: expected `float` <= 1.0; see docs/simulate.md."),
@@ -140,10 +146,22 @@ def test_the_time_of_a_batch(costs: Costs, size: float, words: float, ms: float)
     assert costs.run_ms(size, words) == pytest.approx(ms)
 
 
-def test_the_number_of_requests_decides_the_mode() -> None:
+def test_the_number_of_requests() -> None:
     """Rates in steps, each until the next one or the end."""
     scenario = scenario_from(
         complete(customers={"acme": {"count": 3, "rate": [[0, 10], [20, 2]]}}, duration_s=25, warmup_s=5)
     )
 
     assert scenario.offered() == 3 * (10 * 20 + 2 * 10)
+
+
+def test_too_many_requests_are_rejected() -> None:
+    """At once, with the advice to simulate a part of the system."""
+    scenario = scenario_from(complete(customers={"acme": {"count": 1000, "rate": 1000}}, duration_s=25, warmup_s=5))
+
+    with pytest.raises(ScenarioError) as error:
+        run_scenario(scenario, [Arrival(1.0, 0, 10.0)], RecordedTraffic())
+
+    assert str(error.value) == (
+        f"the scenario: has 30,000,001 requests, and at most 20,000,000 can be simulated; reduce duration_s, or {PART}."
+    )

@@ -191,9 +191,6 @@ PRICE = (
     Field("usd_per_1000_tokens", "decimal", "USD for 1,000 tokens of input and output.", default="0"),
 )
 
-OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MODEL, "prices": PRICE, "cells": CELL}
-"""The fields by the table whose columns they are."""
-
 
 Given: TypeAlias = dict[str, str | None]
 """The text of each field's option by column; None if it was not given."""

@@ -1,11 +1,9 @@
 """`tierlane gpu` and `queue`: the workers and queues of pools in Redis, cordons and pauses in PostgreSQL."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
-from redis.asyncio import Redis
 
 from ledger.admin import rows as cordons
 from ledger.admin.changes import Row, alter, find
@@ -22,7 +20,7 @@ from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
 from tierlane.admin.options import VerbCall, Work
 from tierlane.admin.runner import APPLICATION, ChangeResult, apply
 from tierlane.connect import UsageError, VerbError, database
-from tierlane.operate.cells import NO_URL, redis_at, urls_of_cells
+from tierlane.operate.cells import redis_at, urls_of_cells
 from tierlane.output import Column, counted, print_rows, printable
 
 if TYPE_CHECKING:
@@ -53,15 +51,6 @@ QUEUE_COLUMNS = (
     Column("most_ms", "MOST MS"),
     Column("paused", "PAUSED"),
 )
-
-
-@asynccontextmanager
-async def redis_of(settings: "Settings") -> AsyncIterator[Redis]:
-    """A client of the default cell. Raises VerbError if no URL is set or Redis does not respond."""
-    if not settings.redis_url:
-        raise VerbError(NO_URL)
-    async with redis_at(settings.redis_url) as client:
-        yield client
 
 
 class Places(NamedTuple):

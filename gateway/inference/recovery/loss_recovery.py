@@ -63,9 +63,7 @@ class LossRecovery:
         self._resend = False  # Whether the kept records must be sent again.
         self._resend_after = 0.0
         self._unsent: deque[Pair] = deque(maxlen=ends.max_pairs)
-        self.recoveries = 0
         self.submitted_again = 0
-        self.sent_again = 0
 
     def heartbeat(self, epoch_us: int) -> None:
         """A heartbeat succeeded."""
@@ -122,7 +120,6 @@ class LossRecovery:
         if self._suspected:
             log.warning("redis may have lost requests", reason=self._suspected, waiting=len(self._pending_requests))
             self._suspected = ""
-            self.recoveries += 1
             for pending in candidates(self._pending_requests.all()):
                 pending.lost = True
         await self._resubmit()
@@ -172,6 +169,5 @@ class LossRecovery:
             group = [self._unsent[index] for index in range(min(len(self._unsent), MAX_PAIRS))]
             await self._adoption.adopt(group)
             failpoint("resent_records_kept")
-            self.sent_again += len(group)
             for _ in group:
                 self._unsent.popleft()

@@ -77,7 +77,6 @@ OPTIONS: dict[str, Option] = {
         "what a request costs beside it. off, or auto: on if the stack file names gateways.",
         "KIND",
     ),
-    "report": Option("", "Write plots, and a page that shows them, to this directory.", "DIR"),
     "json": Option("", "Write everything that was measured to this file.", "FILE"),
 }
 TOOL = Tool("bench", OPTIONS)
@@ -85,7 +84,7 @@ TOOL = Tool("bench", OPTIONS)
 
 HELP = "Load a gateway with requests of all tiers, and report responses, latencies, and the audit."
 EPILOG = with_example(
-    "bench --rate 500 --duration 20\nbench --mode closed --slo paid.p99=250ms --report report",
+    "bench --rate 500 --duration 20\nbench --mode closed --slo paid.p99=250ms --json result.json",
     "Exit codes: 0 all answered and all objectives met, 1 not so, 2 wrong usage.",
 )
 

@@ -280,7 +280,6 @@ class BenchPlan:
     slo: tuple[Objective, ...]
     max_error_rate: float | None
     echo: EchoMode
-    report: Path | None
     json: Path | None
 
 
@@ -314,7 +313,6 @@ class _PlanReader(OptionReader):
             slo=self._parsed("slo", lambda value: parse_slo(value, mix.tiers)),
             max_error_rate=self._parsed("max_error_rate", parse_share) if share else None,
             echo=self._choice("echo", EchoMode),
-            report=self.path("report"),
             json=self.path("json"),
         )
 

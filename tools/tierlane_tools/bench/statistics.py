@@ -1,7 +1,7 @@
 """Statistics of a run: histograms of times, counts by tier, and objectives.
 
 Buckets of a histogram are a geometric series, 1 % apart, and a quantile is the geometric middle of its bucket, so it is
-off by at most half a per cent (`MAX_RELATIVE_ERROR`); memory does not grow with the number of samples. Mean, deviation,
+off by at most half a per cent; memory does not grow with the number of samples. Mean, deviation,
 least and largest are exact. The tally is the only state that the load writes and the report reads.
 
 Objectives: `enterprise.p99=250ms,enterprise.success=99.9%`. `all` stands for every tier together.
@@ -17,7 +17,6 @@ from enum import StrEnum
 LOWEST_S = 1e-6
 HIGHEST_S = 3600.0
 BUCKET_RATIO = 1.01
-MAX_RELATIVE_ERROR = math.sqrt(BUCKET_RATIO) - 1
 
 _PER_LOG = 1 / math.log(BUCKET_RATIO)
 _PER_LOWEST = 1 / LOWEST_S

@@ -5,7 +5,7 @@ CLOCK_MONOTONIC (`time.monotonic`), which the processes of a machine share. Nonc
 are never written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -117,10 +117,6 @@ def request_input(nonce: str, sent: float, padding: str) -> str:
     return f"{nonce}:{sent:.6f}:{padding}"
 
 
-class HistoryError(Exception):
-    """The file is not a history; the message names the line."""
-
-
 class Invoked(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="invoke"):
     """A try of a request was sent. `turn` counts the tries of one `nonce` from 0.
 
@@ -223,8 +219,6 @@ class BatchFault(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", t
 
 Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultEvent | BatchCreated | BatchEnded | BatchFault
 
-_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-
 
 class History:
     """The events of one run. With a path, each is also written there; `close` it, or use it as a context manager."""
@@ -257,17 +251,3 @@ class History:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_history(path: Path) -> list[Event]:
-    """The events of a file without an incomplete last line. Raises HistoryError for any other bad line, OSError."""
-    lines = path.read_bytes().split(b"\n")
-    return list(_decoded(lines[:-1]))
-
-
-def _decoded(lines: Iterable[bytes]) -> Iterable[Event]:
-    for number, line in enumerate(lines, 1):
-        try:
-            yield _decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise HistoryError(f"Line {number} is not an event of a history: {error}.") from None

@@ -6,7 +6,6 @@ Cells are counted from 0, the default one first. In a cluster the server of a ce
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tierlane_local.embedded import EmbeddedRedis
 from tierlane_local.embedded.cluster import EmbeddedCluster
@@ -17,21 +16,6 @@ from tierlane_tools.chaos.faults.server_clock import ServerClock
 # A full disk is simulated by a file size limit, which must cause an error instead of a signal.
 LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 PRIMARY = "redis"
-
-
-class Servers(Protocol):
-    """The servers. `names` and `urls` are those of the cells; `sockets`: of their servers, for proxies, none in a cluster."""
-
-    members: Sequence[EmbeddedRedis]
-    names: Sequence[str]
-    urls: Sequence[str]
-    sockets: Sequence[Path]
-
-    async def form(self) -> None:
-        """Return when the started servers can be used."""
-
-    async def server(self, cell: int) -> EmbeddedRedis:
-        """The server that has this cell now. Raises FaultImpossible if none has it."""
 
 
 def server_names(cells: int) -> list[str]:

@@ -186,7 +186,6 @@ class SimulatedCell:
         slots = scenario.costs.slots * scenario.gpus
         places = slot_places(slots) if slots else batch
         self.queues = {tier.name: FairQueue(places, self._may_run) for tier in snapshot.tiers}
-        self._queue_ms = {tier.name: tier.max_queue_ms or FUNCTION.queue_ms for tier in snapshot.tiers}
         self.ready: deque[SimulatedBatch] = deque()
         self.poppers: deque[SimulatedWorker] = deque()
         self.workers: list[SimulatedWorker] = []

@@ -138,23 +138,17 @@ def _recorded(settings: "Settings", first: str | None, last: str | None) -> "Rec
 
 
 def run_scenario(scenario: "SimulationScenario", arrivals: list[Any], recording: "RecordedTraffic") -> dict[str, Any]:
-    """Run a checked scenario; returns the document of its result."""
-    from tierlane_tools.simulate.flows import FlowSimulation
+    """Run a checked scenario; returns the document of its result. Raises ScenarioError for too many requests."""
     from tierlane_tools.simulate.run import RequestSimulation
-    from tierlane_tools.simulate.scenario import MOST_GPUS, MOST_REQUESTS, ScenarioError
+    from tierlane_tools.simulate.scenario import MAX_REQUESTS, SMALLER, ScenarioError
 
-    mode = scenario.mode
-    if mode == "auto":
-        is_large = scenario.offered() > MOST_REQUESTS or scenario.gpus > MOST_GPUS
-        mode = "flows" if is_large and not arrivals and not scenario.costs.slots else "requests"
-    if mode == "flows" and scenario.costs.slots:
+    offered = round(scenario.offered()) + len(arrivals)
+    if offered > MAX_REQUESTS:
         raise ScenarioError(
-            "mode: requests in slots are simulated one by one; use mode requests, or remove costs.slots."
+            f"the scenario: has {offered:,} requests, and at most {MAX_REQUESTS:,} can be simulated; reduce duration_s, or {SMALLER}."
         )
-    if mode == "flows" and arrivals:
-        raise ScenarioError("mode: recorded requests are simulated one by one; use mode requests, or remove arrivals.")
-    figures = FlowSimulation(scenario).run() if mode == "flows" else RequestSimulation(scenario, arrivals).run()
-    result = {"mode": mode, "seed": scenario.seed, **figures.document(scenario.warmup_s, scenario.ends_s)}
+    figures = RequestSimulation(scenario, arrivals).run()
+    result = {"seed": scenario.seed, **figures.document(scenario.warmup_s, scenario.ends_s)}
     if recording.shown:
         result["recorded"] = recording.shown
     if recording.notes:

@@ -77,13 +77,3 @@ def _drawn(mean: float, spread: float, random: Random) -> float:
 def in_order(sources: Sequence[Iterator[Arrival]]) -> Iterator[Arrival]:
     """The arrivals of all sources in order of time."""
     return heapq.merge(*sources)
-
-
-def poisson_count(mean: float, random: Random) -> int:
-    """A number with a Poisson distribution; beyond 50, rounded from the normal one."""
-    if mean > 50:
-        return max(0, round(random.gauss(mean, math.sqrt(mean))))
-    limit, count, product = math.exp(-mean), 0, random.random()
-    while product > limit:
-        count, product = count + 1, product * random.random()
-    return count

@@ -234,31 +234,3 @@ class FairQueue:
 
 def _moving_mean(mean: float, total: float, number: int) -> float:
     return max(0.001, mean + (total / number - mean) * min(0.5, number / SAMPLES))
-
-
-def water_fill(wanted: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """What fair queueing gives: `total` by weight; no one gets more than it wants, and the rest goes to the others."""
-    parts = [0.0] * len(wanted)
-    open_ = [n for n, want in enumerate(wanted) if want > 0]
-    while open_ and total > 1e-9:
-        weight = sum(weights[n] for n in open_) or 1.0
-        served = [n for n in open_ if wanted[n] - parts[n] <= total * weights[n] / weight + 1e-12]
-        if not served:
-            for n in open_:
-                parts[n] += total * weights[n] / weight
-            break
-        for n in served:
-            total -= wanted[n] - parts[n]
-            parts[n] = wanted[n]
-        open_ = [n for n in open_ if n not in served]
-    return parts
-
-
-def whole_parts(parts: Sequence[float]) -> list[int]:
-    """Whole numbers with nearly the same sum: what is cut off is carried to the next."""
-    found, carried = [], 0.0
-    for part in parts:
-        number = int(part + carried + 1e-9)
-        carried += part - number
-        found.append(number)
-    return found

@@ -12,13 +12,14 @@ import msgspec
 import typer
 
 from tierlane.output import Column, aligned, print_rows
-from tierlane_tools.bench.plots import COLOURS, SIZE, NoPlots
-from tierlane_tools.bench.plots import require_plots as matplotlib_or_error
 from tierlane_tools.simulate.results import Document
 from tierlane_tools.simulate.scenario import ScenarioError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+SIZE = (8.0, 4.2)
+COLOURS = {"enterprise": "#1b5e9b", "paid": "#2e8b57", "free": "#d07a1f"}
 
 MOST_CLASSES = 20
 """Classes of a tier in the table, those with the most requests; recorded requests have one for each customer."""
@@ -85,7 +86,7 @@ def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[
 def _facts(result: Document) -> list[tuple[str, str]]:
     gpus = result["gpus"]
     facts = [
-        ("mode", f"{result['mode']}, seed {result['seed']}"),
+        ("seed", f"{result['seed']}"),
         ("measured", f"{result['requests']:,} requests in {result['measured_s']:g} s"),
         ("GPUs busy", f"{100 * gpus['busy']:.1f} %, {gpus['mean_batch']:g} requests per batch"),
     ]
@@ -120,9 +121,10 @@ def write_json(path: Path, result: Document) -> None:
 def require_plots() -> None:
     """Raise ScenarioError where matplotlib is missing."""
     try:
-        matplotlib_or_error()
-    except NoPlots as error:
-        raise ScenarioError(f"--plots: {error}.") from error
+        import matplotlib as mpl  # noqa: F401  # asked for, not used
+    except ImportError as error:
+        reason = "matplotlib is not installed; it is in the extra `plots` of tierlane-tools"
+        raise ScenarioError(f"--plots: {reason}.") from error
 
 
 def draw(directory: Path, result: Document) -> list[str]:

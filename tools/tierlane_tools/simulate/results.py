@@ -1,7 +1,6 @@
 """The figures of a simulation: of each class of customers, of the GPUs and of the cells, and their document.
 
-Both modes fill the same figures; flows count in fractions. Requests that arrive during the warm-up are not counted. Response
-times are counts in buckets that are 1 % wide.
+Requests that arrive during the warm-up are not counted. Response times are counts in buckets that are 1 % wide.
 """
 
 import math
@@ -30,14 +29,14 @@ class LatencyCounts:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0.0] * _BUCKETS
-        self.total = 0.0
+        self.counts = [0] * _BUCKETS
+        self.total = 0
 
-    def add(self, ms: float, count: float = 1.0) -> None:
+    def add(self, ms: float) -> None:
         """Count a response."""
         bucket = int(math.log(ms / _LEAST_MS) / _WIDTH) if ms > _LEAST_MS else 0
-        self.counts[min(bucket, _BUCKETS - 1)] += count
-        self.total += count
+        self.counts[min(bucket, _BUCKETS - 1)] += 1
+        self.total += 1
 
     def merge(self, other: "LatencyCounts") -> None:
         """Add the counts of another."""
@@ -46,7 +45,7 @@ class LatencyCounts:
 
     def percentiles(self, shares: Sequence[float] = PERCENTILES) -> list[float | None]:
         """The times below which these shares of the responses are, in the middle of their bucket; None without responses."""
-        if self.total <= 0:
+        if not self.total:
             return [None] * len(shares)
         reached = list(accumulate(self.counts))
         ranks = [bisect_left(reached, share * self.total - 1e-9) for share in shares]
@@ -60,7 +59,8 @@ class ClassFigures:
         self.tier = tier
         self.name = name
         self.customers = customers
-        self.arrivals = self.completed = self.gpu_ms = 0.0
+        self.arrivals = self.completed = 0
+        self.gpu_ms = 0.0
         self.refused: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
@@ -86,14 +86,14 @@ class ClassFigures:
             "tier": self.tier,
             "class": self.name,
             "customers": self.customers,
-            "arrivals": _rounded(self.arrivals),
-            "completed": _rounded(self.completed),
-            "refused": _rounded(refused),
-            "failed": _rounded(failed),
-            "unfinished": _rounded(max(0.0, self.arrivals - self.completed - refused - failed)),
-            "refused_by_code": {code: _rounded(count) for code, count in sorted(self.refused.items())},
-            "refused_by_outcome": {name: _rounded(count) for name, count in sorted(self.outcomes.items())},
-            "failed_by_code": {code: _rounded(count) for code, count in sorted(self.failed.items())},
+            "arrivals": self.arrivals,
+            "completed": self.completed,
+            "refused": refused,
+            "failed": failed,
+            "unfinished": max(0, self.arrivals - self.completed - refused - failed),
+            "refused_by_code": dict(sorted(self.refused.items())),
+            "refused_by_outcome": dict(sorted(self.outcomes.items())),
+            "failed_by_code": dict(sorted(self.failed.items())),
             "p50_ms": p50,
             "p95_ms": p95,
             "p99_ms": p99,
@@ -103,25 +103,21 @@ class ClassFigures:
         }
 
 
-def _rounded(count: float) -> int:
-    return round(count)
-
-
 class TierStep:
     """One tier in one step of the timeline."""
 
     __slots__ = ("arrived", "completed", "latency", "refused")
 
     def __init__(self) -> None:
-        self.arrived = self.completed = self.refused = 0.0
+        self.arrived = self.completed = self.refused = 0
         self.latency: LatencyCounts | None = None
 
-    def answered(self, latency_ms: float, count: float) -> None:
-        """Count responses that ended in this step."""
+    def answered(self, latency_ms: float) -> None:
+        """Count a response that ended in this step."""
         if self.latency is None:
             self.latency = LatencyCounts()
-        self.latency.add(latency_ms, count)
-        self.completed += count
+        self.latency.add(latency_ms)
+        self.completed += 1
 
 
 class CellStep(NamedTuple):
@@ -163,10 +159,6 @@ class SimulatedTimeline:
             bins[number] += until - start_s
             start_s, number = until, number + 1
 
-    def busy(self, cell: str, now: float, gpu_s: float) -> None:
-        """GPUs of a cell were busy for so many seconds together."""
-        self.busy_s[cell][min(self.count - 1, int(now / self.step_s))] += gpu_s
-
     def document(self) -> Document:
         """Lists with one value for each step."""
         total = [sum(parts) for parts in zip(*self.busy_s.values(), strict=True)]
@@ -197,13 +189,12 @@ class SimulatedTimeline:
 
 
 class Figures:
-    """All figures of a simulation, whichever mode fills them."""
+    """All figures of a simulation."""
 
     def __init__(self, classes: Iterable[ClassFigures], timeline: SimulatedTimeline) -> None:
         self.classes = {each.name: each for each in classes}
         self.timeline = timeline
-        self.batches = self.batched = 0.0
-        self.moves = 0
+        self.batches = self.batched = self.moves = 0
         self.cell_arrivals: Counter[str] = Counter()
         self.cell_latency: dict[str, LatencyCounts] = defaultdict(LatencyCounts)
         self.fairness: list[CustomerFairness] = []
@@ -220,7 +211,7 @@ class Figures:
         return {
             "simulated_s": round(ends_s, 3),
             "measured_s": round(ends_s - warmup_s, 3),
-            "requests": round(sum(each.arrivals for each in self.classes.values())),
+            "requests": sum(each.arrivals for each in self.classes.values()),
             "tiers": {
                 name: {**each.document(gpu_ms), "fairness": round(self._fairness(name), 4)}
                 for name, each in tiers.items()
@@ -228,7 +219,7 @@ class Figures:
             "classes": [each.document(gpu_ms) for each in self.classes.values()],
             "gpus": {
                 "busy": round(sum(busy) / len(busy), 4) if busy else 0.0,
-                "batches": round(self.batches),
+                "batches": self.batches,
                 "mean_batch": round(self.batched / self.batches, 2) if self.batches else 0.0,
                 "moves": self.moves,
             },
@@ -248,7 +239,7 @@ class Figures:
             held = sum(workers) * self.timeline.step_s
             p50, _, p99 = self.cell_latency[name].percentiles()
             found[name] = {
-                "arrivals": _rounded(self.cell_arrivals[name]),
+                "arrivals": self.cell_arrivals[name],
                 "workers": round(sum(workers) / len(workers), 2) if workers else 0.0,
                 "busy": round(min(1.0, sum(busy) / held), 4) if held else 0.0,
                 "p50_ms": p50,
@@ -303,7 +294,7 @@ class Recorder:
         self, account: CustomerAccount, arrived_s: float, latency_ms: float, queue_s: float, cost_ms: float
     ) -> None:
         """It is answered now."""
-        self._timeline.step(account.identity.tier, self._clock()).answered(latency_ms, 1.0)
+        self._timeline.step(account.identity.tier, self._clock()).answered(latency_ms)
         if arrived_s < self._warmup_s:
             return
         number, figures = account.number, self._figures.classes[account.class_name]
@@ -333,42 +324,3 @@ class Recorder:
             )
             for account in self._accounts
         ]
-
-
-class FlowRecorder:
-    """Fills the figures with counts."""
-
-    def __init__(self, figures: Figures, warmup_s: float) -> None:
-        self.figures = figures
-        self.warmup_s = warmup_s
-        self.now = 0.0
-
-    def arrived(self, tier: str, name: str, cell: str, count: float) -> None:
-        self.figures.timeline.step(tier, self.now).arrived += count
-        if self.now >= self.warmup_s:
-            self.figures.classes[name].arrivals += count
-            self.figures.cell_arrivals[cell] += round(count)
-
-    def refused(self, tier: str, name: str, code: ErrorCode, outcome: str, count: float) -> None:
-        if count <= 0:
-            return
-        self.figures.timeline.step(tier, self.now).refused += count
-        if self.now >= self.warmup_s:
-            self.figures.classes[name].refused[code.value] += count  # type: ignore[assignment]  # a fraction
-            self.figures.classes[name].outcomes[outcome] += count  # type: ignore[assignment]
-
-    def failed(self, name: str, code: ErrorCode, count: float) -> None:
-        if count > 0 and self.now >= self.warmup_s:
-            self.figures.classes[name].failed[code.value] += count  # type: ignore[assignment]
-
-    def completed(
-        self, tier: str, name: str, cell: str, *, ms: float, queue_ms: float, gpu_ms: float, count: float
-    ) -> None:
-        self.figures.timeline.step(tier, self.now).answered(ms, count)
-        if self.now >= self.warmup_s:
-            figures = self.figures.classes[name]
-            figures.completed += count
-            figures.gpu_ms += gpu_ms * count
-            figures.queue_ms += queue_ms * count
-            figures.latency.add(ms, count)
-            self.figures.cell_latency[cell].add(ms, count)

@@ -1,4 +1,4 @@
-"""Runs a scenario request by request: builds customers, cells and workers, feeds the arrivals, and moves the workers.
+"""Runs a scenario: builds customers, cells and workers, feeds the arrivals, and moves the workers.
 
 The seed decides everything: each source of chance has a generator of its own, so that a changed limit leaves the arrivals as
 they are.

@@ -24,8 +24,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Limits = dict[str, float | None]
 
-MOST_REQUESTS, MOST_GPUS = 1_000_000, 2000
-"""Requests and GPUs that are simulated one by one, unless the scenario says `mode: requests`; more are simulated as flows."""
+MAX_REQUESTS = 20_000_000
+"""About 15 minutes of one core, at 20,000 to 30,000 requests/s."""
+SMALLER = "simulate a part: divide gpus, cells.count, and the rate or count of each class by the same factor"
+REMOVED = ("mode", "step_s")
+"""Fields of the aggregated mode, which was removed."""
 
 DEFAULTS: Mapping[str, Any] = {
     "tiers": {
@@ -101,10 +104,6 @@ class CustomerClass(_Section, frozen=True, kw_only=True):
     def steps(self) -> Sequence[tuple[float, float]]:
         """(from second, requests/s of each customer), in order of time."""
         return [(0.0, self.rate)] if isinstance(self.rate, int | float) else sorted(self.rate)
-
-    def rate_at(self, now: float) -> float:
-        """Requests/s of each customer."""
-        return next((rate for from_s, rate in reversed(self.steps) if from_s <= now), 0.0)
 
 
 class ModelSection(_Section, frozen=True, kw_only=True):
@@ -195,8 +194,6 @@ class SimulationScenario(_Section, frozen=True, kw_only=True):
     duration_s: Positive = 60.0
     warmup_s: NotNegative = 5.0
     seed: int = 1
-    mode: Literal["auto", "requests", "flows"] = "auto"
-    step_s: Annotated[float, Meta(gt=0, le=1)] = 0.05
     arrivals: str = ""
     model: ModelSection = ModelSection()
     costs: Costs = Costs()
@@ -299,6 +296,11 @@ def with_settings(document: Mapping[str, Any], settings: Sequence[str]) -> dict[
 
 def scenario_from(document: Mapping[str, Any]) -> SimulationScenario:
     """Check a document. Raises ScenarioError."""
+    for name in REMOVED:
+        if name in document:
+            raise ScenarioError(
+                f"{name}: the aggregated mode was removed; remove this field. If the system is large, {SMALLER}."
+            )
     try:
         scenario = msgspec.convert(document, SimulationScenario, strict=False)
     except msgspec.ValidationError as error:
