@@ -86,6 +86,9 @@ BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", 
 LATE_CONSTANTS = Path(__file__).parent / "late_constants.txt"
 """Modules whose constants or loggers are not all before their first definition."""
 
+WORKER_HEARTBEAT = ROOT / "scheduler" / "protocol" / "worker_heartbeat.py"
+"""Declares the arguments of a script that two modules call."""
+
 BANNED_CALLS = {"pickle", "cPickle", "marshal", "jsonpickle", "shelve"}
 GENERATED = "*_pb2.py"  # By the compiler of protobuf, from a file beside it: no module of ours.
 LUA = sorted(ROOT.glob("*/lua/**/*.lua"))
@@ -276,9 +279,10 @@ def lua_code(text: str) -> str:
 def declared_arguments() -> dict[str, list[str]]:
     """The names of the arguments of each script, from the functions that declare them."""
     found = {}
+    shared = {node.name: node.args for node in parsed(WORKER_HEARTBEAT).body if isinstance(node, ast.FunctionDef)}
     for path in sorted((ROOT / "scheduler" / "protocol").glob("*.py")):
         nodes = list(ast.walk(parsed(path)))
-        functions = {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
+        functions = shared | {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Script":
                 script, declaration, *_ = node.args
