@@ -10,7 +10,6 @@ from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.run import RunParts
 from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
-from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses
@@ -19,6 +18,7 @@ from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.service import Jobs
 from gateway.metrics.counters import Counters
 from ledger.batches import OpenBatches
+from ledger.catalog.follower import Catalog
 from scheduler.tasks import Loop
 
 
@@ -34,7 +34,7 @@ class BatchService:
         *,
         pipeline: InferencePipeline,
         jobs: Jobs,
-        catalog: CatalogView,
+        catalog: Catalog,
         faults: ErrorResponses,
         bodies: BodyBudget,
         drain_state: DrainState,

@@ -67,7 +67,7 @@ class OneCustomer:
 
     def __init__(self, key: NewKey) -> None:
         tier = Tier("paid", 1, 0.1, (1e6, 1e6, 10**6, None), 10**6, 2000, None, None)
-        identity = Identity(key.id, "customer-1", "one", "paid", (1e6, 1e6, 10**6, None), 2000)
+        identity = Identity(key.id, "customer-1", "one", "paid", 2000, limits=(1e6, 1e6, 10**6, None))
         model = Model("tiny", "default", 32, None, 40, 1e6, 0.8, 0, enabled=True, cache_scope="customer")
         row = Key(identity, key.secret_hash, float("inf"), False, False)  # noqa: FBT003 - neither revoked nor suspended
         self.snapshot: Snapshot | None = Snapshot(1, (tier,), {}, {key.id: row}, {"tiny": model}, ())
