@@ -25,7 +25,7 @@ from scheduler.tasks import Loop
 class BatchService:
     """Files and batches of one gateway; `jobs` are those of its own pool, which know those of the others.
 
-    Without a configuration, or without jobs, the handlers respond that there are none.
+    Without a database, or without jobs, the handlers respond that there are none.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class BatchService:
         drain_state: DrainState,
         counters: Counters,
     ) -> None:
-        config = gateway.batches if jobs.serving is not None else None
-        self.store = FileStore(config, gateway.pool)
+        config = gateway.batches
+        served = bool(config.database_url) and jobs.serving is not None
+        self.store = FileStore(config, gateway.pool, served=served)
         self.runner: BatchFileRunner | None = None
-        if config is not None and jobs.serving is not None:
+        if served and jobs.serving is not None:
             parts = RunParts(
                 config=config,
                 session=self.store.lines,

@@ -37,12 +37,12 @@ def new_id(prefix: str) -> str:
 
 
 class FileStore:
-    """Files and batches of all customers. Without a configuration there are none."""
+    """Files and batches of all customers, if they are served."""
 
-    def __init__(self, config: BatchConfig | None, pool: str) -> None:
-        self.served = config is not None
+    def __init__(self, config: BatchConfig, pool: str, *, served: bool) -> None:
+        self.served = served
         self._pool = pool
-        self.config = config or BatchConfig(database_url="")
+        self.config = config
         self._calls = JobSession(self.config.database_url, "tierlane-batch-api")
         self._contents = JobSession(self.config.database_url, "tierlane-files")
         self.lines = JobSession(self.config.database_url, "tierlane-batches")
