@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.config import BatchConfig, GatewayConfig, GrpcConfig, JobConfig, JwtConfig, ResponseStoreConfig
+from gpu_pool.config import Access, WorkerConfig
 from scheduler.autoscale import ScaleRules
-from tierlane.roles import gateway
+from tierlane.roles import gateway, worker
 from tierlane.settings.model import Settings
 
 DEFAULTS = Settings.model_validate({})
 GATEWAY = gateway.gateway_config(DEFAULTS)
+WORKER = worker.worker_config(DEFAULTS)
 
 
 def gateway_config(**changes: Any) -> GatewayConfig:
@@ -43,6 +45,17 @@ def jwt_config(**changes: Any) -> JwtConfig:
     """Tokens for this service."""
     settings = DEFAULTS.model_copy(update={"jwt_audience": "tierlane"})
     return replace(gateway.jwt_config(settings, "jwks.json"), **changes)
+
+
+def worker_config(redis_url: str, worker_id: str = "w1", **changes: Any) -> WorkerConfig:
+    """A worker with batches of 32 that does not measure its model."""
+    small = {"redis_url": redis_url, "worker_id": worker_id, "max_batch_size": 32, "measure_at_start": False}
+    return replace(WORKER, **small | changes)
+
+
+def endpoint_access(api_key: str = "", ca_file: str = "", **changes: Any) -> Access:
+    """Access to an endpoint."""
+    return replace(WORKER.endpoint, api_key=api_key, ca_file=ca_file, **changes)
 
 
 def scale_rules(**changes: Any) -> ScaleRules:
