@@ -30,7 +30,7 @@ from admin import NO_LIMITS, add_customer
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from stack import Stack, free_port, start_stack
-from tierlane_tools.chaos.checker.evidence import read_leftovers
+from tierlane_tools.chaos.checker.leftovers import read_leftovers
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SEEDS = range(1, 11)

@@ -18,7 +18,8 @@ from uuid import uuid4
 import asyncpg
 
 from ledger.postgres import asyncpg_dsn
-from tierlane_tools.bench.resources import ProcessCpu, StackInfo, cpu_between, read_cpu, read_stack
+from tierlane_local.stack_file import StackInfo, read_stack
+from tierlane_tools.bench.measurement.resources import ProcessCpu, cpu_between, read_cpu
 
 START_S = 300.0
 STOP_S = 60.0
