@@ -7,10 +7,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or an invalid setting.
 """
 # ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
 
-import gc
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,29 +43,6 @@ from tierlane.settings.role_sections import (
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
-
-
-UNUSED = ("rich", "better_exceptions", "opentelemetry.sdk.metrics")
-"""Modules that structlog (for coloured tracebacks) and redis (for its metrics) import if installed, and no role uses."""
-
-
-@contextmanager
-def lean_imports() -> Iterator[None]:
-    """In the block, UNUSED modules count as not installed, and garbage collection is off. A role starts in a third less time.
-
-    After the block, the modules can be imported, for example for traces.
-    """
-    hidden = [name for name in UNUSED if name not in sys.modules]
-    collecting = gc.isenabled()
-    gc.disable()
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None marks a module that cannot be imported
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-        if collecting:
-            gc.enable()
 
 
 LOGGING = ("log_format", "log_level")
@@ -194,6 +168,8 @@ _add_others(("up", "tierlane-local", "Start everything on this machine; Ctrl-C s
 
 
 def _role(name: str) -> Verb:
+    from tierlane.roles.lean_imports import lean_imports
+
     with lean_imports():
         run: Verb = import_module(f"tierlane.roles.{name}").run
     return run

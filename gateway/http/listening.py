@@ -37,6 +37,9 @@ class ListeningPort:
                     await loop.connect_accepted_socket(cast("web.Server", runner.server), connection)
                 except OSError:  # The client has left; the others must not be lost with it.
                     connection.close()
+                except asyncio.CancelledError:
+                    connection.close()
+                    raise
         finally:  # Of a drain that is cancelled.
             for connection in accepted:
                 connection.close()

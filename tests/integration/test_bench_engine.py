@@ -112,8 +112,9 @@ def test_a_client_that_leaves_frees_its_slot(engine: RunningEngine) -> None:
 def test_metrics_have_the_names_of_the_engine() -> None:
     """The names are vLLM's by default, or SGLang's; 404 without metrics."""
     with running_engine(metrics="none") as silent, running_engine(metrics="sglang") as sglang:
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as missing:
             urllib.request.urlopen(f"{silent.url}/metrics", timeout=10)
+        missing.value.close()
         page = urllib.request.urlopen(f"{sglang.url}/metrics", timeout=10).read().decode()
     assert "sglang:num_running_reqs{" in page
 
