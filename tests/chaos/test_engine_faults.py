@@ -263,7 +263,7 @@ async def settled(setup: Setup, count: int) -> list[asyncpg.Record]:
     await eventually(idle, "nothing is left in Redis and in the engine", 30.0)
 
     async def ended() -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(asyncpg_dsn(setup.stack.read()["database_url"]))
+        connection = await asyncpg.connect(asyncpg_dsn(setup.stack.info.database_url))
         try:
             rows = await connection.fetch("SELECT * FROM requests")
         finally:

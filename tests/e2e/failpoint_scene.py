@@ -1,7 +1,6 @@
 """A stack in which processes die at failpoints, a light load on it, and the response to each request."""
 
 import asyncio
-import os
 import secrets
 import sys
 import time
@@ -22,6 +21,7 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
 from stack import Stack
+from tierlane_local.running import bare_environment
 
 TIERS = ("enterprise", "paid", "free")
 RATE = 40.0
@@ -107,10 +107,10 @@ class Scene:
 
     async def keep_standby(self) -> None:
         """Keep the second scheduler running."""
-        seen = self.stack.read()
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | {
-            "TIERLANE_REDIS_URL": seen["redis_url"],
-            "TIERLANE_DATABASE_URL": seen["database_url"],
+        seen = self.stack.info
+        environment = bare_environment() | {
+            "TIERLANE_REDIS_URL": seen.redis_url,
+            "TIERLANE_DATABASE_URL": seen.database_url,
             "TIERLANE_TEST_FAILPOINTS": str(self._gaps),
         }
         command = [sys.executable, "-P", "-m", "tierlane", "scheduler"]
@@ -238,7 +238,7 @@ def _listens(pid: int, port: int) -> bool:
 @asynccontextmanager
 async def scene_on(stack: Stack, gaps: Path, client: Redis) -> AsyncIterator[Scene]:
     """The scene with its second scheduler."""
-    db = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    db = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     scene = Scene(stack, gaps, client, db)
     standby = asyncio.create_task(scene.keep_standby())
     try:

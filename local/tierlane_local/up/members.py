@@ -64,6 +64,17 @@ class RoleEnvironment:
 
     settings: Settings
 
+    def member(
+        self,
+        role: str,
+        name: str,
+        lines: LogLines,
+        overrides: Mapping[str, object] | None = None,
+        command: Command = role_command,
+    ) -> RoleMember:
+        """The process `name`, not started."""
+        return RoleMember(role, name, command(role), self.for_role(role, name, overrides), lines)
+
     def for_role(self, role: str, name: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
         """The complete environment of the process `name`; `overrides` are its own settings."""
         env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}

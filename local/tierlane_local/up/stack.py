@@ -20,9 +20,9 @@ from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.check.model_times import limits_line
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import parse_pools
-from tierlane_local.child_process import ChildProcess
 from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane_local.embedded.cluster import EmbeddedCluster
+from tierlane_local.embedded.process import EmbeddedServer
 from tierlane_local.stack_file import ProcessInfo, StackFile, StackInfo
 from tierlane_local.up.autoscale import WorkerAutoscaler
 from tierlane_local.up.banner import banner
@@ -120,7 +120,6 @@ class Stack:
             await self._start_cells(home)
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
-            self._guard.hold_servers_of(postgres.home)
             await self._start_server(postgres)
             urls["database_url"] = postgres.url
         return self._settings.model_copy(update=urls)
@@ -130,13 +129,11 @@ class Stack:
         ephemeral = self._settings.ephemeral
         if not self._settings.cluster:
             redis = EmbeddedRedis(home, home / "run", ephemeral=ephemeral)
-            self._guard.hold_servers_of(redis.home)
             await self._start_server(redis)
             return redis.url
         password = secrets.token_urlsafe(24)
         cluster = EmbeddedCluster(home, home / "run", self._settings.cluster, password=password, ephemeral=ephemeral)
         for node in cluster.nodes:
-            self._guard.hold_servers_of(node.home)
             await self._start_server(node)
         await cluster.form()
         return cluster.url
@@ -148,7 +145,6 @@ class Stack:
                 self._cells[name] = None
                 continue
             server = cell_server(home, name, ephemeral=self._settings.ephemeral)
-            self._guard.hold_servers_of(server.home)
             await self._start_server(server)
             self._cells[name] = server.url
 
@@ -166,10 +162,10 @@ class Stack:
             self._temporary.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
         return self._temporary
 
-    async def _start_server(self, member: ChildProcess) -> None:
+    async def _start_server(self, server: EmbeddedServer) -> None:
         started = time.monotonic()
-        await self._supervisor.add(member)
-        self._lines.say(f"{member.name} responds after {time.monotonic() - started:.2f} s")
+        await self._supervisor.add_server(server)
+        self._lines.say(f"{server.name} responds after {time.monotonic() - started:.2f} s")
 
     async def _migrate(self, roles: RoleEnvironment) -> None:
         code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
@@ -214,7 +210,7 @@ class Stack:
     def _member(
         self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None
     ) -> RoleMember:
-        return RoleMember(role, name, self._command(role), roles.for_role(role, name, differs), self._lines)
+        return roles.member(role, name, self._lines, differs, self._command)
 
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()

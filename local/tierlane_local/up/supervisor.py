@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 
 from tierlane_local.child_process import ChildProcess
 from tierlane_local.embedded import EmbeddedServerError
+from tierlane_local.embedded.process import EmbeddedServer
 from tierlane_local.up.data_dir import LogLines, StackError
 from tierlane_local.up.orphan_guard import OrphanGuard
 from tierlane_local.up.restart_backoff import RestartBackoff
@@ -45,6 +46,11 @@ class Supervisor:
         self.members.append(member)
         await self._start(member)
         self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
+
+    async def add_server(self, server: EmbeddedServer) -> None:
+        """As `add`; the guard also ends processes of the server that it has not seen."""
+        self._guard.hold_servers_of(server.home)
+        await self.add(server)
 
     async def remove(self, member: ChildProcess, grace_s: float) -> None:
         """Stop a process, kill it `grace_s` seconds after its drain, and do not restart it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import asyncpg
 
-from ledger.postgres import asyncpg_dsn
+from ledger.postgres import asyncpg_dsn, closing
 from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane_local.up.demo_data import TIERS
 from tierlane_tools.chaos.echo import MEAN_S
@@ -46,14 +46,11 @@ ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
 async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[LoadCustomer, ...]:
     """Raise the limits of tiers, and create the customers with a key each."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
+    async with closing(await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)) as connection:
         await connection.execute(RAISE_LIMITS, HIGH_LIMIT)
         await connection.execute(RATE_MODELS, MEAN_S)
         await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier, WEIGHTS)
         rows = await connection.fetch(ISSUE_KEYS, "chaos-%")
-    finally:
-        await connection.close()
     return tuple(_load_customer(row) for row in rows)
 
 
@@ -69,23 +66,17 @@ def _load_customer(row: asyncpg.Record) -> LoadCustomer:
 
 async def seed_batch_customers(database_url: str) -> tuple[LoadCustomer, ...]:
     """Create the customers with batches."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
+    async with closing(await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)) as connection:
         await connection.execute(ADD_BATCH_CUSTOMERS, list(BATCH_TIERS))
         rows = await connection.fetch(ISSUE_KEYS, "batches-%")
-    finally:
-        await connection.close()
     return tuple(LoadCustomer(**row) for row in rows)
 
 
 async def seed_hostile(database_url: str) -> str:
     """Create the customer of the hostile client in the lowest tier; returns its key."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
+    async with closing(await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)) as connection:
         await connection.execute(ADD_HOSTILE, TIERS[-1])
         return str(await connection.fetchval("SELECT issue_api_key('hostile', 'chaos')"))
-    finally:
-        await connection.close()
 
 
 async def seed_cells(database_url: str, urls: Mapping[str, str | None]) -> None:
@@ -96,10 +87,7 @@ async def seed_cells(database_url: str, urls: Mapping[str, str | None]) -> None:
     if not urls:
         return
     saturating = [f"chaos-{FLOODED_TIER}-{number}" for number in IN_FLIGHT]
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
+    async with closing(await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)) as connection:
         rows = [(DEFAULT_CELL, None), *urls.items()]
         await connection.executemany("INSERT INTO cells (name, redis_url) VALUES ($1, $2)", rows)
         await connection.execute(PIN_CUSTOMERS, DEFAULT_CELL, saturating)
-    finally:
-        await connection.close()

@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 import psutil
 
-from ledger.postgres import asyncpg_dsn
+from ledger.postgres import asyncpg_dsn, closing
 from tierlane_local.child_process import family
 from tierlane_local.stack_file import StackInfo
 from tierlane_tools.chaos.faults.fault_kind import FaultTarget
@@ -92,15 +92,12 @@ class ExternalStack(StackTargets):
 
 
 async def _customers(info: StackInfo) -> tuple[LoadCustomer, ...]:
-    connection = await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)
-    try:
+    async with closing(await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)) as connection:
         found = []
         for key in info.keys.values():
             row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
             if row is not None:
                 found.append(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
-    finally:
-        await connection.close()
     return tuple(found)
 
 

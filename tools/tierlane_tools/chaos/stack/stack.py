@@ -28,7 +28,7 @@ from tierlane_local.embedded import EmbeddedPostgres
 from tierlane_local.up.cells import cell_names
 from tierlane_local.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane_local.up.demo_data import demo_model, seed_demo
-from tierlane_local.up.members import RoleEnvironment, RoleMember, role_command
+from tierlane_local.up.members import RoleEnvironment, RoleMember
 from tierlane_local.up.model_processes import ModelProcesses
 from tierlane_local.up.orphan_guard import OrphanGuard
 from tierlane_local.up.supervisor import Supervisor
@@ -140,8 +140,7 @@ class ChaosStack(StackTargets):
         os.environ[RUNS_VARIABLE] = str(self.runs)
         self._watching = asyncio.create_task(self._watch(), name="guard")
         for server in (*self._servers.members, self._postgres):
-            self._guard.hold_servers_of(server.home)
-            await self._add(server)
+            await self._side_loop.run(self._supervisor.add_server(server))
         await self._side_loop.run(self._servers.form())
         await self._open_cells()
         await self._fill_database()
@@ -274,13 +273,7 @@ class ChaosStack(StackTargets):
 
     async def _fill_database(self) -> None:
         settings = self.settings
-        migrate = RoleMember(
-            "migrate",
-            "migrate",
-            role_command("migrate"),
-            RoleEnvironment(settings).for_role("migrate", "migrate"),
-            self._lines,
-        )
+        migrate = RoleEnvironment(settings).member("migrate", "migrate", self._lines)
         if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(self._backend, settings.pool, settings.max_batch_size)
@@ -330,8 +323,7 @@ class ChaosStack(StackTargets):
             postgres = await self._add_proxy(FaultTarget.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
         roles = RoleEnvironment(self.settings.model_copy(update=own))
-        member = RoleMember(place, name, role_command(place), roles.for_role(place, name), self._lines)
-        await self._add(member)
+        await self._add(roles.member(place, name, self._lines))
 
     async def _add(self, member: ChildProcess) -> None:
         await self._side_loop.run(self._supervisor.add(member))
