@@ -15,7 +15,6 @@ from certificates import Certificates
 from deploy_files import DEPLOY
 from eventually import eventually
 from stack import START_TIMEOUT_S, Stack, free_port
-from tierlane_local.running import bare_environment
 
 PROXIES = DEPLOY / "proxies"
 STATE = "client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;"
@@ -29,12 +28,7 @@ class Gateway:
         self.port, self.grpc_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = home / f"{name}.log"
-        addresses = stack.info
-        clean = bare_environment()
-        self._environment = clean | {
-            "TIERLANE_REDIS_URL": addresses.redis_url,
-            "TIERLANE_DATABASE_URL": addresses.database_url,
-            "TIERLANE_SERVICE_TOKEN": addresses.service_token,
+        self._environment = stack.role_environment() | {
             "TIERLANE_PORT": str(self.port),
             "TIERLANE_GRPC_PORT": str(self.grpc_port),
             "TIERLANE_DATA_DIR": str(home / name),

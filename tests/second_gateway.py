@@ -11,16 +11,11 @@ import aiohttp
 
 from eventually import eventually
 from stack import Stack
-from tierlane_local.running import bare_environment
 from tierlane_local.up.data_dir import held_port
 
 
 def _start(stack: Stack, home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    addresses = stack.info
-    environment = bare_environment() | {
-        "TIERLANE_REDIS_URL": addresses.redis_url,
-        "TIERLANE_DATABASE_URL": addresses.database_url,
-        "TIERLANE_SERVICE_TOKEN": addresses.service_token,
+    environment = stack.role_environment() | {
         "TIERLANE_PORT": str(port),
         "TIERLANE_DATA_DIR": str(home / "second"),
         **settings,

@@ -73,6 +73,12 @@ class Stack:
     def headers(self, tier: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key(tier)}"}
 
+    def role_environment(self) -> dict[str, str]:
+        """The environment of a further role beside this stack."""
+        addresses = {"REDIS_URL": self.redis_url, "DATABASE_URL": self.info.database_url}
+        settings = addresses | {"SERVICE_TOKEN": self.info.service_token}
+        return bare_environment() | {f"TIERLANE_{name}": value for name, value in settings.items()}
+
     async def health(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.info.service_token}"}
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/internal/health", headers=headers) as r:

@@ -21,7 +21,6 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
 from stack import Stack
-from tierlane_local.running import bare_environment
 
 TIERS = ("enterprise", "paid", "free")
 RATE = 40.0
@@ -107,12 +106,7 @@ class Scene:
 
     async def keep_standby(self) -> None:
         """Keep the second scheduler running."""
-        seen = self.stack.info
-        environment = bare_environment() | {
-            "TIERLANE_REDIS_URL": seen.redis_url,
-            "TIERLANE_DATABASE_URL": seen.database_url,
-            "TIERLANE_TEST_FAILPOINTS": str(self._gaps),
-        }
+        environment = self.stack.role_environment() | {"TIERLANE_TEST_FAILPOINTS": str(self._gaps)}
         command = [sys.executable, "-P", "-m", "tierlane", "scheduler"]
         standby: asyncio.subprocess.Process | None = None
         try:

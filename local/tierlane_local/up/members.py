@@ -60,20 +60,16 @@ def role_command(role: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RoleEnvironment:
-    """The environments of the processes of a stack."""
+    """The environments of the processes of a stack; `command` returns the argv of a role."""
 
     settings: Settings
+    command: Command = role_command
 
     def member(
-        self,
-        role: str,
-        name: str,
-        lines: LogLines,
-        overrides: Mapping[str, object] | None = None,
-        command: Command = role_command,
+        self, role: str, name: str, lines: LogLines, overrides: Mapping[str, object] | None = None
     ) -> RoleMember:
         """The process `name`, not started."""
-        return RoleMember(role, name, command(role), self.for_role(role, name, overrides), lines)
+        return RoleMember(role, name, self.command(role), self.for_role(role, name, overrides), lines)
 
     def for_role(self, role: str, name: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
         """The complete environment of the process `name`; `overrides` are its own settings."""

@@ -66,13 +66,13 @@ class Stack:
         settings = await self._start_servers()
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
-        await self._migrate(RoleEnvironment(settings))
+        await self._migrate(RoleEnvironment(settings, self._command))
         await write_cells(settings.session_url, self._cells, self._home)
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
-        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
+        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles, self._command), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready(settings))
         cells = self._cell_urls(settings)
@@ -168,14 +168,14 @@ class Stack:
         self._lines.say(f"{server.name} responds after {time.monotonic() - started:.2f} s")
 
     async def _migrate(self, roles: RoleEnvironment) -> None:
-        code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
+        code = await self._supervisor.run_once(roles.member("migrate", "migrate", self._lines))
         if code != 0:
             raise StackError(f"The migrations failed (exit code {code}); see the log above.")
 
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings
         for number in range(1, settings.schedulers + 1):
-            await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
+            await self._supervisor.add(roles.member("scheduler", f"scheduler-{number}", self._lines))
         autoscaler = self._autoscaler(roles)
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
         await autoscaler.start(min(max(settings.workers, least), most))
@@ -183,9 +183,9 @@ class Stack:
             for number, name in enumerate(pool.names(), 1):
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
                 differs |= self._worker_cell(settings, number)
-                await self._supervisor.add(self._member(roles, "worker", name, differs))
+                await self._supervisor.add(roles.member("worker", name, self._lines, differs))
         for number in range(1, settings.gateway_count + 1):
-            await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
+            await self._supervisor.add(roles.member("gateway", f"gateway-{number}", self._lines))
         return autoscaler
 
     def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
@@ -196,7 +196,7 @@ class Stack:
     def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
         def make(name: str) -> RoleMember:
             number = int(name.rpartition("-")[2])
-            return self._member(roles, "worker", name, self._worker_cell(roles.settings, number))
+            return roles.member("worker", name, self._lines, self._worker_cell(roles.settings, number))
 
         return WorkerAutoscaler(
             self._supervisor,
@@ -206,11 +206,6 @@ class Stack:
             url=self._http_url,
             token=self._settings.service_token.get_secret_value(),
         )
-
-    def _member(
-        self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None
-    ) -> RoleMember:
-        return roles.member(role, name, self._lines, differs, self._command)
 
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()
