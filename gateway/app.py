@@ -17,7 +17,7 @@ from gateway.config import GatewayConfig
 from gateway.http.listening import ListeningPort
 from gateway.http.server import EdgeServer, check_parser, serve
 from gateway.inference.traces import RequestTraces
-from gateway.operations.action_requests import Connect
+from gateway.operations.audited_transaction import Connect
 from gateway.operations.endpoints import FindStored
 from gateway.standby_scheduler import Schedule
 from gateway.wiring import GatewayParts

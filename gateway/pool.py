@@ -37,12 +37,13 @@ from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.limits.handover import Handover
-from gateway.limits.rejections import RejectionLog
+from gateway.limits.rejection_log import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.admission import Admissions, Adoption
+from scheduler.protocol.admission import Admissions
+from scheduler.protocol.adoption import Adoption
 from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.handover import LimitsHandover

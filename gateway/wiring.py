@@ -29,23 +29,26 @@ from gateway.inference.traces import RequestTraces
 from gateway.limits.auxiliary import AuxiliaryLimits
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
-from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures, installed_version
+from gateway.metrics.endpoint import Metrics, MetricsSources
+from gateway.metrics.gauges import PoolFigures
 from gateway.openapi.html import Pages
-from gateway.operations.action_requests import AuditedTransaction, Connect
 from gateway.operations.actions import Actions
-from gateway.operations.dashboard import Dashboard
+from gateway.operations.audited_transaction import AuditedTransaction, Connect
+from gateway.operations.dashboard.history import DashboardHistory
+from gateway.operations.dashboard.page import Dashboard
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health.collector import HealthCollector, audit_lag_ms
 from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
-from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
+from gateway.version import installed_version
 from ratelimit.limits import AUXILIARY
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore

@@ -86,15 +86,10 @@ async def _raw(database_url: str) -> Raw:
     )
 
 
-def _config() -> Config:
+def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    return config
-
-
-def _upgrade(connection: Connection) -> None:
-    config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 

@@ -1,21 +1,25 @@
-"""The payload of a request, stored once in `request:<id>` and read once by its worker; its trace context; vectors.
+"""The payload of a request, stored once in `request:<id>` and read once by its worker; its trace context.
 
 An encoded payload is an array. For a sampled request one more element follows, its traceparent, which is found without
 decoding and which decoders skip. Other payloads cannot end like one: their last elements are numbers, and texts that
-clients do not write. A vector is base64 of little-endian float32, the format that OpenAI's clients request.
+clients do not write.
 """
 
-import base64
-import struct
-from collections.abc import Sequence
 from enum import IntEnum
-from math import isfinite
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from scheduler.tracing import Context, read_traceparent
+
+_encoder = msgspec.msgpack.Encoder()
+encode_payload = _encoder.encode
+
+_ARRAYS = range(0x91, 0x9F)  # Arrays of one to fourteen elements, to which one can be added.
+_TEXT_OF_55 = b"\xd9\x37"  # The header of a msgpack str of 55 bytes.
+_LENGTH = 55
+_ADDED = len(_TEXT_OF_55) + _LENGTH
 
 
 class Task(IntEnum):
@@ -35,7 +39,7 @@ DOCUMENTS = frozenset({Task.CHAT_DOCUMENT, Task.COMPLETION_DOCUMENT})
 class Payload(msgspec.Struct, array_like=True, frozen=True):
     """The model's name, the input, and parameters that only the backend interprets.
 
-    `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/replies.py as text), or "" for none.
+    `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/increments.py as text), or "" for none.
     `priority`: of the tier, 1 first, for servers with their own scheduling; 0 if it is not known. `customer`: a number that
     distinguishes customers, 0 if it is not known; a text in a payload of an older gateway is its trace context.
     """
@@ -58,9 +62,7 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
         return Payload(self.model, self.input, self.parameters, self.task, address, priority, customer)
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Payload)
-encode_payload = _encoder.encode
 
 
 def decode_payload(body: bytes) -> Payload:
@@ -69,35 +71,6 @@ def decode_payload(body: bytes) -> Payload:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a payload: {error}") from error
-
-
-class PromptMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation; `role` is system, developer, user or assistant."""
-
-    role: str
-    content: str
-
-
-_messages = msgspec.json.Decoder(list[PromptMessage])
-
-
-def encode_messages(messages: list[PromptMessage]) -> str:
-    """A conversation as the input of a request."""
-    return msgspec.json.encode(messages).decode()
-
-
-def decode_messages(text: str) -> list[PromptMessage]:
-    """Raises ValueError if the text is not a conversation."""
-    try:
-        return _messages.decode(text)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"not a conversation: {error}") from error
-
-
-_ARRAYS = range(0x91, 0x9F)  # Arrays of one to fourteen elements, to which one can be added.
-_TEXT_OF_55 = b"\xd9\x37"  # The header of a msgpack str of 55 bytes.
-_LENGTH = 55
-_ADDED = len(_TEXT_OF_55) + _LENGTH
 
 
 def add_context(body: bytes, context: Context) -> bytes:
@@ -115,20 +88,3 @@ def context_in(body: bytes) -> Context | None:
     if body[-_ADDED:-_LENGTH] != _TEXT_OF_55:
         return None
     return read_traceparent(body[-_LENGTH:].decode("ascii", "replace"))
-
-
-def write_vector(values: Sequence[float]) -> str:
-    """Encode a vector. Raises OverflowError for a number outside float32, ValueError for no, infinite or NaN numbers."""
-    if not values:
-        raise ValueError("not a vector: it is empty.")
-    if not all(map(isfinite, values)):
-        raise ValueError("not a vector: a value is not finite.")
-    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode("ascii")
-
-
-def read_vector(text: str) -> list[float]:
-    """Decode a vector. Raises ValueError if the text is not a vector."""
-    raw = base64.b64decode(text, validate=True)
-    if len(raw) % 4:
-        raise ValueError("not a vector: its length is not a multiple of 4 bytes.")
-    return list(struct.unpack(f"<{len(raw) // 4}f", raw))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from scheduler.fault_log import log_fault
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 Loop: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
@@ -78,7 +78,8 @@ class TaskRegistry:
             try:
                 await loop()
             except asyncio.CancelledError as cancelled:
-                if _is_cancelled():
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
                     raise
                 error = cancelled  # Raised by an awaited object; this task itself was not cancelled.
             except Exception as raised:  # noqa: BLE001 - after any error the task is restarted
@@ -95,11 +96,6 @@ class TaskRegistry:
         before = {each.name: each.times for each in self.ended}
         kind = type(error).__name__ if error is not None else ""
         self._ended[name] = EndedTask(name, kind, before.get(name, 0) + 1, self._clock())
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:

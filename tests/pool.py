@@ -8,8 +8,10 @@ from redis.asyncio import Redis
 
 from customer_limits import with_limits
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import Admissions, Adoption, Submission, TierLimit, Verdict
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Outbox, Record, decode_entry
+from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
+from scheduler.protocol.adoption import Adoption
+from scheduler.protocol.audit_outbox import Outbox
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.pool_view import GatewayStats, WorkerReport

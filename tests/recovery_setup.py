@@ -10,7 +10,7 @@ from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.inference.recovery import LossRecovery, RecentOutcomes
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission

@@ -29,6 +29,7 @@ from ratelimit.limits import (
     effective,
 )
 from ratelimit.quotas import period_of, quota_name, shown_amount, unit_of
+from scheduler.bounded_dict import BoundedDict
 
 
 class QuotaLeft(TypedDict):
@@ -132,7 +133,7 @@ class CachedLookup(Generic[T]):
         self._timeout_s = timeout_s
         self._max_running = max_running
         self._clock = clock
-        self._kept: dict[str, tuple[float, LookupResult[T]]] = {}
+        self._kept: BoundedDict[str, tuple[float, LookupResult[T]]] = BoundedDict(MAX_KEPT)
         self._running: dict[str, asyncio.Task[LookupResult[T]]] = {}
 
     def __len__(self) -> int:
@@ -164,8 +165,6 @@ class CachedLookup(Generic[T]):
 
     def _keep(self, name: str, found: LookupResult[T]) -> None:
         self._kept.pop(name, None)
-        if len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
         self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._failure_keep_s), found)
 
     async def close(self) -> None:

@@ -41,9 +41,12 @@ from gateway.http.request import (
 )
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
-from scheduler.chat_document import PRIORITY, Capability, joined, with_known_roles
+from scheduler.capabilities import Capability
+from scheduler.chat_document import PRIORITY, with_known_roles
+from scheduler.chat_events import joined
 from scheduler.errors import RequestError
-from scheduler.payload import PromptMessage, Task, encode_messages
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 

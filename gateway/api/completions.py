@@ -30,7 +30,8 @@ from gateway.api.stream_chunks import completion_chunks
 from gateway.http.request import check_duplicates, texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
-from scheduler.chat_document import ENDPOINT, Capability, joined
+from scheduler.capabilities import ENDPOINT, Capability
+from scheduler.chat_events import joined
 from scheduler.payload import Task
 from scheduler.request_id import created_ms
 

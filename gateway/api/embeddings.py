@@ -11,18 +11,13 @@ import msgspec
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, usage
 from gateway.api.inference import ApiFormat, Integer, Parameters, Scalar, check_model, completed
-from gateway.api.openai_common import (
-    check_repeated,
-    decode_extended,
-    members_of,
-    needs_of,
-    passed_on_members,
-)
+from gateway.api.openai_common import check_repeated, decode_extended, members_of, needs_of, passed_on_members
 from gateway.http.request import check_duplicates, texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
-from scheduler.chat_document import Capability
-from scheduler.payload import Task, read_vector
+from scheduler.capabilities import Capability
+from scheduler.payload import Task
+from scheduler.vectors import read_vector
 
 NOT_TEXT = (
     "`input` must be text, not token ids: each model has its own tokenizer. "

@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 from gateway.http.request import too_large
 from gateway.http.validation import unknown_field
 from ratelimit.request_limits import RequestLimits
-from scheduler.chat_document import DOCUMENT, ENDPOINT, Capability
+from scheduler.capabilities import ENDPOINT, Capability
+from scheduler.chat_document import DOCUMENT
 from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import DOCUMENTS, Payload, Task

@@ -13,7 +13,7 @@ import msgspec
 from gateway.api.inference import Integer, Parameters
 from gateway.http.request import decode
 from gateway.http.validation import invalid
-from scheduler.chat_document import ENDPOINT, Capability
+from scheduler.capabilities import ENDPOINT, Capability
 from scheduler.errors import ErrorCode, RequestError
 
 MAX_STOPS = 16  # OpenAI's own service accepts four, others more.

@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import response_tier
 from gateway.http.response import HttpResponse, encode_json
-from scheduler.chat_document import ASSISTANT, as_deltas, usual_members, with_role_once
+from scheduler.chat_document import usual_members
+from scheduler.chat_events import ASSISTANT, as_deltas, with_role_once
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 

@@ -28,7 +28,7 @@ from jwt.exceptions import PyJWTError
 from gateway.config import JwtConfig
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 MAX_BYTES = 262_144
 MAX_REDIRECTS = 3

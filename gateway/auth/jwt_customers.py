@@ -16,6 +16,7 @@ from gateway.auth.jwt_verifier import Claims, JwtVerifier, bad_token, not_now
 from gateway.config import JwtConfig
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Customer, Identity, Snapshot
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.tasks import Loop
 
@@ -75,7 +76,7 @@ class JwtCustomers:
         self._catalog = catalog
         self._clock = clock
         self._names = CustomerNames()
-        self._cached: dict[Claims, CachedIdentity] = {}
+        self._cached: BoundedDict[Claims, CachedIdentity] = BoundedDict(MAX_IDENTITIES)
 
     def identity(self, claims: Claims) -> Identity:
         """The identity with the customer's current limits.
@@ -91,8 +92,6 @@ class JwtCustomers:
             return cached.identity
         row = self._row(snapshot, claims.customer)
         identity = row.identity(claims.key_id)
-        if cached is None and len(self._cached) >= MAX_IDENTITIES:
-            del self._cached[next(iter(self._cached))]
         self._cached[claims] = CachedIdentity(row, identity)
         return identity
 

@@ -17,6 +17,7 @@ from jwt.exceptions import PyJWTError
 
 from gateway.auth.jwks import JwksSource, KeySet, read_object
 from gateway.config import JwtConfig
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, RequestError
 
 LATEST = 2.0**53  # Seconds. Integers above are not exact in JSON.
@@ -87,7 +88,7 @@ class JwtVerifier:
         self._config = config
         self._source = source
         self._keys: KeySet | None = None
-        self._verified: dict[bytes, Claims] = {}
+        self._verified: BoundedDict[bytes, Claims] = BoundedDict(config.max_cached)  # Of valid tokens only.
 
     def __len__(self) -> int:
         """The number of cached tokens."""
@@ -108,8 +109,6 @@ class JwtVerifier:
         claims = self._verified.get(digest)
         if claims is None:
             claims = self._check(token, keys, wall_now)
-            if len(self._verified) >= self._config.max_cached:
-                del self._verified[next(iter(self._verified))]  # The oldest. Only valid tokens enter the cache.
             self._verified[digest] = claims
         elif wall_now >= claims.good_until:
             del self._verified[digest]

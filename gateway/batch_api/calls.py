@@ -32,7 +32,8 @@ from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.replies import Reply, RequestStatus, StoredReply
+from scheduler.protocol.replies import Reply, StoredReply
+from scheduler.protocol.request_status import RequestStatus
 from scheduler.redis_client.keys import JOBS_GATEWAY
 from scheduler.request_id import PREFIX
 from scheduler.states import State

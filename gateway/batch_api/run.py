@@ -38,7 +38,7 @@ from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import RequestStatus
+from scheduler.protocol.request_status import RequestStatus
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 

@@ -13,7 +13,7 @@ from gateway.batch_api.run import BatchRun, RunParts
 from gateway.http.router import DrainState
 from ledger.batches import OpenBatches, claim_batches, count_open_batches, release_batches, renew_batches
 from ledger.jobs import StoreUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")
@@ -100,8 +100,6 @@ class BatchFileRunner:
                     self._runs[row.id] = run, asyncio.create_task(self._run_one(run, row.id), name=f"batch {row.id}")
 
     async def _run_one(self, run: BatchRun, batch_id: str) -> None:
-        try:
+        with LoggedFaults("a batch stopped", batch=batch_id):  # Its lease ends, and a gateway claims it again.
             await run.run()
-        except Exception as error:  # noqa: BLE001 - its lease ends, and a gateway claims it again
-            log_fault("a batch stopped", error, batch=batch_id)
         self._wake.set()

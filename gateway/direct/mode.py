@@ -31,7 +31,7 @@ from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.limits.capacity import LiveLimits
 from scheduler.errors import ErrorCode
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.direct import Hello, direct_token
 from scheduler.protocol.pool_view import WorkerView
@@ -249,11 +249,9 @@ class Direct:
     async def _run(self) -> None:
         while True:
             await next_tick(TICK_S)
-            try:
+            with LoggedFaults("direct mode failed"):
                 self._completion.retry_records()
                 self._tick(self._clock())
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("direct mode failed", error)
 
     def _tick(self, now: float) -> None:
         self._parts.watch.update(now)

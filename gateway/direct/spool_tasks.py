@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
@@ -23,8 +24,8 @@ from gateway.direct.spool import FOLDER, Spool, SpoolError, SpoolFull
 from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
-from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Adoption
+from scheduler.fault_log import LoggedFaults, log_fault
+from scheduler.protocol.adoption import Adoption
 from scheduler.tasks import Loop, next_tick
 
 MAX_GROUP = 256
@@ -165,10 +166,8 @@ class SpoolWriter:
 
 
 def _call(callback: Callable[[bool], None], *, stored: bool) -> None:
-    try:
+    with LoggedFaults("spool callback failed"):  # An error in one callback must not affect the others.
         callback(stored)
-    except Exception as error:  # noqa: BLE001  # an error in one callback must not affect the others
-        log_fault("spool callback failed", error)
 
 
 log = structlog.get_logger("gateway")
@@ -215,13 +214,11 @@ class SpoolMerge:
             await next_tick(INTERVAL_S)
             if not self._redis_available():
                 continue
-            try:
-                await self.merge()
-            except TierlaneError:
-                continue  # Redis is unavailable again.
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("merging the spool failed", error)
-                await asyncio.sleep(RETRY_S)
+            with LoggedFaults("merging the spool failed"):
+                with suppress(TierlaneError):  # Redis is unavailable again.
+                    await self.merge()
+                continue
+            await asyncio.sleep(RETRY_S)
 
     async def merge_last(self) -> None:
         """Merge for at most STOP_TIMEOUT_S before the gateway stops; the next gateway merges the rest."""

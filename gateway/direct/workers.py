@@ -23,7 +23,7 @@ from gateway.direct.queue import DirectEntry, DirectQueue
 from gateway.inference.deadlines import LEAD_S
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, limits_of_workers
 from scheduler.errors import ErrorCode, TierlaneError
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.batches import RETRY_BUDGET, Outcome
 from scheduler.protocol.direct import (
     HEADER,
@@ -204,11 +204,10 @@ class WorkerConnections:
         try:
             while True:
                 await self._work.wait()
-                try:
+                with LoggedFaults("a direct call failed"):
                     await self._step(connection)
-                except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                    log_fault("a direct call failed", error)
-                    await asyncio.sleep(PAUSE_S)
+                    continue
+                await asyncio.sleep(PAUSE_S)
         finally:
             connection.close()
 
@@ -354,10 +353,8 @@ class DirectProbe:
         """Probe one worker a second; never returns."""
         await asyncio.sleep(FIRST_PROBE_S)
         while True:
-            try:
+            with LoggedFaults("probing direct endpoints failed"):
                 await self.probe_next()
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("probing direct endpoints failed", error)
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def probe_next(self) -> None:

@@ -5,12 +5,13 @@ headers must equal the cached ones byte for byte, except for those two values, w
 left to the parser, so that there is one definition of valid HTTP.
 """
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 from aiohttp import StreamReader
 from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
+
+from scheduler.bounded_dict import BoundedDict
 
 MAX_ENTRIES = 1024
 MAX_HEADER_BYTES = 4096
@@ -82,9 +83,7 @@ class HeaderCache:
     """Parsed headers by template, without the two values, so that no customer's key is shared."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_entries = max_entries
-        # Not a plain dict, which searches for its first entry through all entries that were deleted before it.
-        self._headers: OrderedDict[bytes, CIMultiDictProxy[str]] = OrderedDict()
+        self._headers: BoundedDict[bytes, CIMultiDictProxy[str]] = BoundedDict(max_entries)
 
     def __len__(self) -> int:
         return len(self._headers)
@@ -103,8 +102,6 @@ class HeaderCache:
             or len(headers.getall("Content-Length", [])) != 1
         ):
             return
-        if len(self._headers) >= self._max_entries:
-            self._headers.popitem(last=False)
         kept = CIMultiDict(headers)
         del kept["Authorization"], kept["Content-Length"]
         self._headers[whole.template] = CIMultiDictProxy(kept)

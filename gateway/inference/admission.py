@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest
-from gateway.limits.rejections import RejectionCache
+from gateway.limits.rejection_cache import RejectionCache
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault

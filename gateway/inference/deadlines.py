@@ -11,11 +11,13 @@ age. If one is lost, the scheduler ends the request at its deadline.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from gateway.inference.pending import PendingRequest, PendingRequests
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, TierlaneError
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.cancellation import Cancellation, Terminations
 from scheduler.tasks import next_tick
 
@@ -35,7 +37,7 @@ class Cancellations:
     def __init__(self, terminations: Terminations, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminations = terminations
         self._clock = clock
-        self._ids: dict[str, tuple[Cancellation, float]] = {}
+        self._ids: BoundedDict[str, tuple[Cancellation, float]] = BoundedDict(MAX_IDS)
         self._wake = asyncio.Event()
         self.dropped = 0
 
@@ -49,8 +51,7 @@ class Cancellations:
 
         CANCELLED does not stop a request that runs, unless `running`. If there are too many, the oldest is dropped.
         """
-        if len(self._ids) >= MAX_IDS:
-            del self._ids[next(iter(self._ids))]
+        if len(self._ids) >= MAX_IDS and request_id not in self._ids:
             self.dropped += 1
         self._ids[request_id] = Cancellation(request_id, code, running, delivered, used), self._clock()
         self._wake.set()
@@ -78,11 +79,9 @@ class Cancellations:
                     await asyncio.sleep(RETRY_S)
 
     async def _flushed(self) -> bool:
-        try:
+        with LoggedFaults("cancelling requests failed"):
             return await self.flush()
-        except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("cancelling requests failed", error)
-            return False
+        return False
 
     def _forget_old(self) -> None:
         before = self._clock() - KEEP_S
@@ -153,15 +152,12 @@ class DeadlineSweep:
         task.add_done_callback(self._tasks.discard)
 
     async def _settle(self, group: Sequence[PendingRequest], code: ErrorCode) -> None:
-        try:
+        # The cancellation that `_answer` queues is sent when Redis is back.
+        with LoggedFaults("cancelling requests failed"), suppress(TierlaneError):
             replies = await self._terminations.cancel(
                 [Cancellation(pending.id, code, used=pending.used) for pending in group if pending.sent]
             )
             self._pending_requests.resolve_all(replies)
-        except TierlaneError:
-            pass  # The cancellation that `_answer` queues is sent when Redis is back.
-        except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("cancelling requests failed", error)
         for pending in group:
             if not pending.settled:  # A direct-mode outcome that is being written to disk follows within the grace.
                 self._answer(pending, code)

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
-from scheduler.protocol.replies import Increment, Reply
+from scheduler.protocol.increments import Increment
+from scheduler.protocol.replies import Reply
 from scheduler.tracing import Context
 
 Outcome = Reply | Verdict | ErrorCode

@@ -49,7 +49,7 @@ from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
 from ratelimit.request_limits import RequestLimits
 from scheduler.body_store import BodyStore
-from scheduler.chat_document import capabilities
+from scheduler.capabilities import capabilities
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault

@@ -24,8 +24,9 @@ from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import MAX_PAIRS, Admissions, Adoption, TierLimit, Verdict, calls_of
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.admission import Admissions, TierLimit, Verdict, calls_of
+from scheduler.protocol.adoption import MAX_PAIRS, Adoption
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply, StoredReply
 from scheduler.request_id import created_ms
 from scheduler.states import State

@@ -8,6 +8,7 @@ second for requests that are pending longer than that, the stored results are re
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -15,10 +16,11 @@ from redis.asyncio import Redis
 
 from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
+from scheduler.fault_log import LoggedFaults, log_fault
+from scheduler.protocol.increments import INCREMENTS_MARK, Increment, decode_increments
+from scheduler.protocol.replies import Reply, Results, decode_replies
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import pipelined, translated
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.redis_client.subscription import Subscription, subscribe
 from scheduler.tasks import next_tick
 
@@ -97,12 +99,9 @@ class ResponseSubscriber:
             waiting = self._pending_requests.started_before(now - CATCH_UP_EVERY_S)
             chosen = [each for each in waiting if is_looked_for(now - each.started, now - before)]
             before = now
-            try:
+            # Without Redis the next round or the deadline sweep reads the results.
+            with LoggedFaults("reading stored results failed"), suppress(TierlaneError):
                 await self._read_results(chosen)
-            except TierlaneError:
-                continue  # The next round or the deadline sweep reads the result.
-            except Exception as error:  # noqa: BLE001  # no fault may end this loop
-                log_fault("reading stored results failed", error)
 
     async def catch_up(self, started_before: float) -> None:
         """Read the stored results of requests that arrived before this time (monotonic). Raises RedisUnavailable."""

@@ -20,7 +20,8 @@ from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Verdict
-from scheduler.protocol.replies import LOST, Increment, Reply
+from scheduler.protocol.increments import LOST, Increment
+from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 from scheduler.token_estimates import estimate, line_tokens
 

@@ -30,8 +30,9 @@ from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
+from scheduler.protocol.increments import IncrementTarget
 from scheduler.protocol.pool_view import WorkerView
-from scheduler.protocol.replies import IncrementTarget, Results, StoredReply
+from scheduler.protocol.replies import Results, StoredReply
 from scheduler.token_estimates import estimate
 
 SAMPLING_BACKENDS = (ENDPOINT,)

@@ -1,17 +1,29 @@
 """Reruns of dead letters: new requests that bypass the limits of a pool, and their results.
 
-Customers are not charged and get no response: the requests are admitted as ones that were accepted before.
+The dashboard and `tierlane dlq requeue` take the same steps: choose candidates, mark them and commit, queue them, unmark
+those for which Redis had no memory, wait. The marks are committed first, so that of two operators only one requeues a
+dead letter. Customers are not charged and get no response: the requests are admitted as ones that were accepted before.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
+from ledger.dead_letters import (
+    DeadLetterRow,
+    RequeueTerms,
+    find_letter,
+    mark_requeued,
+    note,
+    read_body,
+    requeue_terms,
+    unmark_requeued,
+)
 from ledger.postgres import Connection
 from ratelimit.limits import NO_LIMITS
 from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
@@ -108,6 +120,22 @@ def submission_for(
     )
 
 
+async def mark(connection: Connection, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Mark candidates as requeued, in a transaction. Returns those that no one else had marked since they were read."""
+    # The same order for all operators prevents deadlocks.
+    ordered = sorted(candidates, key=lambda each: each.letter.request_id)
+    return [each for each in ordered if await mark_requeued(connection, each.letter, each.submission.id)]
+
+
+async def unmark(
+    connection: Connection, rejected: Sequence[Candidate], which: str, before: Mapping[str, str | None] | None
+) -> None:
+    """Undo `mark`, in a transaction. `which`, `before`: the row key and the former marks in the change record."""
+    for each in rejected:
+        await unmark_requeued(connection, each.letter, each.submission.id)
+    await note(connection, which, {"requeued_as": new_ids(rejected)}, {"requeued_as": before})
+
+
 class DeadLetterReruns:
     """Reruns in one pool, as requests of a running gateway. All methods raise RedisUnavailable.
 
@@ -137,8 +165,9 @@ class DeadLetterReruns:
         if seen.healthy_gpus == 0:
             raise NotRerun(f"No worker of pool {self._pool} is healthy, so nothing was requeued.")
 
-    async def submit(self, submissions: Sequence[Submission]) -> set[str]:
-        """Queue requests without limits. Returns the ids that were queued."""
+    async def queue(self, marked: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+        """Queue requests without limits. Returns the queued ones, and those for which Redis had no memory."""
+        submissions = [each.submission for each in marked]
         limits = [TierLimit(tier, 1.0, 1.0, 1, [tier]) for tier in sorted({s.tier for s in submissions})]
         entered: set[str] = set()
         for group in calls_of(submissions):
@@ -147,27 +176,26 @@ class DeadLetterReruns:
             except RedisUnavailable:  # Admission is idempotent by id.
                 verdicts = await self._admissions.admit(limits, 0.0, group)
             entered |= {each.id for each, verdict in zip(group, verdicts, strict=True) if verdict.outcome in ENTERED}
-        return entered
+        return (
+            [each for each in marked if each.submission.id in entered],
+            [each for each in marked if each.submission.id not in entered],
+        )
 
     async def forget_dead(self, ids: Sequence[str]) -> None:
         """Remove ids from the list of dead letters in Redis."""
         await self._dead.remove(ids)
 
-    async def replies(self, ids: Sequence[str]) -> AsyncIterator[tuple[str, Reply | None]]:
-        """Each id with its reply, in the order of their ends; None if there is no reply in time."""
-        waiting = list(ids)
+    async def replies(self, running: Sequence[Candidate]) -> AsyncIterator[tuple[str, str, Reply | None]]:
+        """The ids of each dead letter and of its request, with the reply, in the order of their ends; None without a reply in time."""
+        waiting = {each.submission.id: each.letter.request_id for each in running}
         until = time.monotonic() + self.limits.total_ms / 1000 + SLACK_S
         while waiting and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
-            for reply in await self._ended(waiting):
-                waiting.remove(reply.id)
-                yield reply.id, reply
-        for request_id in waiting:
-            yield request_id, None
-
-    async def _ended(self, ids: Sequence[str]) -> list[Reply]:
-        """The stored replies; none while Redis is unavailable, because it may return."""
-        try:
-            return [reply for reply in await self._results.fetch(ids) if reply is not None]
-        except RedisUnavailable:
-            return []
+            found: Sequence[Reply | None] = ()
+            with contextlib.suppress(RedisUnavailable):  # It may return.
+                found = await self._results.fetch(list(waiting))
+            for reply in found:
+                if reply is not None:
+                    yield waiting.pop(reply.id), reply.id, reply
+        for new_id, old_id in waiting.items():
+            yield old_id, new_id, None

@@ -1,4 +1,4 @@
-"""Replies to jobs from the jobs' channel, and the decision on each open job, which is a pure function.
+"""Replies from the jobs' channel, until the reconciler has written them.
 
 The inbox is bounded and may lose replies: the reconciler finds those in the stored replies.
 """
@@ -6,58 +6,14 @@ The inbox is bounded and may lose replies: the reconciler finds those in the sto
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 
 from gateway.inference.pending import PendingRequest
+from gateway.jobs.job_end import end_of
 from ledger.jobs import JobEnd
-from scheduler.errors import ErrorCode
-from scheduler.protocol.replies import Reply, RequestStatus
-from scheduler.states import State
+from scheduler.protocol.replies import Reply
 
 LINE_NONCE = "line"
 """The nonce of the lines of batches, whose replies the gateway that runs the batch reads (gateway/batch_api/)."""
-
-GRACE_S = 5.0
-"""After its deadline, Redis ends a job by itself. A job without an end is ended by the reconciler this much later."""
-
-LEAST_LEFT_S = 0.1
-"""A job with less time left is not queued again."""
-
-
-class JobStep(Enum):
-    """What the reconciler does with an open job."""
-
-    WAIT = "wait"  # Redis has it, or Redis is not available.
-    WRITE = "write"  # Redis has its reply.
-    GIVE_UP = "give_up"  # It ended in Redis without a reply.
-    AGAIN = "again"  # Redis has lost it: queue it again.
-    EXPIRE = "expire"  # Redis has it after its deadline: end it there first, since its reply may be on the way.
-    FAIL = "fail"  # Its deadline has passed, and Redis does not have it or is not available.
-
-
-def next_step(left_s: float, known: RequestStatus | None) -> JobStep:
-    """`left_s` until its deadline, negative after it. `known`: its status in Redis, None if Redis is not available."""
-    if known is not None and known.reply is not None:
-        return JobStep.WRITE
-    if known is not None and known.ended:
-        return JobStep.GIVE_UP
-    exists = known is not None and known.state != ""
-    if left_s <= -GRACE_S:
-        return JobStep.EXPIRE if exists else JobStep.FAIL
-    if exists or known is None or left_s < LEAST_LEFT_S:
-        return JobStep.WAIT
-    return JobStep.AGAIN
-
-
-def end_of(reply: Reply) -> JobEnd:
-    code = "" if reply.state == State.COMPLETED else reply.error_code or ErrorCode.INTERNAL_ERROR.value
-    counts = reply.tokens_used, reply.output_tokens
-    return JobEnd(reply.id, code, reply.output, reply.customer_id, *counts, reply.finish_reason)
-
-
-def end_without_reply(job_id: str, known: RequestStatus) -> JobEnd:
-    return JobEnd(job_id, known.error_code or ErrorCode.INTERNAL_ERROR.value)
-
 
 MAX_ENDS = 4096
 MAX_BYTES = 16 << 20

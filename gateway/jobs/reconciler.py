@@ -3,35 +3,22 @@
 Every gateway runs it, and one is active: the one whose session holds an advisory lock. It writes on that session, so a
 gateway that has lost the lock cannot write. It keeps no state that another could not read again: replies on the jobs'
 channel arrive fast, and the paged scan of open jobs finds those that were missed. After a possible loss (a new
-subscription, another epoch of Redis, a new active gateway) the scan reads all open jobs without a pause. Lost jobs are
-queued under their ids without checks of limits, since they were admitted before.
+subscription, another epoch of Redis, a new active gateway) the scan reads all open jobs without a pause.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from datetime import datetime
 from typing import Any
 
 import structlog
 
-from gateway.inference.admission import ENTERED, AdmissionLimits
-from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, JobStep, end_of, end_without_reply, next_step
+from gateway.jobs.inbox import JobInbox
+from gateway.jobs.scan import JobScan
 from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
-from ledger.jobs import (
-    DURABLE,
-    FIRST_PAGE,
-    JobEnd,
-    OpenJob,
-    audit_jobs,
-    count_requeue,
-    end_jobs,
-    open_jobs,
-    open_submissions,
-    purge_jobs,
-)
+from ledger.jobs import DURABLE, JobEnd, audit_jobs, end_jobs, purge_jobs
 from ledger.postgres import (
     AWAY,
     JOBS_LOCK,
@@ -44,113 +31,12 @@ from ledger.postgres import (
     wait_for_lock,
 )
 from ledger.responses import purge_responses
-from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Admissions, calls_of
-from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatus, RequestStatuses
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")
-
-PAGE = 512
-
-
-class JobScan:
-    """Scans the open jobs of one pool, page by page. `limits` has the tiers; `sweeping`: the next page is due at once."""
-
-    def __init__(
-        self,
-        pool: str,
-        statuses: RequestStatuses,
-        terminations: Terminations,
-        admissions: Admissions,
-        limits: Callable[[], AdmissionLimits],
-    ) -> None:
-        self._pool = pool
-        self._statuses = statuses
-        self._terminations = terminations
-        self._admissions = admissions
-        self._limits = limits
-        self._page = PAGE
-        self._after: tuple[datetime, str] = FIRST_PAGE
-        self._epoch = b""
-        self.sweeping = True
-        self.requeued = 0
-
-    def sweep(self) -> None:
-        """Start at the oldest job, and scan all without a pause."""
-        self._after, self.sweeping = FIRST_PAGE, True
-
-    async def next_page(self, connection: Connection) -> list[JobEnd]:
-        """Scan the next page and queue lost jobs again. Returns the ends to write.
-
-        The first page follows the last. While Redis is not available, only jobs long after their deadlines end. Raises what
-        asyncpg raises.
-        """
-        try:
-            epoch = await self._statuses.epoch()
-        except TierlaneError:
-            epoch = None
-        if epoch is not None and epoch != self._epoch:
-            self._epoch = epoch
-            self.sweep()
-        page = await open_jobs(connection, self._pool, self._page, self._after)
-        whole = len(page) == self._page
-        self._after = (page[-1].created_at, page[-1].id) if whole else FIRST_PAGE
-        self.sweeping = self.sweeping and whole
-        statuses: Sequence[RequestStatus | None] = [None] * len(page)
-        if page and epoch is not None:
-            try:
-                statuses = await self._statuses.fetch([job.id for job in page])
-            except TierlaneError:
-                self._epoch = b""  # All are scanned when Redis is available again.
-        return await self._decide(connection, page, statuses)
-
-    async def _decide(
-        self, connection: Connection, page: Sequence[OpenJob], statuses: Sequence[RequestStatus | None]
-    ) -> list[JobEnd]:
-        ends: list[JobEnd] = []
-        lost: list[str] = []
-        overdue: list[str] = []
-        for job, known in zip(page, statuses, strict=True):
-            step = next_step(job.left_s, known)
-            if step is JobStep.AGAIN:
-                lost.append(job.id)
-            elif step is JobStep.EXPIRE:
-                overdue.append(job.id)
-            elif step is JobStep.FAIL:
-                ends.append(JobEnd(job.id, ErrorCode.DEADLINE_EXCEEDED))
-            elif known is not None and step is not JobStep.WAIT:
-                ends.append(end_of(known.reply) if known.reply else end_without_reply(job.id, known))
-        if lost:
-            await self._queue_again(connection, lost)
-        with contextlib.suppress(TierlaneError):
-            expired = await self._terminations.cancel([(job_id, ErrorCode.DEADLINE_EXCEEDED) for job_id in overdue])
-            ends += [end_of(reply) for reply in expired if reply is not None]
-        return ends
-
-    async def _queue_again(self, connection: Connection, ids: Sequence[str]) -> None:
-        """Jobs whose tier was deleted are left out and fail at their deadlines."""
-        jobs = await open_submissions(connection, ids)
-        limits = self._limits()
-        tiers = {tier.name for tier in limits.tiers}
-        chosen = [job for job in jobs if job.total_ms >= LEAST_LEFT_S * 1000 and job.tier in tiers]
-        queued: list[str] = []
-        try:
-            for group in calls_of(chosen):
-                verdicts = await self._admissions.admit(limits.tiers, limits.capacity_rps, group)
-                queued += [s.id for s, verdict in zip(group, verdicts, strict=True) if verdict.outcome in ENTERED]
-        except TierlaneError as error:
-            log.info("jobs cannot be queued again yet", reason=str(error))
-            self._epoch = b""
-            return
-        if queued:
-            self.requeued += len(queued)
-            log.warning("jobs_queued_again", count=len(queued))
-            await count_requeue(connection, queued)
-
 
 STATEMENT_TIMEOUT_MS = 5000
 STANDBY_S = 1.0
@@ -256,7 +142,7 @@ class JobReconciler:
             await purge_batches(connection)
 
     async def _write(self, connection: Connection, ends: Sequence[JobEnd]) -> None:
-        for group in groups(ends):
+        for group in write_groups(ends):
             written = await end_jobs(connection, group, self._kept_s)
             self._inbox.written(written)
             if written:
@@ -265,7 +151,7 @@ class JobReconciler:
                     await self._stored(list(written))
 
 
-def groups(ends: Sequence[JobEnd]) -> list[list[JobEnd]]:
+def write_groups(ends: Sequence[JobEnd]) -> list[list[JobEnd]]:
     """The ends of each statement, since outputs may be large. Of two ends of one job the first is used."""
     found: list[list[JobEnd]] = []
     size = 0

@@ -16,7 +16,7 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pipeline import InferencePipeline
-from gateway.jobs.inbox import end_of
+from gateway.jobs.job_end import end_of
 from gateway.jobs.store import JobStore
 from ledger.jobs import JobEnd, JobRow, StoreUnavailable
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError

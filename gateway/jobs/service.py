@@ -16,14 +16,16 @@ from gateway.inference.handler import InferenceHandler
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.responses import ResponseSubscriber
 from gateway.jobs.inbox import JobInbox
-from gateway.jobs.reconciler import JobReconciler, JobScan
+from gateway.jobs.reconciler import JobReconciler
 from gateway.jobs.results import JobResultHandler
+from gateway.jobs.scan import JobScan
 from gateway.jobs.store import JobStore
 from gateway.jobs.submit import JobAdmitter, JobRedis, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks
 from scheduler.protocol.admission import Admissions, Submission
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatuses, Results
+from scheduler.protocol.replies import Results
+from scheduler.protocol.request_status import RequestStatuses
 from scheduler.redis_client.connections import subscriber_client
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.tasks import Loop, TaskRegistry

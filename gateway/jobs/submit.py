@@ -28,15 +28,15 @@ from gateway.inference.handler import AwaitedCall, serve
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.submission import REPLAYED, with_more
+from gateway.jobs.callback_url import url_problem
 from gateway.jobs.results import POLL_LATER, Promise
 from gateway.jobs.store import JobStore
-from gateway.jobs.webhooks import url_problem
 from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Admissions, Submission, Verdict
 from scheduler.protocol.cancellation import Terminations
-from scheduler.protocol.replies import RequestStatuses
+from scheduler.protocol.request_status import RequestStatuses
 from scheduler.states import Admission
 
 _OWN_FIELDS = (b"callback_url", b"priority", b"\\u")  # With an escape, a name may be spelled in another way.

@@ -2,18 +2,13 @@
 
 What is to be sent is stored in the job's row, so that the next active gateway continues. A URL is checked against the
 customer's list of hosts again before each attempt, since the list may have changed. Only the status of the response is
-read, and redirects are not followed.
-
-URLs are parsed by the library that connects to them, so that two parsers cannot find different hosts. Each address is
-checked when it is connected to; otherwise an allowed name that resolves to a private address, or to another one after the
-check, would give access to the network behind the gateway.
+read, and redirects are not followed. Each address is checked when it is connected to; otherwise an allowed name that
+resolves to a private address, or to another one after the check, would give access to the network behind the gateway.
 """
 
 import asyncio
 import contextlib
 import functools
-import ipaddress
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,91 +19,15 @@ import structlog
 from yarl import URL
 
 from gateway.config import JobConfig
-from gateway.host_lists import CallbackHosts, split_entry
+from gateway.host_lists import CallbackHosts
 from gateway.http.response import encode_json
+from gateway.jobs.callback_url import url_problem
+from gateway.jobs.paused_hosts import MAX_CALLS_PER_HOST, PausedHosts
 from gateway.jobs.results import CallbackBody, job_result
-from gateway.jobs.webhook_security import checked_sockets, customer_key, is_public, signed
+from gateway.jobs.webhook_security import checked_sockets, customer_key, signed
 from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, record_callback_attempt
-from ledger.postgres import Connection
 from scheduler.errors import TierlaneError
-from scheduler.fault_log import log_fault
-
-MAX_CHARACTERS = 2048
-_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}")
-"""A DNS name, without escapes such as %2f that a resolver may decode, and without a dot at its end."""
-
-_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
-"""Names that a resolver may accept as an IPv4 address: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
-
-
-def url_problem(url: str, hosts: Sequence[str], *, private: bool = False) -> str | None:
-    """Why callbacks to `url` are rejected, as a sentence for the client; None if they are allowed.
-
-    `private`: addresses that are not public are allowed.
-    """
-    if not hosts:
-        return (
-            "Callbacks are not enabled here: leave `callback_url` out, and read the result at GET /v1/result/{task_id}."
-        )
-    if len(url) > MAX_CHARACTERS:
-        return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
-    parsed = _parse(url)
-    if parsed is None:
-        return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
-    return _host_problem(parsed, hosts, private=private)
-
-
-def _host_problem(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | None:
-    host = (parsed.raw_host or "").lower()
-    if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
-        return (
-            "The host of `callback_url` must be a DNS name without a dot at its end, or an IP address in its usual form, "
-            "such as 192.0.2.1 or [2001:db8::1]."
-        )
-    if not any(_allows(entry, host, parsed) for entry in hosts):
-        return "The host of `callback_url` is not one of those that callbacks may go to."
-    if _is_address(host) and not private and not is_public(host):
-        return "`callback_url` must not lead to an address that is not public."
-    return None
-
-
-def _parse(url: str) -> URL | None:
-    """None for a URL with a part that different parsers may read differently."""
-    if not (url.isascii() and url.isprintable()) or any(character in url for character in ' "#<>\\^`{|}'):
-        return None
-    try:
-        parsed = URL(url)
-        plain = parsed.scheme in ("http", "https") and "@" not in parsed.raw_authority and bool(parsed.raw_host)
-    except ValueError:
-        return None
-    return parsed if plain else None
-
-
-def _is_name(url: URL, host: str) -> bool:
-    if _NAME.fullmatch(host) is None:
-        return False
-    try:
-        return bool(url.host)  # Decodes Punycode.
-    except ValueError:
-        return False
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return "%" not in host  # A zone has a meaning on one machine only.
-
-
-def _allows(entry: str, host: str, url: URL) -> bool:
-    name, port = split_entry(entry)
-    right_port = url.is_default_port() if port is None else url.port == port
-    if name.startswith("*."):
-        return right_port and host.endswith(name[1:]) and len(host) > len(name) - 1
-    return right_port and host == name
-
+from scheduler.fault_log import LoggedFaults, log_fault
 
 log = structlog.get_logger("gateway")
 
@@ -116,13 +35,10 @@ TIMEOUT_S = 5.0
 POLL_S = 1.0
 MIN_POLL_S = 0.05  # Each query sorts all due callbacks.
 MAX_CALLS = 64
-MAX_CALLS_PER_HOST = 8  # So that a host that does not respond does not block the others.
-MAX_CALLS_PER_CUSTOMER = 32  # The same for a customer with many such hosts.
+MAX_CALLS_PER_CUSTOMER = 32  # So that a customer with many hosts that do not respond does not block the others.
 QUERY_ROWS = 256
 DELAYS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
 GONE = 410
-PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-MAX_PAUSED = 1000
 
 
 def retry_after_s(tries: int, left_s: float, status: int | None) -> float | None:
@@ -140,40 +56,6 @@ class _Call(NamedTuple):
     host: str
     customer_id: str
     task: asyncio.Task[None]
-
-
-class PausedHosts:
-    """Hosts of customers that did not respond: one call after each pause, whose length grows until the host responds.
-
-    Otherwise each callback to such a host would cost a connection and two statements at each of its attempts. `clock` is
-    monotonic seconds. Of more than `MAX_PAUSED` hosts, those whose last failure is the oldest are forgotten.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._failed: dict[str, tuple[int, float]] = {}  # Consecutive failures, and the end of the pause.
-
-    def paused(self) -> list[str]:
-        now = self._clock()
-        return [name for name, (_, until) in self._failed.items() if until > now]
-
-    def max_calls(self, name: str) -> int:
-        """The limit of concurrent calls to the host."""
-        return 1 if name in self._failed else MAX_CALLS_PER_HOST
-
-    def responded(self, name: str) -> None:
-        """The host responded, with any status."""
-        self._failed.pop(name, None)
-
-    def failed(self, name: str) -> None:
-        """The host did not respond. Of concurrent calls only the first counts."""
-        times, until = self._failed.pop(name, (0, 0.0))
-        if until <= self._clock():
-            until = self._clock() + PAUSES_S[min(times, len(PAUSES_S) - 1)]
-            times += 1
-        self._failed[name] = times, until
-        if len(self._failed) > MAX_PAUSED:
-            del self._failed[next(iter(self._failed))]
 
 
 class Callbacks:
@@ -229,13 +111,19 @@ class Callbacks:
         self._due.clear()
         if len(self._calls) >= MAX_CALLS:
             return
-        try:
-            due = await self._session.run(self._due_callbacks)
-        except TierlaneError:
-            return
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("reading due callbacks failed", error)
-            return
+        due: Sequence[Callback] = ()
+        with LoggedFaults("reading due callbacks failed"), contextlib.suppress(TierlaneError):
+            due = await self._session.run(
+                lambda connection: due_callbacks(
+                    connection,
+                    self._pool,
+                    limit=QUERY_ROWS,
+                    per_host=MAX_CALLS_PER_HOST,
+                    per_customer=MAX_CALLS_PER_CUSTOMER,
+                    calling=list(self._calls),
+                    paused=self._paused.paused(),
+                )
+            )
         hosts = Counter(call.host for call in self._calls.values())
         customers = Counter(call.customer_id for call in self._calls.values())
         for callback in due:
@@ -251,17 +139,6 @@ class Callbacks:
             task = asyncio.create_task(self._call(client, callback), name="callback")
             self._calls[callback.id] = _Call(host, customer_id, task)
             task.add_done_callback(functools.partial(self._done, callback.id))
-
-    async def _due_callbacks(self, connection: Connection) -> list[Callback]:
-        return await due_callbacks(
-            connection,
-            self._pool,
-            limit=QUERY_ROWS,
-            per_host=MAX_CALLS_PER_HOST,
-            per_customer=MAX_CALLS_PER_CUSTOMER,
-            calling=list(self._calls),
-            paused=self._paused.paused(),
-        )
 
     def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
         del self._calls[job_id]

@@ -7,15 +7,15 @@ its part of the limit: all live gateways have equal parts. No GPU is needed, so 
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
-from gateway.limits.customer_limits import DAY_MS, LocalBucket
 from ratelimit.headers import with_empty_bucket
 from ratelimit.limits import Bucket, auxiliary_limits
+from ratelimit.token_bucket import DAY_MS, LocalBucket
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode
 
 MAX_BUCKETS = 10_000
@@ -54,8 +54,7 @@ class AuxiliaryLimits:
         self._headers = headers
         self._rejected = rejected
         self._clock = clock
-        self._max_buckets = max_buckets
-        self._buckets: OrderedDict[str, LocalBucket] = OrderedDict()  # The least recently used one first.
+        self._buckets: BoundedDict[str, LocalBucket] = BoundedDict(max_buckets)  # The least recently used one first.
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -83,8 +82,6 @@ class AuxiliaryLimits:
     def _bucket(self, name: str, part: Bucket, now: float) -> LocalBucket:
         bucket = self._buckets.get(name)
         if bucket is None:
-            if len(self._buckets) >= self._max_buckets:
-                self._buckets.popitem(last=False)
             bucket = self._buckets[name] = LocalBucket(part.size, now)
         else:
             self._buckets.move_to_end(name)

@@ -201,19 +201,18 @@ class LiveLimits:
 
     def published(self, stats: GatewayStats) -> GatewayStats:
         """The measured stats with the allocation, as the heartbeat sends them."""
-        tiers = {name: self._with_factor(name, each) for name, each in stats.tiers.items()}
-        return msgspec.structs.replace(
+        replace = msgspec.structs.replace
+        return replace(
             stats,
-            tiers=tiers,
+            tiers={
+                name: replace(each, factor=round(self.factor(name), 4), allocated_rps=round(self.allocated(name), 3))
+                for name, each in stats.tiers.items()
+            },
             capacity_rps=round(self.cell_capacity_rps, 3),
             capacity_evidence=self.estimate.evidence.value,
             capacity_confidence=round(self.estimate.confidence, 3),
             capacity_correction=round(self._estimator.correction, 4),
         )
-
-    def _with_factor(self, name: str, stats: TierStats) -> TierStats:
-        allocated_rps = round(self.allocated(name), 3)
-        return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
 
     def _note_demand(self, gateways: Sequence[GatewayStats], elapsed_s: float) -> None:
         """Take the demand of all gateways; without reduced limits it would be as before, up to what buckets show."""
@@ -288,7 +287,9 @@ class LiveLimits:
         self._snapshot = snapshot
         self._allocated = allocate(shared_rps, shares, self._demand)
         self._ceilings = ceilings(shared_rps, shares, self._demand)
-        growth = self._growth()
+        before_rps, self._rps_per_gpu = self._rps_per_gpu, self.estimate.rps / max(1, self.healthy_gpus)
+        # How many times higher the capacity of a GPU is than at the last observation.
+        growth = max(1.0, self._rps_per_gpu / before_rps) if before_rps > 0 else 1.0
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
         here = part_of_capacity(
             shared_rps, shares, self._needs, self._cell_needs, self._cell_demand, least=self._cell_least
@@ -299,12 +300,6 @@ class LiveLimits:
         ]
         wait_rps = self.estimate.wait_rps * self._target(snapshot)
         self._limits = AdmissionLimits(limits, wait_rps * here.part)
-
-    def _growth(self) -> float:
-        """How many times higher the capacity of a GPU is than at the last observation; at least 1."""
-        each_rps = self.estimate.rps / max(1, self.healthy_gpus)
-        before_rps, self._rps_per_gpu = self._rps_per_gpu, each_rps
-        return max(1.0, each_rps / before_rps) if before_rps > 0 else 1.0
 
     def _next_factor(self, tier: TierRow, elapsed_s: float, growth: float) -> float:
         if tier.shadow:  # Limits that are not enforced are not announced either.

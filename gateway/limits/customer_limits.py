@@ -7,7 +7,6 @@ here. With several gateways each sees a part of the traffic, so the shadow errs 
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from gateway.auth.service_tier import own
@@ -16,7 +15,7 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
 from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import DemandMeter, fill
+from gateway.limits.demand import DemandMeter, bucket_fill
 from gateway.limits.rejections import LOWERED, NO_ROOM, rejection_error
 from ratelimit.headers import rate_headers, rate_lines
 from ratelimit.limits import (
@@ -28,34 +27,14 @@ from ratelimit.limits import (
     RemainingLimits,
     effective,
 )
+from ratelimit.token_bucket import LocalBucket, refilled
+from scheduler.bounded_dict import BoundedDict
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 MAX_STATES = 10_000
-DAY_MS = 86_400_000  # The time until full of a bucket that is not refilled, as Redis reports it.
 
 MAX_LIMITS = 10_000
-
-
-class LocalBucket:
-    """A token bucket that is counted here. Times are monotonic seconds."""
-
-    __slots__ = ("at", "level")
-
-    def __init__(self, size: float, now: float) -> None:
-        self.level = size
-        self.at = now
-
-    def set(self, level: float, now: float) -> None:
-        """Take a level that is known."""
-        self.level = level
-        self.at = now
-
-    def has(self, cost: float, bucket: Bucket, now: float) -> bool:
-        """Whether so much is there now; a cost above the size needs a full bucket."""
-        self.level = min(bucket.size, self.level + max(0.0, now - self.at) * bucket.per_s)
-        self.at = now
-        return self.level >= min(cost, bucket.size)
 
 
 class _State:
@@ -102,9 +81,7 @@ class LocalBuckets:
     """Customers and keys -> state; the oldest entry is dropped when there are too many."""
 
     def __init__(self, max_states: int = MAX_STATES) -> None:
-        # A plain dict looks for its first entry over all that were deleted before it: 3 us where every customer is new.
-        self._states: OrderedDict[str, _State] = OrderedDict()
-        self._max_states = max_states
+        self._states: BoundedDict[str, _State] = BoundedDict(max_states)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -156,10 +133,10 @@ class LocalBuckets:
         state = self._customer(identity, now)
         elapsed_s, known = now - state.seen_at, list(state.left.buckets)
         known += [Level(bucket.size * FRESH, 0) for bucket in limits.buckets[len(known) :]]
-        levels = [_refilled(level, bucket, elapsed_s) for level, bucket in zip(known, limits.buckets, strict=False)]
+        levels = [refilled(level, bucket, elapsed_s) for level, bucket in zip(known, limits.buckets, strict=False)]
         if limits.key is not None:
             own = self._key(identity, now)
-            levels[0] = min(levels[0], _refilled(own.left.buckets[0], limits.key, now - own.seen_at))
+            levels[0] = min(levels[0], refilled(own.left.buckets[0], limits.key, now - own.seen_at))
         return RemainingLimits(levels, state.left.in_use, _unexpired(state, limits, now))
 
     def _customer(self, identity: IdentityView, now: float) -> _State:
@@ -175,8 +152,6 @@ class LocalBuckets:
         return state
 
     def _add(self, name: str, buckets: Iterable[Bucket], now: float) -> _State:
-        if len(self._states) >= self._max_states:
-            self._states.popitem(last=False)
         state = self._states[name] = _State(buckets, now)
         return state
 
@@ -188,15 +163,6 @@ def _unexpired(state: _State, limits: EffectiveLimits, now: float) -> tuple[tupl
     if len(known) != len(limits.quotas) or any(reset_ms <= elapsed_ms for _, reset_ms in known):
         return ()
     return tuple((left, reset_ms - elapsed_ms) for left, reset_ms in known)
-
-
-def _refilled(level: Level, bucket: Bucket, elapsed_s: float) -> Level:
-    """The level of a bucket after so long."""
-    rate, size = bucket.per_s, bucket.size
-    left = min(size, level.left + max(0.0, elapsed_s) * rate)
-    if left >= size:
-        return Level(left, 0)
-    return Level(left, int(min(DAY_MS, (size - left) / rate * 1000)) if rate > 0 else DAY_MS)
 
 
 class CustomerLimits:
@@ -305,7 +271,7 @@ def _filled(submission: Submission, verdict: Verdict) -> float:
     (requests, *others), levels = submission.limits.buckets, verdict.left.buckets
     size = min(requests.size, submission.limits.key.size) if submission.limits.key else requests.size
     cells = submission.limits.spread  # A verdict has the levels of one cell.
-    filled = fill(levels[0].left * cells if levels else 0.0, size)
+    filled = bucket_fill(levels[0].left * cells if levels else 0.0, size)
     for bucket, level in zip(others, levels[1:], strict=False):
         filled = min(filled, (level.left * cells + bucket.kind.units(submission)) / bucket.size)
     return filled

@@ -1,4 +1,4 @@
-"""The demand of each tier at this gateway: rates over two seconds, response times, and the top customers.
+"""The demand of each tier at this gateway: rates over two seconds.
 
 Demand is the part of the arrivals that the customers' base limits accept or would accept: each request counts once, so it
 is never above what arrived. It is reported, shared out and scaled for.
@@ -7,114 +7,18 @@ Clients that obey Retry-After send less under a reduced limit. If their factor f
 they would send more, and the limits would open and close forever. So there is a second figure, only for the factor: the
 highest demand without reduced limits. An accepted request that leaves a nearly empty bucket counts as 1 / factor
 requests in it; one that finds its bucket well filled counts as one.
-
-Response times of the last ten seconds are kept as counts in logarithmic buckets. Top customers are rates over about
-five seconds; of each heartbeat's customers the first thousand are counted. All of it is bounded, whatever the load.
 """
 
-import heapq
-import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
 from typing import NamedTuple
 
 from gateway.limits.gpu_time import GpuTimeMeter
+from gateway.limits.latency_window import LatencyWindow
 from gateway.limits.outcomes import OutcomeMeter
 from gateway.limits.refusals import RefusalMeter
-from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
-
-LATENCY_SLOTS = 10
-LATENCY_SLOT_S = 1.0
-_BUCKETS_PER_DOUBLING = 6  # A response time is known to 12 %.
-_BUCKETS = 14 * _BUCKETS_PER_DOUBLING  # Up to 16 s.
-
-
-class LatencyWindow:
-    """Counts of response times, one row of buckets a second."""
-
-    def __init__(self) -> None:
-        self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
-        self._slot = 0
-        self._last = -LATENCY_SLOTS  # The slot of the last response.
-
-    def add(self, latency_ms: float, now: float) -> None:
-        """Count one response; `now` is monotonic seconds."""
-        if int(now / LATENCY_SLOT_S) != self._slot:
-            self._turn(now)
-        self._last = self._slot
-        bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
-        self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
-
-    def p95_ms(self, now: float) -> float:
-        """The 95th percentile in ms, rounded up to its bucket's end; 0 without a response."""
-        return self.percentiles_ms((0.95,), now)[0]
-
-    def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
-        """The same for each of `shares` (0..1, ascending), from one count."""
-        self._turn(now)
-        if self._slot - self._last >= LATENCY_SLOTS:
-            return [0.0] * len(shares)
-        counts = [sum(column) for column in zip(*self._rows, strict=True)]
-        ranks = [math.ceil(share * sum(counts)) for share in shares]
-        reached = list(accumulate(counts))
-        return [_end_ms(bisect_left(reached, rank)) for rank in ranks]
-
-    def _turn(self, now: float) -> None:
-        slot = int(now / LATENCY_SLOT_S)
-        for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
-            self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
-        self._slot = max(self._slot, slot)
-
-
-def _end_ms(bucket: int) -> float:
-    """The upper end of a bucket in ms."""
-    return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
-
-
-MOST_COUNTED = 1024
-KEPT = 64
-TOP_CUSTOMERS = 10
-"""Published by each gateway; the dashboard shows fewer, of all gateways together."""
-
-SPAN_S = 5.0
-LEAST_RPS = 0.05
-
-Customer = tuple[str, str]
-"""Name and tier."""
-
-
-class TopCustomers:
-    """Counts since the last heartbeat, and the rates until then."""
-
-    __slots__ = ("_counts", "_rates")
-
-    def __init__(self) -> None:
-        self._counts: dict[Customer, int] = {}
-        self._rates: dict[Customer, float] = {}
-
-    def count(self, name: str, tier: str) -> None:
-        """Count one valid request of a customer."""
-        customer, counts = (name, tier), self._counts
-        known = counts.get(customer)
-        if known is not None:
-            counts[customer] = known + 1
-        elif len(counts) < MOST_COUNTED:
-            counts[customer] = 1
-
-    def heartbeat(self, elapsed_s: float) -> list[CustomerRate]:
-        """The rates after `elapsed_s` since the last heartbeat, highest first."""
-        old = math.exp(-elapsed_s / SPAN_S)
-        gain = (1 - old) / elapsed_s if elapsed_s > 0 else 0.0
-        rates = {customer: rate * old for customer, rate in self._rates.items()}
-        for customer, count in self._counts.items():
-            rates[customer] = rates.get(customer, 0.0) + count * gain
-        self._counts = {}
-        kept = heapq.nlargest(KEPT, ((rate, customer) for customer, rate in rates.items() if rate >= LEAST_RPS))
-        self._rates = {customer: rate for rate, customer in kept}
-        return [CustomerRate(name, tier, round(rate, 2)) for rate, (name, tier) in kept[:TOP_CUSTOMERS]]
-
+from gateway.limits.top_customers import TopCustomers
+from scheduler.protocol.pool_view import GatewayStats, TierStats
 
 WINDOW_BEATS = 8  # Heartbeats that a rate is averaged over.
 RECENT_BEATS = 2  # Those of the recent demand.
@@ -179,7 +83,7 @@ class TierMeter:
         return DemandCounts(*(sum(column) for column in zip(*self.window, strict=True)))
 
 
-def fill(remaining: float, burst: float) -> float:
+def bucket_fill(remaining: float, burst: float) -> float:
     """How full, 0..1, a bucket of `burst` was that has `remaining` left after a request; 0 for a burst under 2.
 
     A bucket of one is empty after every request, so its level says nothing.
@@ -265,15 +169,17 @@ class DemandMeter:
         recent_s = max(sum(list(self._spans)[-RECENT_BEATS:]), 0.001)
         stats = {name: _rates(demand_meter, span_s, recent_s, now) for name, demand_meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
-        batches, filled = self._batch_rates(span_s)
+        (batches_were, filled_were), (batches, filled) = self._batches_were[0], self._batches()
+        self._batches_were.append((batches, filled))
         gpu_ms, gpu_times = self.gpu_time.heartbeat(now)
         refused, served, failed = self.refusals.heartbeat(now)
         return GatewayStats(
             self._gateway_id,
             round(total, 3),
             stats,
-            batches_per_second=batches,
-            filled_per_second=filled,
+            # The full size may change in the model's row, and with it the earlier count.
+            batches_per_second=round(max(0.0, batches - batches_were) / span_s, 3),
+            filled_per_second=round(max(0.0, filled - filled_were) / span_s, 3),
             busiest=self._busiest.heartbeat(elapsed_s),
             outcomes=self.outcomes.heartbeat(tiers, now),
             gpu_ms=gpu_ms,
@@ -282,13 +188,6 @@ class DemandMeter:
             served=served,
             failed=failed,
         )
-
-    def _batch_rates(self, span_s: float) -> tuple[float, float]:
-        """Batches/s and full batches/s of the window."""
-        before, now = self._batches_were[0], self._batches()
-        self._batches_were.append(now)
-        # The full size may change in the model's row, and with it the earlier count.
-        return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 
 def _rates(demand_meter: TierMeter, span_s: float, recent_s: float, now: float) -> TierStats:

@@ -85,13 +85,23 @@ class GpuTimeMeter:
     def heartbeat(self, now: float) -> tuple[dict[str, float], list[CustomerGpuTime]]:
         """The GPU time of each tier in ms, and the customers to publish, as of the last slot. `now`: monotonic seconds."""
         number = int(now / SLOT_S)
-        if number != self._number:
-            self._number = number
-            self._close_slot()
-            self._ranked = self._rank()
-            self._of_tiers = {}
-            for (_, tier), counts in self._totals.items():
-                self._of_tiers[tier] = self._of_tiers.get(tier, 0.0) + counts.gpu_us / 1000
+        if number == self._number:
+            return self._of_tiers, self._ranked
+        self._number = number
+        self._slots.append((number, self._slot))
+        for key, counts in self._slot.items():
+            self._totals.setdefault(key, _Counts(counts.weight)).add(counts, 1)
+        self._slot = {}
+        while self._slots[0][0] <= number - SLOTS:  # It has left the window.
+            for key, counts in self._slots.popleft()[1].items():
+                total = self._totals[key]
+                total.add(counts, -1)
+                if not total.slots:
+                    del self._totals[key]
+        self._ranked = self._rank()
+        self._of_tiers = {}
+        for (_, tier), counts in self._totals.items():
+            self._of_tiers[tier] = self._of_tiers.get(tier, 0.0) + counts.gpu_us / 1000
         return self._of_tiers, self._ranked
 
     def customer_ms(self, name: str, tier: str) -> float:
@@ -102,19 +112,6 @@ class GpuTimeMeter:
     def tier_ms(self, tier: str) -> float:
         """The GPU time of a tier at this gateway."""
         return self._of_tiers.get(tier, 0.0)
-
-    def _close_slot(self) -> None:
-        """Add the current slot to the totals, and subtract those that have left the window."""
-        self._slots.append((self._number, self._slot))
-        for key, counts in self._slot.items():
-            self._totals.setdefault(key, _Counts(counts.weight)).add(counts, 1)
-        self._slot = {}
-        while self._slots[0][0] <= self._number - SLOTS:
-            for key, counts in self._slots.popleft()[1].items():
-                total = self._totals[key]
-                total.add(counts, -1)
-                if not total.slots:
-                    del self._totals[key]
 
     def _rank(self) -> list[CustomerGpuTime]:
         known = [(key, counts) for key, counts in self._totals.items() if key[0] != OTHERS]

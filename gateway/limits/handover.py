@@ -10,7 +10,7 @@ A cell that does not respond is not waited for: customers that it may have had s
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from gateway.catalog import CatalogView
 from gateway.inference.pending import PendingRequest
 from ratelimit.limits import Bucket
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.handover import MAX_CUSTOMERS, ArrivingLimits, Left, LimitsHandover, Wanted
 from scheduler.states import Admission
@@ -103,11 +103,9 @@ class Handover:
             self._wake.clear()
             while self._held:
                 before, progressed = self.done, False
-                try:
+                with LoggedFaults("limits have not arrived"):
                     await self.turn()
                     progressed = self.done > before
-                except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                    log_fault("limits have not arrived", error)
                 if self._held and not progressed:
                     await asyncio.sleep(RETRY_S)
 
@@ -167,7 +165,7 @@ class Handover:
                 continue
             limits = self._held[customer_id][0].pending.submission.limits if customer_id in self._held else None
             if limits is not None:
-                is_lost = self._is_lost(customer_id, left.keys())
+                is_lost = self.homes is not None and not self.homes.former(customer_id, self.cell) <= left.keys()
                 arrivals.append(ArrivingLimits(customer_id, limits, keys[customer_id], states, is_lost))
         await self._store(arrivals, version)
 
@@ -185,9 +183,6 @@ class Handover:
                 self._submit(arrival.customer_id, arrival.states)
         if lost := [each.customer_id for each in arrivals if each.is_empty]:
             log.warning("customers start with empty buckets: their former cell does not respond", customers=len(lost))
-
-    def _is_lost(self, customer_id: str, answered: Collection[str]) -> bool:
-        return self.homes is not None and not self.homes.former(customer_id, self.cell) <= set(answered)
 
     def _idempotency(self, customer_id: str) -> tuple[str, ...]:
         return tuple(key for each in self._held[customer_id] for key in _idempotency(each.pending))

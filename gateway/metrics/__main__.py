@@ -12,13 +12,12 @@ def pages() -> Pages:
 
 
 def _list(metrics: Iterable[Metric]) -> str:
-    return "".join(map(_item, metrics))
-
-
-def _item(metric: Metric) -> str:
-    labels = f" by {', '.join(f'`{label}`' for label in metric.labels)}" if metric.labels else ""
-    unit = "" if metric.unit == "requests" or metric.unit in UNITS.values() else f"; {metric.unit}"
-    return f"* `{metric.name}` ({metric.kind}{labels}{unit}): {metric.description}\n"
+    lines = []
+    for metric in metrics:
+        labels = f" by {', '.join(f'`{label}`' for label in metric.labels)}" if metric.labels else ""
+        unit = "" if metric.unit == "requests" or metric.unit in UNITS.values() else f"; {metric.unit}"
+        lines.append(f"* `{metric.name}` ({metric.kind}{labels}{unit}): {metric.description}\n")
+    return "".join(lines)
 
 
 if __name__ == "__main__":

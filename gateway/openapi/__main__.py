@@ -1,8 +1,8 @@
 """`python -m gateway.openapi`: generate the list of endpoints in docs/http.md from the OpenAPI document."""
 
-from gateway.metrics.endpoint import installed_version
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import ENDPOINTS
+from gateway.version import installed_version
 from ratelimit.__main__ import Pages, update
 
 

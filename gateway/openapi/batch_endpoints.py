@@ -24,17 +24,9 @@ from gateway.batch_api.handlers import JSONL
 from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
 from gateway.http.response_headers import Schema
-from gateway.openapi.model import (
-    IDEMPOTENCY_KEY,
-    LIMITS,
-    NOT_EMPTY,
-    TOKEN_LIMITS,
-    ApiEndpoint,
-    Parameter,
-    ResponseDescription,
-    account_endpoint,
-    only,
-)
+from gateway.openapi.endpoint_kinds import IDEMPOTENCY_KEY, LIMIT_HEADERS, TOKEN_LIMIT_HEADERS, account_endpoint
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import NOT_EMPTY, only
 from scheduler.errors import ErrorCode
 
 EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
@@ -46,6 +38,29 @@ BODY_ERRORS = (
 )
 Seconds = Annotated[int, msgspec.Meta(ge=MIN_KEPT_S, le=MAX_KEPT_S)]
 Binary = Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary", "minLength": 1})]
+
+PRINTABLE: Schema = {"type": "string", "pattern": "^[ -~]*$"}
+EXPIRY_TOGETHER: Schema = {"dependentRequired": {name: list(EXPIRY) for name in EXPIRY}}
+FILE_ID = Parameter("id", "path", "The id of a file.", NOT_EMPTY)
+BATCH_ID = Parameter("id", "path", "The id of a batch.", NOT_EMPTY)
+ORDER = Parameter("order", "query", "`desc`, the newest first, or `asc`.", only("asc", "desc"))
+METADATA: Schema = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "maxProperties": MAX_METADATA,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        },
+    ]
+}
+FILE_CONTENT = ResponseDescription(
+    description="The content.",
+    content={JSONL: str},
+    headers=("x-request-id", "Cache-Control", *LIMIT_HEADERS),
+    optional_headers=TOKEN_LIMIT_HEADERS,
+)
 
 
 class UploadForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +76,7 @@ def _page(default: int, most: int) -> tuple[Parameter, ...]:
     limit = Parameter(
         "limit", "query", f"Most items, {default} by default.", {"type": "integer", "minimum": 1, "maximum": most}
     )
-    return limit, Parameter("after", "query", "The id of the last item of the page before.", PLAIN)
+    return limit, Parameter("after", "query", "The id of the last item of the page before.", PRINTABLE)
 
 
 def _endpoint(path: str, summary: str, kind: Any, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
@@ -75,29 +90,6 @@ def _endpoint(path: str, summary: str, kind: Any, *errors: ErrorCode, **fields: 
         **fields,
     )
 
-
-PLAIN: Schema = {"type": "string", "pattern": "^[ -~]*$"}
-BOTH: Schema = {"dependentRequired": {name: list(EXPIRY) for name in EXPIRY}}
-FILE_ID = Parameter("id", "path", "The id of a file.", NOT_EMPTY)
-BATCH_ID = Parameter("id", "path", "The id of a batch.", NOT_EMPTY)
-ORDER = Parameter("order", "query", "`desc`, the newest first, or `asc`.", only("asc", "desc"))
-METADATA: Schema = {
-    "anyOf": [
-        {"type": "null"},
-        {
-            "type": "object",
-            "maxProperties": MAX_METADATA,
-            "propertyNames": {"maxLength": 64},
-            "additionalProperties": {"type": "string", "maxLength": 512},
-        },
-    ]
-}
-CONTENT = ResponseDescription(
-    description="The content.",
-    content={JSONL: str},
-    headers=("x-request-id", "Cache-Control", *LIMITS),
-    optional_headers=TOKEN_LIMITS,
-)
 
 BATCHES: tuple[ApiEndpoint, ...] = (
     _endpoint(
@@ -116,13 +108,13 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         body=UploadForm,
         media=FORM,
         rules={"purpose": only("batch")},
-        conditions=(BOTH,),
+        conditions=(EXPIRY_TOGETHER,),
     ),
     _endpoint(
         "/v1/files/{id}", "Read a file's description; DELETE deletes the file", FileObject, parameters=(FILE_ID,)
     ),
     _endpoint("/v1/files/{id}", "Delete a file", FileDeleted, methods=("DELETE",), parameters=(FILE_ID,)),
-    _endpoint("/v1/files/{id}/content", "Read a file", str, parameters=(FILE_ID,), responses={200: CONTENT}),
+    _endpoint("/v1/files/{id}/content", "Read a file", str, parameters=(FILE_ID,), responses={200: FILE_CONTENT}),
     _endpoint(
         "/v1/batches",
         "List the batches; POST runs the requests of a file",

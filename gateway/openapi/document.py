@@ -13,17 +13,11 @@ import msgspec
 
 from gateway.http.errors import PROBLEM_JSON, TRY_LATER, ErrorBody, Problem
 from gateway.http.response import JSON
-from gateway.http.response_headers import Schema
+from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
-from gateway.openapi.model import (
-    LIMITS,
-    OPTIONAL,
-    TOKEN_LIMITS,
-    ApiEndpoint,
-    ResponseDescription,
-    header_component,
-    with_absent,
-)
+from gateway.openapi.endpoint_kinds import LIMIT_HEADERS, TOKEN_LIMIT_HEADERS
+from gateway.openapi.model import ApiEndpoint, ResponseDescription
+from gateway.openapi.schemas import with_absent
 from scheduler.errors import HTTP, ErrorCode
 
 ABOUT = (
@@ -62,6 +56,9 @@ BEFORE_IDENTITY = frozenset(
 )
 """Errors that can occur before the customer is known, so that there may be no limit headers."""
 
+OPTIONAL = "-if-known"
+"""The suffix of the component of a header that may be absent: a reference cannot express that."""
+
 
 def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header without a description."""
@@ -96,7 +93,7 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": SCHEMES,
             "schemas": schemas,
-            "headers": {name: header_component(name) for name in sorted(headers)},
+            "headers": {name: _header(name) for name in sorted(headers)},
             "responses": share_responses(paths),
         },
     }
@@ -182,6 +179,17 @@ def _response(endpoint: ApiEndpoint, status: int, schema_of: Mapping[Any, Schema
     return document
 
 
+def _header(component: str) -> Schema:
+    """The header object of a component's name. Raises KeyError for a header without a description."""
+    header = RESPONSE_HEADERS[component.removesuffix(OPTIONAL)]
+    return {
+        "description": header.description,
+        "required": not component.endswith(OPTIONAL),
+        "schema": header.schema,
+        "example": header.example,
+    }
+
+
 def _event(endpoint: ApiEndpoint, schema: Schema, schema_of: Mapping[Any, Schema]) -> Schema:
     """One event of a stream, as OpenAPI 3.2 describes them."""
     chunk = {
@@ -209,8 +217,8 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
     headers += {401: ["WWW-Authenticate"], 405: ["Allow"]}.get(status, [])
     optional += ["Accept-Encoding"] if status in (400, 415) else []
     if endpoint.token == "key" and status not in (401, 403, 405):  # noqa: S105  # the kind of token
-        (optional if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMITS)
-        optional += TOKEN_LIMITS
+        (optional if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMIT_HEADERS)
+        optional += TOKEN_LIMIT_HEADERS
     if endpoint.token == "key" and endpoint.body is not None and not BEFORE_IDENTITY.issuperset(codes):  # noqa: S105
         optional.append("Idempotent-Replayed")
     return ResponseDescription(

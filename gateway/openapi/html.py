@@ -12,10 +12,9 @@ from typing import Any
 
 from gateway.http.response import JSON, encode_json
 from gateway.http.static import HTML, STYLE, StaticPage
-from gateway.metrics.endpoint import installed_version
-from gateway.openapi.document import openapi
+from gateway.openapi.document import OPTIONAL, openapi
 from gateway.openapi.endpoints import ENDPOINTS
-from gateway.openapi.model import OPTIONAL
+from gateway.version import installed_version
 from scheduler.errors import HTTP
 
 Schema = Mapping[str, Any]

@@ -7,20 +7,11 @@ from gateway.autoscale import Scale
 from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
-from gateway.metrics.endpoint import CONTENT_TYPE as METRICS
-from gateway.openapi.model import (
-    ANY_PATH,
-    NOT_EMPTY,
-    READ,
-    SERVICE,
-    ApiEndpoint,
-    Parameter,
-    ResponseDescription,
-    only,
-    operator_endpoint,
-    static_page,
-)
-from gateway.operations.action_requests import (
+from gateway.metrics.exposition import METRICS_TYPE
+from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, READ_METHODS, SERVICE_ERRORS, operator_endpoint, static_page
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import NOT_EMPTY, only
+from gateway.operations.action_bodies import (
     CordonBody,
     Cordoned,
     PurgeBody,
@@ -29,11 +20,11 @@ from gateway.operations.action_requests import (
     Requeued,
     UncordonBody,
 )
-from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.page import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.model import HealthNow
 from gateway.operations.lookups import CustomerExplained, RequestExplained
-from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 
@@ -71,7 +62,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
             200: ResponseDescription(description="The page.", content={HTML: str}, headers=PAGE_HEADERS),
             401: ResponseDescription(description="The login page.", content={HTML: str}, headers=PAGE_HEADERS),
         },
-        errors=SERVICE,
+        errors=SERVICE_ERRORS,
     ),
     ApiEndpoint(
         path="/internal/dashboard/session",
@@ -86,7 +77,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
                 headers=("x-request-id", "Cache-Control", "Set-Cookie"),
             )
         },
-        errors=SERVICE,
+        errors=SERVICE_ERRORS,
     ),
     operator_endpoint(
         "/internal/dashboard/events",
@@ -122,7 +113,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         ICON,
         tag="operations",
         parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
-        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
+        errors=ANY_PATH_ERRORS | {ErrorCode.NOT_FOUND},
     ),
     static_page(
         "/internal/runbooks/{id}",
@@ -130,7 +121,7 @@ DASHBOARD: tuple[ApiEndpoint, ...] = (
         HTML,
         tag="operations",
         parameters=(Parameter("id", "path", "The name of the runbook, as in `runbook` of a check.", NOT_EMPTY),),
-        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
+        errors=ANY_PATH_ERRORS | {ErrorCode.NOT_FOUND},
     ),
 )
 
@@ -140,15 +131,15 @@ LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "erro
 
 METRICS_PAGE = ApiEndpoint(
     path="/metrics",
-    methods=READ,
+    methods=READ_METHODS,
     tag="operations",
     summary="Metrics in the text format of Prometheus",
     responses={
         200: ResponseDescription(
-            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
+            description="All metrics.", content={METRICS_TYPE: str}, headers=("x-request-id", "Cache-Control")
         )
     },
-    errors=ANY_PATH,
+    errors=ANY_PATH_ERRORS,
 )
 
 

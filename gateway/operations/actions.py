@@ -3,9 +3,7 @@
 Each action checks authentication, then the origin of the request, then its exact content, and makes no change that
 PostgreSQL does not record. Schedulers apply a cordon within a second.
 
-Dead letters are requeued at most 32 at a time: mark, queue, wait. The marks and the change record are committed first: of
-two operators only one succeeds, and no request runs without a record. A mark is removed if Redis had no memory for the
-new request.
+Dead letters are requeued at most 32 at a time, all of them or none: no request runs without a record.
 """
 
 import asyncio
@@ -17,11 +15,17 @@ import msgspec
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.jobs.dead_letter_rerun import MAX_RERUNS, Candidate, DeadLetterReruns, NotRerun, candidate, new_ids
-from gateway.operations.action_requests import (
-    ActionGuard,
-    AuditedTransaction,
-    Connect,
+from gateway.jobs.dead_letter_rerun import (
+    MAX_RERUNS,
+    Candidate,
+    DeadLetterReruns,
+    NotRerun,
+    candidate,
+    mark,
+    new_ids,
+    unmark,
+)
+from gateway.operations.action_bodies import (
     CordonBody,
     Cordoned,
     PurgeBody,
@@ -30,10 +34,11 @@ from gateway.operations.action_requests import (
     Requeued,
     Rerun,
     UncordonBody,
-    actor,
-    uncached,
 )
+from gateway.operations.action_guard import ActionGuard, actor
+from gateway.operations.audited_transaction import AuditedTransaction, Connect
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker
@@ -42,11 +47,9 @@ from ledger.dead_letters import (
     LetterSelection,
     Requeueable,
     letter_groups,
-    mark_requeued,
     note,
     purge_seen,
     seen_to_requeue,
-    unmark_requeued,
 )
 from ledger.postgres import Connection
 from ratelimit.request_limits import RequestLimits
@@ -126,13 +129,6 @@ class RequeueStarted(NamedTuple):
     after: int
 
 
-class Queued(NamedTuple):
-    """The queued requests of one pool, and a warning about the others."""
-
-    running: Sequence[Candidate]
-    warning: str
-
-
 class DeadLetterRequeue:
     """Requeues the dead letters of all pools. Raises RequestError only."""
 
@@ -149,38 +145,32 @@ class DeadLetterRequeue:
         queued = {
             pool: await self._queue(reruns[pool], each, body.selection(), by) for pool, each in started.by_pool.items()
         }
-        warning = " ".join(each.warning for each in queued.values() if each.warning)
-        if not any(each.running for each in queued.values()):
+        warning = " ".join(warning for _, warning in queued.values() if warning)
+        if not any(running for running, _ in queued.values()):
             raise RejectionError(ErrorCode.NO_CAPACITY, warning)
-        results = await asyncio.gather(*(_results(reruns[pool], each.running) for pool, each in queued.items()))
+        results = await asyncio.gather(*(_results(reruns[pool], running) for pool, (running, _) in queued.items()))
         return Requeued([rerun for several in results for rerun in several], started.left, started.after, warning)
 
     async def _queue(
         self, reruns: DeadLetterReruns, candidates: Sequence[Candidate], selection: LetterSelection, by: str
-    ) -> Queued:
+    ) -> tuple[Sequence[Candidate], str]:
+        """The queued requests of one pool, and a warning about the others."""
         try:
-            entered = await reruns.submit([each.submission for each in candidates])
+            running, rejected = await reruns.queue(candidates)
         except RedisUnavailable as error:
-            return Queued(
-                [], f"{_unavailable(error)}: these are marked as requeued, but may not run: {_ids(candidates)}."
-            )
-        running = [each for each in candidates if each.submission.id in entered]
-        rejected = [each for each in candidates if each.submission.id not in entered]
-        warning = await self._unmark(rejected, selection, by) if rejected else ""
-        still_counted = await forget_dead(self._pools, [each.letter.request_id for each in running])
-        return Queued(running, " ".join(filter(None, (warning, still_counted))))
-
-    async def _unmark(self, rejected: Sequence[Candidate], selection: LetterSelection, by: str) -> str:
-        """Remove the marks of dead letters for which Redis had no memory. Returns a warning."""
-        full = f"Redis has no memory left for {len(rejected)} of them"
-        try:
-            async with self._transaction.change(by) as connection:
-                for each in rejected:
-                    await unmark_requeued(connection, each.letter, each.submission.id)
-                await note(connection, selection.words(), {"requeued_as": new_ids(rejected)}, {"requeued_as": None})
-        except RequestError:
-            return f"{full}, and PostgreSQL is not available: they are marked as requeued, but do not run: {_ids(rejected)}."
-        return f"{full}; these were not changed."
+            return [], f"{_unavailable(error)}: these are marked as requeued, but may not run: {_ids(candidates)}."
+        warnings = []
+        if rejected:
+            outcome = "; these were not changed."
+            try:
+                async with self._transaction.change(by) as connection:
+                    await unmark(connection, rejected, selection.words(), None)
+            except RequestError:
+                still = _ids(rejected)
+                outcome = f", and PostgreSQL is not available: they are marked as requeued, but do not run: {still}."
+            warnings.append(f"Redis has no memory left for {len(rejected)} of them{outcome}")
+        warnings.append(await forget_dead(self._pools, [each.letter.request_id for each in running]))
+        return running, " ".join(filter(None, warnings))
 
 
 def most_healthy(places: Sequence[PoolParts]) -> dict[str, PoolParts]:
@@ -224,25 +214,25 @@ async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, 
         raise changed_meanwhile(body.count, error.found, "requeued") from error
     picked = rows[:MAX_RERUNS]
     await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
-    by_pool: dict[str, list[Candidate]] = {}
-    for row in sorted(picked, key=lambda row: row.request_id):  # The same order everywhere, to avoid deadlocks.
-        by_pool.setdefault(row.pool, []).append(await _marked(connection, row, reruns[row.pool].limits))
-    chosen = [each for several in by_pool.values() for each in several]
-    after = {"count": len(chosen), "requeued_as": new_ids(chosen)}
-    await note(connection, body.selection().words(), {"count": len(chosen), "requeued_as": None}, after)
+    candidates = [await _candidate(connection, row, reruns[row.pool].limits) for row in picked]
+    marked = await mark(connection, candidates)
+    if missed := {each.letter.request_id for each in candidates} - {each.letter.request_id for each in marked}:
+        message = f"{min(missed)} was requeued or deleted meanwhile; none was requeued. Reload and try again."
+        raise RequestError(ErrorCode.CHANGED_MEANWHILE, message)
+    pools, by_pool = {row.request_id: row.pool for row in picked}, dict[str, list[Candidate]]()
+    for each in marked:
+        by_pool.setdefault(pools[each.letter.request_id], []).append(each)
+    after = {"count": len(marked), "requeued_as": new_ids(marked)}
+    await note(connection, body.selection().words(), {"count": len(marked), "requeued_as": None}, after)
     return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
 
 
-async def _marked(connection: Connection, row: Requeueable, within: RequestLimits) -> Candidate:
+async def _candidate(connection: Connection, row: Requeueable, within: RequestLimits) -> Candidate:
     try:
-        found = await candidate(connection, row.request_id, row.pool, within)
+        return await candidate(connection, row.request_id, row.pool, within)
     except NotRerun as error:
         message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
-    if not await mark_requeued(connection, found.letter, found.submission.id):
-        message = f"{row.request_id} was requeued or deleted meanwhile; none was requeued. Reload and try again."
-        raise RequestError(ErrorCode.CHANGED_MEANWHILE, message)
-    return found
 
 
 async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
@@ -255,11 +245,10 @@ async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
 
 
 async def _results(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:
-    old = {each.submission.id: each.letter.request_id for each in running}
     results = []
-    async for new_id, reply in reruns.replies(list(old)):
+    async for old_id, new_id, reply in reruns.replies(running):
         ended = None if reply is None else "completed" if reply.state == State.COMPLETED else reply.error_code
-        results.append(Rerun(old[new_id], new_id, ended))
+        results.append(Rerun(old_id, new_id, ended))
     return results
 
 

@@ -12,8 +12,9 @@ from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
 from gateway.operations.health.model import HealthNow, Liveness, Readiness
-from gateway.operations.snapshots import DashboardSnapshots
+from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -133,9 +134,7 @@ class Internal:
         self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
-        return HttpResponse.of(
-            latest.status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
-        )
+        return uncached(call, document, latest.status)
 
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""
@@ -147,7 +146,7 @@ class Internal:
                 if parts.config.cell == DEFAULT_CELL
             }
         )
-        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return uncached(call, document)
 
     async def request(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/requests/{id}`: from Redis while it stores the request, then from the audit."""
@@ -155,7 +154,7 @@ class Internal:
         document, _ = await self.find(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
-        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return uncached(call, document)
 
     async def find(self, request_id: str) -> tuple[RequestTimeline | None, RequestRow | None]:
         """The document of a request, and its row if the audit has one. Raises RequestError if the audit cannot be read."""
@@ -168,14 +167,11 @@ class Internal:
                 detail = await parts.results.request_detail(request_id)
                 if detail is not None:
                     return from_redis(detail), None
-        row = await self._stored(request_id)
-        return None if row is None else from_audit(row), row
-
-    async def _stored(self, request_id: str) -> RequestRow | None:
         if self._parts.find_stored is None:
-            return None
+            return None, None
         try:
-            return await self._parts.find_stored(request_id)
+            row = await self._parts.find_stored(request_id)
         except Exception as error:  # asyncpg has no common base class of its errors.
             log_fault("reading the audit failed", error)
             raise RejectionError(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read now; try again.") from error
+        return None if row is None else from_audit(row), row

@@ -6,7 +6,6 @@ unavailable is named in `not_read`, and the rest is shown.
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -15,21 +14,14 @@ import msgspec
 from gateway.catalog import CatalogView, CustomerRow, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.operations.action_requests import AuditedTransaction, uncached
+from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.endpoints import Internal, RequestTimeline
 from gateway.operations.session import SessionAuth
+from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
-from ratelimit.limits import (
-    BUCKETS,
-    MAX_CONCURRENCY,
-    EffectiveLimits,
-    LimitColumn,
-    RemainingLimits,
-    effective,
-    value_of,
-)
-from ratelimit.quotas import quota_title, shown_amount
+from ratelimit.limit_figures import LimitFigures, limit_figures
+from ratelimit.limits import EffectiveLimits, RemainingLimits, effective, value_of
 from scheduler.errors import HTTP, ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.request_id import created_ms
@@ -149,7 +141,7 @@ class Lookups:
             tier=row.tier,
             suspended=row.suspended,
             factor=round(factor, 4),
-            limits=limits_now(row, snapshot, effective(identity), now, left),
+            limits=limits_now(row, snapshot, now, left),
             window_s=WINDOW_S,
             gpu=gpu,
             failed=failed,
@@ -226,49 +218,21 @@ def messages(codes: set[str]) -> dict[str, str]:
 
 
 def limits_now(
-    row: CustomerRow,
-    snapshot: SnapshotView,
-    base: EffectiveLimits,
-    now: EffectiveLimits,
-    left: RemainingLimits | None,
+    row: CustomerRow, snapshot: SnapshotView, now: EffectiveLimits, left: RemainingLimits | None
 ) -> list[LimitNow]:
     """Every limit of a customer; those that it does not have are left out."""
     tier = next((each for each in snapshot.tiers if each.name == row.tier), None)
 
-    def state(column: LimitColumn, agreed: float, in_force: float, rest: float | None) -> LimitNow:
+    def state(limit: LimitFigures) -> LimitNow:
+        name, column, base, in_force, rest, _ = limit
+        if column is None:
+            return LimitNow(name, own=True, base=base or 0.0, effective=in_force or 0.0, left=rest)
         own = tier is not None and value_of(tier.limits, column) != value_of(row.limits, column)
-        return LimitNow(
-            column.name, own, round(agreed, 3), round(in_force, 3), None if rest is None else round(rest, 1)
-        )
+        spare = None if rest is None else round(rest, 1)
+        return LimitNow(name, own, round(base or 0.0, 3), round(in_force or 0.0, 3), spare)
 
-    levels = {bucket.kind: level.left for bucket, level in zip(now.buckets, left.buckets, strict=False)} if left else {}
-    agreed = {bucket.kind: bucket for bucket in base.buckets}
-    states: list[LimitNow] = []
-    for bucket in now.buckets:
-        kind, before = bucket.kind, agreed.get(bucket.kind, bucket)
-        if kind in BUCKETS:
-            rest = levels.get(kind)
-            states.append(state(kind.rate, before.rate, bucket.rate, None if kind.size else rest))
-            if kind.size:
-                states.append(state(kind.size, before.size, bucket.size, rest))
-    if base.max_concurrency:
-        free = max(0.0, base.max_concurrency - left.in_use) if left else None
-        states.append(state(MAX_CONCURRENCY, base.max_concurrency, now.max_concurrency, free))
-    return states + _quota_states(row.quotas, left)
-
-
-def _quota_states(quotas: Sequence[tuple[str, int]], left: RemainingLimits | None) -> list[LimitNow]:
-    rests = [rest for rest, _ in left.quotas] if left and len(left.quotas) == len(quotas) else [None] * len(quotas)
-    return [
-        LimitNow(
-            quota_title(name),
-            own=True,
-            base=shown_amount(name, amount),
-            effective=shown_amount(name, amount),
-            left=None if rest is None else shown_amount(name, rest),
-        )
-        for (name, amount), rest in zip(quotas, rests, strict=True)
-    ]
+    found = limit_figures(effective(row.identity()), now, left)
+    return [state(each) for each in found if each.base or each.column is None]
 
 
 def _rejection(record: RejectionRecord) -> RecentRejection:

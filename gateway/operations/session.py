@@ -90,18 +90,14 @@ class SessionAuth:
 
 def check_same_site(headers: CIMultiDictProxy[str]) -> None:
     """Raises RequestError `cross_site` for a request of another page, or of a browser that does not name the page."""
-    if not _is_same_site(headers):
+    if fetch_sites := headers.getall("Sec-Fetch-Site", []):
+        same = fetch_sites == ["same-origin"]
+    elif origins := headers.getall("Origin", []):
+        same = len(origins) == 1 and _host_and_port(origins[0]) == headers.get("Host", "").lower()
+    else:
+        same = "Authorization" in headers
+    if not same:
         raise RequestError(ErrorCode.CROSS_SITE)
-
-
-def _is_same_site(headers: CIMultiDictProxy[str]) -> bool:
-    fetch_sites = headers.getall("Sec-Fetch-Site", [])
-    if fetch_sites:
-        return fetch_sites == ["same-origin"]
-    origins = headers.getall("Origin", [])
-    if origins:
-        return len(origins) == 1 and _host_and_port(origins[0]) == headers.get("Host", "").lower()
-    return "Authorization" in headers
 
 
 def _host_and_port(origin: str) -> str | None:

@@ -12,15 +12,8 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
-from gateway.translations.messages import TextBlock, ThinkingBlock, ToolUseBlock
-from scheduler.chat_document import (
-    DOCUMENT,
-    CompletionDetails,
-    PromptDetails,
-    ServerUsage,
-    arguments_of,
-    text_of,
-)
+from gateway.translations.message_body import TextBlock, ThinkingBlock, ToolUseBlock
+from scheduler.chat_document import DOCUMENT, CompletionDetails, PromptDetails, ServerUsage, arguments_of, text_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -281,11 +274,10 @@ class MessageContent:
         yield from self._add(TextBlock, text_of(piece.content))
         yield from self._add(TextBlock, piece.refusal or "")
         for call in piece.tool_calls or ():
-            yield from self._add_call(call, self._next_call(call) if call.index is None else call.index)
-
-    def _next_call(self, call: _ToolCall) -> int:
-        """The number of a call without an index, which some servers omit: a call with a name is a new one."""
-        return len(self._calls) if call.name or not self._calls else len(self._calls) - 1
+            number = call.index
+            if number is None:  # Some servers omit it: a call with a name is a new one.
+                number = len(self._calls) if call.name or not self._calls else len(self._calls) - 1
+            yield from self._add_call(call, number)
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/messages` in Anthropic's format (https://docs.anthropic.com/en/api/messages), as a chat in OpenAI's.
+"""A body of `POST /v1/messages`, in Anthropic's format, as a chat in OpenAI's.
 
 Blocks that have no counterpart in a chat: an error in a tool result is text with the prefix `Error: `; images in tool
 results follow in a message of the user; thinking beside tool calls is `reasoning_content`, other thinking is left out,
@@ -7,245 +7,53 @@ since it is only useful while the model still calls tools. Cache marks have no e
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
 from gateway.api.chat import MAX_MESSAGES, translated_chat
 from gateway.api.format import InferenceRequest
-from gateway.api.inference import Integer
 from gateway.api.openai_common import MAX_STOPS
 from gateway.http.request import check_duplicates, decode
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
+from gateway.translations.message_body import (
+    AnyToolChoice,
+    AssistantBlock,
+    AssistantOutput,
+    AutoToolChoice,
+    DocumentBlock,
+    ImageAddress,
+    ImageBlock,
+    InputMessage,
+    MessageBody,
+    NamedToolChoice,
+    NoThinking,
+    NoToolChoice,
+    OutputConfig,
+    PromptBody,
+    SearchResultBlock,
+    SystemText,
+    TextBlock,
+    TextDocument,
+    Thinking,
+    ThinkingBlock,
+    ThinkingBudget,
+    ToolChoice,
+    ToolDefinition,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+    UserInput,
+)
 
 ERROR_MARK = "Error: "
 MEDIUM_BUDGET, HIGH_BUDGET = 4096, 16_384
 """The first `budget_tokens` of thinking that are a medium and a high `reasoning_effort`."""
 
-
-class TextBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text"):
-    """A text."""
-
-    text: str
-
-
-class SystemText(msgspec.Struct, frozen=True):
-    """A text of the system prompt. The type of a tagged struct is only required in a union."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Base64Image(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
-    """An image as base64."""
-
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
-
-
-class ImageAddress(msgspec.Struct, frozen=True, tag_field="type", tag="url"):
-    """The URL of an image."""
-
-    url: str
-
-
-class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
-    """An image."""
-
-    source: Base64Image | ImageAddress
-
-
-class Base64Document(msgspec.Struct, frozen=True, tag_field="type", tag="base64"):
-    """A PDF as base64."""
-
-    media_type: Literal["application/pdf"]
-    data: str
-
-
-class TextDocument(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A document as text."""
-
-    media_type: Literal["text/plain"]
-    data: str
-
-
-class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document"):
-    """A document."""
-
-    source: Base64Document | TextDocument
-    title: str | None = None
-
-
-class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="tool_use"):
-    """A call of a tool by the model."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class SearchResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="search_result"):
-    """A passage that the application has found, with its origin."""
-
-    source: str
-    title: str
-    content: list[SystemText]
-
-
-class ToolReferenceBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_reference"):
-    """A tool that a search for tools has found. The model has the definitions of all tools, so that the name is enough."""
-
-    tool_name: str
-
-
-UserBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
-
-
-class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
-    """The result of a call."""
-
-    tool_use_id: str
-    content: str | list[UserBlock | ToolReferenceBlock] | None = None
-    is_error: bool | None = None
-
-
-class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="thinking"):
-    """The model's reasoning. The signature is empty: no server behind this gateway signs."""
-
-    thinking: str
-    signature: str = ""
-
-
-class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="redacted_thinking"):
-    """Reasoning that only Anthropic's servers can read."""
-
-    data: str
-
-
-class UserInput(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
-    """A message of the user, or results of tools."""
-
-    content: str | list[UserBlock | ToolResultBlock]
-
-
-class AssistantOutput(msgspec.Struct, frozen=True, tag_field="role", tag="assistant"):
-    """An earlier message of the model."""
-
-    content: str | list[TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock]
-
-
-class SystemInput(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
-    """Instructions of the application within the conversation."""
-
-    content: str | list[SystemText]
-
-
-class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of the client. Tools that Anthropic's servers run are not supported."""
-
-    name: str
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class AutoToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="auto"):
-    """The model decides."""
-
-    disable_parallel_tool_use: bool = False
-
-
-class AnyToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="any"):
-    """The model calls at least one tool."""
-
-    disable_parallel_tool_use: bool = False
-
-
-class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="tool"):
-    """The model calls this tool."""
-
-    name: str
-    disable_parallel_tool_use: bool = False
-
-
-class NoToolChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, tag_field="type", tag="none"):
-    """The model calls no tool."""
-
-
-class ThinkingBudget(msgspec.Struct, frozen=True, tag_field="type", tag="enabled"):
-    """The model thinks for about so many tokens."""
-
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-
-
-class AdaptiveThinking(msgspec.Struct, frozen=True, tag_field="type", tag="adaptive"):
-    """The model decides how much it thinks."""
-
-
-class ThinkingBetweenTools(msgspec.Struct, frozen=True, tag_field="type", tag="between_tools"):
-    """The model decides, as for adaptive thinking."""
-
-
-class NoThinking(msgspec.Struct, frozen=True, tag_field="type", tag="disabled"):
-    """No effort is requested."""
-
-
-class MessageJsonFormat(msgspec.Struct, frozen=True):
-    """The schema of the output."""
-
-    type: Literal["json_schema"]
-    schema: dict[str, Any]
-
-
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Effort and format of the output."""
-
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: MessageJsonFormat | None = None
-
-
-class ClientMetadata(msgspec.Struct, frozen=True):
-    """The client's own user. It is accepted and not stored."""
-
-    user_id: str | None = None
-
-
-class PromptBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The body of `POST /v1/messages/count_tokens`: the fields that the model reads."""
-
-    model: str
-    messages: Annotated[
-        list[UserInput | AssistantOutput | SystemInput],
-        msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_MESSAGES}),
-    ]
-    system: str | list[SystemText] | None = None
-    tools: list[ToolDefinition] | None = None
-    tool_choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoToolChoice | None = None
-    thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None = None
-    output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
-    speed: Literal["standard"] | None = None
-
-
-class MessageBody(PromptBody, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The body of `POST /v1/messages`."""
-
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    stop_sequences: Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    stream: bool | None = None
-    service_tier: str | None = None
-    metadata: ClientMetadata | None = None
-    thread: dict[str, Any] | None = None
-
-
-_body = msgspec.json.Decoder(MessageBody)
-_prompt = msgspec.json.Decoder(PromptBody)
+_decoder = msgspec.json.Decoder(MessageBody)
+_prompt_decoder = msgspec.json.Decoder(PromptBody)
 _TIERS = {"standard_only": "default"}
 CLIENT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
 """OpenAI's name of a field -> Anthropic's, where they differ."""
@@ -258,7 +66,7 @@ Chat = dict[str, Any]
 
 def read_messages(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """The request of a body. Raises RequestError that names the client's field."""
-    body = decode(_body, raw)
+    body = decode(_decoder, raw)
     check_duplicates(raw)
     if body.thread is not None:
         raise invalid(THREAD, f"`{THREAD}` is not supported here: send the whole conversation without it.")
@@ -278,7 +86,7 @@ def read_messages(raw: bytes, max_input_bytes: int) -> InferenceRequest:
 
 def read_prompt(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """The request of a body of `count_tokens`. Raises RequestError that names the client's field."""
-    body = decode(_prompt, raw)
+    body = decode(_prompt_decoder, raw)
     check_duplicates(raw)
     return _request(body, {}, max_input_bytes)
 
@@ -293,7 +101,8 @@ def _request(body: PromptBody, options: Chat, max_input_bytes: int) -> Inference
 
 def chat_of(body: PromptBody) -> Chat:
     """The same prompt as a body in OpenAI's format. Raises RequestError for a choice among no tools."""
-    chat: Chat = {"model": body.model, "messages": [*_system(body.system), *_conversation(body.messages)]}
+    system = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
+    chat: Chat = {"model": body.model, "messages": [*system, *_conversation(body.messages)]}
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
         chat |= _tool_choice(body.tool_choice)
@@ -308,12 +117,7 @@ def chat_of(body: PromptBody) -> Chat:
     return chat
 
 
-def _system(system: str | list[SystemText] | None) -> Iterator[Chat]:
-    if system:
-        yield {"role": "system", "content": _content(_parts(system))}
-
-
-def _conversation(messages: Iterable[UserInput | AssistantOutput | SystemInput]) -> Iterator[Chat]:
+def _conversation(messages: Iterable[InputMessage]) -> Iterator[Chat]:
     for message in messages:
         if isinstance(message, UserInput):
             yield from _user(message.content)
@@ -339,7 +143,7 @@ def _user(content: str | Sequence[UserBlock | ToolResultBlock]) -> Iterator[Chat
         yield {"role": "user", "content": _content(parts)}
 
 
-def _assistant(content: str | Sequence[TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock]) -> Chat:
+def _assistant(content: str | Sequence[AssistantBlock]) -> Chat:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     text = "".join(block.text for block in content if isinstance(block, TextBlock))
@@ -397,7 +201,7 @@ def _tool(tool: ToolDefinition) -> Chat:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoToolChoice | None) -> Mapping[str, Any]:
+def _tool_choice(choice: ToolChoice | None) -> Mapping[str, Any]:
     if choice is None:
         return {}
     if isinstance(choice, NoToolChoice):
@@ -408,9 +212,7 @@ def _tool_choice(choice: AutoToolChoice | AnyToolChoice | NamedToolChoice | NoTo
     return {"tool_choice": chosen} | ({"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {})
 
 
-def _effort(
-    thinking: ThinkingBudget | AdaptiveThinking | ThinkingBetweenTools | NoThinking | None, effort: str | None
-) -> str | None:
+def _effort(thinking: Thinking | None, effort: str | None) -> str | None:
     """OpenAI's `reasoning_effort`; None for the default of the model's server."""
     if isinstance(thinking, NoThinking):
         return None

@@ -6,7 +6,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.auth.service_tier import response_tier
-from gateway.translations.responses import PlainFormat, ResponseBody, ResponsesRequest, TextOptions, response_id
+from gateway.translations.response_body import PlainFormat, ResponseBody, TextOptions
+from gateway.translations.response_id import response_id
+from gateway.translations.responses import ResponsesRequest
 from scheduler.request_id import created_ms
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -23,21 +23,13 @@ from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import REPLAYED
 from gateway.jobs.service import Jobs
 from gateway.jobs.submit import JobCall, JobSubmitHandler
+from gateway.translations.response_body import Item, ResponseBody, read_body, read_prompt
 from gateway.translations.response_document import ResponseDocument, started
+from gateway.translations.response_id import request_id_of, response_id
 from gateway.translations.response_output import RESPONSES, response_to
 from gateway.translations.response_store import ResponseStore, document_of, first_document, items_of
 from gateway.translations.response_streams import ResponseStreams
-from gateway.translations.responses import (
-    Item,
-    ResponseBody,
-    ResponsesRequest,
-    input_items,
-    read_body,
-    read_prompt,
-    request_id_of,
-    request_of,
-    response_id,
-)
+from gateway.translations.responses import ResponsesRequest, input_items, request_of
 from ledger.responses import NewResponse, ResponseRow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict

@@ -24,13 +24,10 @@ from gateway.translations.response_document import (
     ResponseTokens,
     started,
 )
-from gateway.translations.responses import (
-    RESPONSE_PREFIX,
-    ResponsesRequest,
-    read_responses,
-    renamed,
-)
-from scheduler.chat_document import DOCUMENT, arguments_of, as_deltas, lines_of, text_of
+from gateway.translations.response_id import RESPONSE_PREFIX
+from gateway.translations.responses import ResponsesRequest, read_responses, renamed
+from scheduler.chat_document import DOCUMENT, arguments_of, lines_of, text_of
+from scheduler.chat_events import as_deltas
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -92,7 +89,8 @@ class OutputItems:
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             yield from self._reasoning(str(reasoning))
         text = text_of(delta.get("content"))
-        if text or (logprobs and self._in_message):  # Those of calls have no place in a response.
+        in_message = self._open is not None and self.items[self._open]["type"] == "message"
+        if text or (logprobs and in_message):  # Those of calls have no place in a response.
             yield from self._content("output_text", text, logprobs)
         if refusal := delta.get("refusal"):
             yield from self._content("refusal", str(refusal), [])
@@ -127,10 +125,6 @@ class OutputItems:
         if self.finish_reason == "length":
             return IncompleteDetails("max_output_tokens")
         return IncompleteDetails("content_filter") if self.finish_reason == "content_filter" else None
-
-    @property
-    def _in_message(self) -> bool:
-        return self._open is not None and self.items[self._open]["type"] == "message"
 
     def _begin(self, prefix: str, item: dict[str, Any]) -> Iterator[Event]:
         at = len(self.items)

@@ -19,9 +19,10 @@ from gateway.config import ResponseStoreConfig
 from gateway.http.errors import RejectionError
 from gateway.http.validation import invalid
 from gateway.jobs.store import MAX_INSERTS, CallBatcher
+from gateway.translations.response_body import Item
 from gateway.translations.response_document import ResponseDocument
+from gateway.translations.response_id import request_id_of
 from gateway.translations.response_output import RESPONSES, Output, failed, whole
-from gateway.translations.responses import Item, request_id_of
 from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
 from ledger.responses import (

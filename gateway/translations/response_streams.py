@@ -15,9 +15,9 @@ import msgspec
 from gateway.http.errors import RejectionError, fault_of
 from gateway.http.sse import EventStream
 from gateway.translations.response_document import ResponseDocument
+from gateway.translations.response_id import request_id_of
 from gateway.translations.response_output import Event, event_bytes, last_event, output_events
 from gateway.translations.response_store import ResponseStore, document_of, first_document, output_of_job
-from gateway.translations.responses import request_id_of
 from ledger.responses import ResponseRow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault

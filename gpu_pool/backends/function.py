@@ -22,7 +22,8 @@ from typing import Any
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell, by_task
 from gpu_pool.backends.generation import named_turns, prompt_of
 from scheduler.errors import ErrorCode, StartError
-from scheduler.payload import PromptMessage, write_vector
+from scheduler.prompt_messages import PromptMessage
+from scheduler.vectors import write_vector
 
 StreamCallback = Callable[[Sequence[str]], list[bool]]
 

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.errors import ErrorCode
-from scheduler.payload import PromptMessage, Task, decode_messages
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, decode_messages
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOKENS: Final = 256

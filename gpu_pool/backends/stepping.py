@@ -113,7 +113,9 @@ class RowLoop(Generic[R]):
                 self._decoder.join(list(joining.values()), progress)
                 self._running |= joining
         except BaseException:
-            self._reset()
+            self._decoder.reset()
+            for kept in (self._rejected, self._embedding, self._waiting, self._running, self._until):
+                kept.clear()
             raise
         progress()
         return ended + self._ended()
@@ -154,11 +156,6 @@ class RowLoop(Generic[R]):
             self._waiting.pop(key, None)
             del self._until[key]
         return ended
-
-    def _reset(self) -> None:
-        self._decoder.reset()
-        for kept in (self._rejected, self._embedding, self._waiting, self._running, self._until):
-            kept.clear()
 
 
 class Stepper(Protocol):

@@ -7,6 +7,11 @@ from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.openai_endpoint.settings import OPEN_INFERENCE, PREFIX, SERVERS, read_address
 from scheduler.errors import StartError
 
+FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR, openai:URL or oip:URL"
+_SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?)(?:\+(\d{1,5}(?:\.\d{1,3})?))?)?")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_HF = re.compile(r"hf:(.+)", re.DOTALL)
+
 
 class BackendForm(NamedTuple):
     """A form of `--backend`, and what its models do: "yes", "-", or the condition. The contract tests prove it."""
@@ -26,10 +31,6 @@ BACKENDS = (
     BackendForm("openai:URL", texts="as its server", steps="as its server", vectors="as its server", passes_on=True),
     BackendForm("oip:URL", vectors="with text inputs"),
 )
-FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR, openai:URL or oip:URL"
-_SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?)(?:\+(\d{1,5}(?:\.\d{1,3})?))?)?")
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_HF = re.compile(r"hf:(.+)", re.DOTALL)
 
 
 def check_form(spec: str) -> None:

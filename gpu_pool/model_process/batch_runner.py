@@ -1,115 +1,16 @@
 """One batch inside the model process: run it, bisect it when it raises, tell a lost device from bad inputs.
 
-Bisection reruns ever smaller parts; everything except the bad item completes. With one bad item among n it costs about
-2 log2(n) more runs, with all bad 2n - 1; `time_left` limits that. After out-of-memory the device gets at most half as
-many items at once for the rest of this process's life. A CUDA error other than out-of-memory persists until the process
-ends, so the device is lost. Such errors are recognised by names and texts, so that nothing here imports torch.
+After out-of-memory the device gets at most half as many items at once for the rest of this process's life.
 """
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import Backend, InvalidOutput, Item, ItemResult
-from scheduler.errors import ErrorCode, TierlaneError
-
-I = TypeVar("I")  # noqa: E741 - an item
-R = TypeVar("R")
-
-
-def run_apart(
-    run: Callable[[Sequence[I]], list[R]],
-    items: Sequence[I],
-    *,
-    blame: Callable[[BaseException], R],
-    unfinished: Callable[[], R],
-    time_left: Callable[[], bool],
-    fatal: type[Exception],
-) -> list[R]:
-    """One result for each item, in order.
-
-    A part that raises is run again in halves. The result of a single item that raises is `blame(error)`; of items for
-    which no time was left, `unfinished()`. A `fatal` exception means that the model is lost, and is passed on.
-    """
-    if not time_left():
-        return [unfinished() for _ in items]
-    try:
-        return run(items)
-    except fatal:
-        raise
-    # A model that calls sys.exit() must not end the process.
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a model may raise anything
-        if len(items) == 1:
-            return [blame(error)]
-
-    def run_half(half: Sequence[I]) -> list[R]:
-        return run_apart(run, half, blame=blame, unfinished=unfinished, time_left=time_left, fatal=fatal)
-
-    middle = len(items) // 2
-    return run_half(items[:middle]) + run_half(items[middle:])
-
-
-T = TypeVar("T")
-
-
-class SizeLimit:
-    """`largest`: the most items to run at once; 0 without a limit. It never rises: the memory may stay occupied."""
-
-    def __init__(self) -> None:
-        self.largest = 0
-
-    def too_large(self, size: int) -> None:
-        """`size` items did not fit: allow at most half of that, and at least 1."""
-        half = max(1, size // 2)
-        self.largest = min(half, self.largest or half)
-
-    def parts(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
-        """The items in parts that fit; a limit that falls meanwhile applies to the rest. One empty part for no items."""
-        start = 0
-        while start == 0 or start < len(items):
-            end = start + (self.largest or len(items) or 1)
-            yield items[start:end]
-            start = end
-
-
-_STICKY_TYPES = frozenset({"AcceleratorError"})
-_STICKY_TEXTS = (
-    "CUDA error",
-    "device-side assert",
-    "CUBLAS_STATUS_EXECUTION_FAILED",
-    "CUBLAS_STATUS_INTERNAL_ERROR",
-    "CUDNN_STATUS_EXECUTION_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR",
-)
-
-
-class DeviceLost(TierlaneError):
-    """The model process cannot go on: its device or the model is broken."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device ran out of memory; a smaller batch may fit."""
-    if type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "out of memory" in str(error)
-
-
-def is_sticky(error: BaseException) -> bool:
-    """Whether every later call would fail too, until a new process takes over."""
-    if is_out_of_memory(error):
-        return False
-    if type(error).__name__ in _STICKY_TYPES:
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _STICKY_TEXTS)
-
-
-def free_cached_memory() -> None:
-    """Return torch's cached blocks to the device, if torch is in use."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
+from gpu_pool.model_process.bisection import run_apart
+from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
+from gpu_pool.model_process.size_limit import SizeLimit
+from scheduler.errors import ErrorCode
 
 SUSPICIOUS_BATCHES = 3  # After this many batches in a row without a good answer the canary runs.
 _BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
@@ -144,7 +45,7 @@ class BatchRunner:
             return self._clock() < deadline
 
         results = run_apart(
-            lambda part: self._noted(part, time_left),
+            lambda part: self._attempt(part, time_left),
             items,
             blame=blame,
             unfinished=_unfinished,
@@ -156,20 +57,17 @@ class BatchRunner:
         self.judge(results)
         return results
 
-    def _noted(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+    def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+        results: list[ItemResult] = []
         try:
-            return self._attempt(items, time_left)
+            for part in self._limit.parts(items):
+                if results and not time_left():
+                    return results + [_unfinished()] * (len(items) - len(results))
+                self._progress()
+                results += self._one_go(part)
         except (Exception, SystemExit) as error:
             self.fault = self.fault or fault_of(error)
             raise
-
-    def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
-        results: list[ItemResult] = []
-        for part in self._limit.parts(items):
-            if results and not time_left():
-                return results + [_unfinished()] * (len(items) - len(results))
-            self._progress()
-            results += self._one_go(part)
         return results
 
     def _one_go(self, items: Sequence[Item]) -> list[ItemResult]:

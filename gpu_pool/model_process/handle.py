@@ -1,29 +1,18 @@
-"""The worker's handle of one model process: start it, run a batch, watch it, kill it.
+"""The worker's handle of one model process: start it, run a batch, kill it.
 
 Any end of the process (exit, signal, malformed frame) is detected at once, by the end of its socket or of the process
 itself, whichever is first; then every call in progress raises ModelLost.
-
-A hung kernel and a hung interpreter look the same from outside: no progress. So a batch without progress for its cap is
-killed; with progress it may go on, but not beyond the timeout of any batch. A batch that writes streams is limited by
-their deadlines instead: the model process ends each of them at its own, and is killed only if it does not. A watchdog
-that was stalled itself (SIGSTOP, a frozen machine) has observed nothing meanwhile, so the batch gets its time again.
-
-The stall detector also serves direct batches, which say how many milliseconds their requests have left, counted from
-when they were sent: one that was in the socket while the worker was stalled may be long overdue. It ticks only while a
-gateway is connected.
 """
 
 import asyncio
-import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from gpu_pool.model_process.frame_socket import FrameConnection
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.messages import (
     Available,
     Done,
@@ -43,52 +32,11 @@ from gpu_pool.model_process.messages import (
     pack,
 )
 from scheduler.errors import StartError, TierlaneError
-from scheduler.failpoints import armed_directory
-
-_SETTINGS_PREFIX = "TIERLANE_"  # Connections and tokens, which the model must not get.
-_SERVERS = frozenset({"PGPASSWORD", "PGPASSFILE", "POSTGRES_PASSWORD", "REDISCLI_AUTH", "REDIS_PASSWORD"})
-_URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresql://", "postgresql+")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLaunch:
-    """How a model process is started. `secrets` are added to its environment, which no other user can read.
-
-    `max_slots` limits the requests of a model with slots, 0: not at all; `slots` is what the last process had learnt, 0: nothing.
-    """
-
-    backend: str
-    device: str = "cpu"
-    torch_threads: int = 1
-    dtype: str = "auto"
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    max_slots: int = 0
-    slots: int = 0
-
-    def arguments(self, fd: int) -> list[str]:
-        """The command line, with `fd` the process's end of the socket."""
-        own = ["--fd", str(fd), "--parent", str(os.getpid())]
-        model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
-        model += ["--torch-threads", str(self.torch_threads)]
-        model += ["--max-slots", str(self.max_slots), "--slots", str(self.slots)]
-        failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
-        return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
-
-    def environment(self) -> dict[str, str]:
-        """The worker's environment without Tierlane's settings and server credentials, plus the secrets."""
-        inherited = {name: text for name, text in os.environ.items() if not _is_private(name, text)}
-        return {**inherited, **self.secrets}
-
-
-def _is_private(name: str, text: str) -> bool:
-    return name.startswith(_SETTINGS_PREFIX) or name in _SERVERS or text.startswith(_URLS)
-
 
 _WORKER_LOG = 2  # The worker's stderr: what a model prints goes to the worker's log.
 _EXIT_GRACE_S = 0.1  # Grace time from the end of the socket to the end of the process.
 LAST_FRAMES_S = 0.02  # Time for the last frames after the end of the process.
 MOST_REASON = 300  # Characters of the reason for which a model is not available.
-
 
 PiecesCallback = Callable[[Sequence[Piece]], None]
 """Called with the pieces that a batch adds to its streams while it runs."""
@@ -340,23 +288,20 @@ class ModelProcess:
         """Whether the message is about requests in slots; then it is processed here."""
         if isinstance(message, Pieces) and not message.seq:
             for piece in message.pieces:
-                if (run := self._slot_runs.get(piece.place)) is not None:
-                    run.on_piece(piece)
+                if (listener := self._slot_runs.get(piece.place)) is not None:
+                    listener.on_piece(piece)
         elif isinstance(message, Slots):
             self.slots, self.slots_source = message.count, message.source
             self.resized()
         elif isinstance(message, Done | Refused) and message.seq in self._slot_runs:
-            self._slot_answered(message)
+            run = self._slot_runs.pop(message.seq)
+            if isinstance(message, Done) and len(message.results) != 1:
+                run.lost(self._protocol_error("a wrong number of results"))
+            else:
+                run.answered(message)
         else:
             return False
         return True
-
-    def _slot_answered(self, message: Done | Refused) -> None:
-        run = self._slot_runs.pop(message.seq)
-        if isinstance(message, Done) and len(message.results) != 1:
-            run.lost(self._protocol_error("a wrong number of results"))
-        else:
-            run.answered(message)
 
     def _mark_lost(self) -> None:
         self.lost.set()
@@ -377,121 +322,3 @@ class ModelProcess:
     def _protocol_error(self, what: str) -> ModelLost:
         self.kill()
         return ModelLost(f"The model process sent {what}.")
-
-
-TICK_S = 0.05
-GAP_S = 0.25
-"""A tick that is late by more than this was a stall; a busy event loop is late by less."""
-DOUBT_S = 0.1
-"""Frames in the socket are read within this time after a stall."""
-
-
-class StallDetector:
-    """`in_doubt()` is True during a stall and just after it. `clock` is monotonic seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen_at = clock()
-        self._doubt_until = 0.0
-        self._watched = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Tick inside this context; contexts may overlap."""
-        if self._timer is None:
-            self._seen_at = self._clock()
-            self._tick_on()
-        self._watched += 1
-        try:
-            yield
-        finally:
-            self._watched -= 1
-            if not self._watched and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    def _tick_on(self) -> None:
-        self.tick()
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick_on)
-
-    def tick(self) -> None:
-        """Record that the process runs now."""
-        now = self._clock()
-        if now - self._seen_at > GAP_S:
-            self._doubt_until = now + DOUBT_S
-        self._seen_at = now
-
-    def in_doubt(self) -> bool:
-        """Whether data that is read now may be older than it looks."""
-        now = self._clock()
-        return now < self._doubt_until or now - self._seen_at > GAP_S
-
-
-class ModelHung(TierlaneError):
-    """The batch reached its cap, and its model process was killed."""
-
-
-async def run_watched(
-    model: ModelProcess,
-    bodies: Sequence[bytes],
-    *,
-    cap_ms: float,
-    timeout_ms: float,
-    budget_ms: float,
-    on_pieces: PiecesCallback = ignore_pieces,
-    left_ms: Sequence[int] = (),
-    on_start: StartCallback = ignore_start,
-) -> Done:
-    """The model's answer. Raises ModelHung after killing the process, ModelLost if it ended by itself.
-
-    `cap_ms` limits the time without progress, `timeout_ms` the whole run; `budget_ms` is the time for bisecting a
-    failed batch, `on_pieces` is called with pieces of streams, `left_ms` is the time left of each body, `on_start` is called
-    with a function that cancels positions.
-    """
-    watch = _Watch(model, cap_ms, timeout_ms, max((*left_ms, timeout_ms)) + cap_ms)
-
-    def watched(pieces: Sequence[Piece]) -> None:
-        watch.streams()
-        on_pieces(pieces)
-
-    try:
-        return await model.run(bodies, budget_ms, watched, left_ms, on_start)
-    finally:
-        watch.stop()
-
-
-class _Watch:
-    """A timer that checks the limit when it fires; progress extends it."""
-
-    def __init__(self, model: ModelProcess, cap_ms: float, timeout_ms: float, streams_ms: float) -> None:
-        self._model = model
-        self._cap_ms = cap_ms
-        self._timeout_ms = timeout_ms
-        self._streams_ms = streams_ms
-        self._started = time.monotonic()
-        self._check_after(min(cap_ms, timeout_ms) / 1000)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def streams(self) -> None:
-        """The batch writes streams: it may run until their deadlines."""
-        self._timeout_ms = self._streams_ms
-
-    def _check_after(self, seconds: float) -> None:
-        self._due = time.monotonic() + seconds
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
-
-    def _check(self) -> None:
-        now = time.monotonic()
-        if now - self._due > GAP_S:
-            self._started = now
-        progress_at = max(self._started, self._model.progress_at)
-        limit = min(self._started + self._timeout_ms / 1000, progress_at + self._cap_ms / 1000)
-        left_s = limit - now
-        if left_s > 0:
-            self._check_after(left_s)
-            return
-        message = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
-        self._model.give_up(ModelHung(message))

@@ -24,8 +24,11 @@ from types import FrameType
 
 from gpu_pool.backends.backend import Backend, ServingBackend, SteppingBackend
 from gpu_pool.model_process.backend_registry import select_backend
-from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost
-from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
+from gpu_pool.model_process.batch_runner import BatchRunner
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
+from gpu_pool.model_process.device_errors import DeviceLost
+from gpu_pool.model_process.inputs import run_readable
+from gpu_pool.model_process.listeners import Listeners
 from gpu_pool.model_process.messages import (
     Available,
     Done,

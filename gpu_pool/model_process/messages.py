@@ -261,9 +261,7 @@ class ModelLink:
         data = self.connection.recv(size)
         if len(data) == size:
             return data
-        return self._rest(bytearray(data), size)
-
-    def _rest(self, buffer: bytearray, size: int) -> bytes:
+        buffer = bytearray(data)
         while len(buffer) < size:
             more = self.connection.recv(size - len(buffer)) if buffer else b""
             if not more:

@@ -14,25 +14,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gpu_pool.backends.backend import TOO_LATE, Item, ItemResult, SteppingBackend, WaitingBackend
-from gpu_pool.model_process.batch_runner import (
-    BatchRunner,
-    DeviceLost,
-    blame,
-    fault_of,
-    free_cached_memory,
-    is_out_of_memory,
-    is_sticky,
-)
-from gpu_pool.model_process.inputs import (
-    Listeners,
-    SlotListeners,
-    StreamListener,
-    deadlines,
-    read_items,
-    rejection,
-    stream_deadlines,
-    with_late,
-)
+from gpu_pool.model_process.batch_runner import BatchRunner, blame, fault_of
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
+from gpu_pool.model_process.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
+from gpu_pool.model_process.inputs import read_items, rejection, with_late
+from gpu_pool.model_process.listeners import Listeners, SlotListeners, StreamListener
 from gpu_pool.model_process.messages import (
     Done,
     Drop,
@@ -134,7 +120,9 @@ class SlotServing:
             self._drop(message.seq, message.places)
         elif isinstance(message, Withdraw):
             for seq in message.seqs:
-                self._withdraw(seq)
+                request = self._requests.get(seq)
+                if request is not None and not any(member.ended or member.sent for member in request.members):
+                    self._hand_back(request, WITHDRAWN)
 
     def step(self) -> None:
         """Let waiting requests join, advance all by one step, and send what is new."""
@@ -197,11 +185,6 @@ class SlotServing:
         for member in request.members:
             if member.place in places and not member.ended and member.item.listener is None:
                 self._end(member, ItemResult("", self._remove(member), ErrorCode.CANCELLED))
-
-    def _withdraw(self, seq: int) -> None:
-        request = self._requests.get(seq)
-        if request is not None and not any(member.ended or member.sent for member in request.members):
-            self._hand_back(request, WITHDRAWN)
 
     def _hand_back(self, request: _SlotRequest, reason: str) -> None:
         for member in request.members:

@@ -1,102 +1,18 @@
-"""Keeps one model process alive: starts it, restarts it when it is lost, and quarantines a bad model.
-
-A process that worked is restarted after 0.1 s, however often it is killed. One that crashes or does not load is restarted
-with growing delays: a start costs as much as many batches. A model that returns invalid output (a wrong number of
-results, NaN, None) fails fast and would attract all work; so after three such batches in a row its process is ended and
-not restarted for a while, longer each time. Delays are pure arithmetic.
-"""
+"""Keeps one model process alive: starts it, restarts it when it is lost, and quarantines a bad model."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from typing import Literal
 
 import structlog
 
-from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
-from scheduler.errors import ErrorCode, StartError
-
-FIRST_RESPAWN_S, SLOWEST_RESPAWN_S = 0.1, 5.0
-HEALTHY_AFTER_S, HEALTHY_AFTER_BATCHES = 10.0, 20
-"""A process that was ready this long, or answered this many good batches, has worked."""
-LOAD_FAILURES = 5
-"""After this many failed loads in a row the model counts as failed: it is retried rarely, and health reports it."""
-FAILED_RETRY_S = 30.0
-
-
-class Respawn:
-    """Delays of 0.1 s doubling to 5 s while processes do not work; 30 s once the model has failed to load five times."""
-
-    def __init__(self) -> None:
-        self._next_s = FIRST_RESPAWN_S
-        self._load_failures = 0
-
-    @property
-    def failed(self) -> bool:
-        """Whether the model counts as one that does not load."""
-        return self._load_failures >= LOAD_FAILURES
-
-    def loaded(self) -> None:
-        """A process became ready."""
-        self._load_failures = 0
-
-    def ended(self, ready_s: float | None, good_batches: int) -> float:
-        """A process ended, `ready_s` seconds after it became ready (None: it never did); seconds until the next."""
-        if ready_s is None:
-            self._load_failures += 1
-            if self.failed:
-                return FAILED_RETRY_S
-        elif ready_s >= HEALTHY_AFTER_S or good_batches >= HEALTHY_AFTER_BATCHES:
-            self._next_s = FIRST_RESPAWN_S
-        delay_s, self._next_s = self._next_s, min(SLOWEST_RESPAWN_S, 2 * self._next_s)
-        return delay_s
-
-
-STRIKES = 3
-FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S = 5.0, 60.0
-
-
-class BatchVerdict(Enum):
-    """What one batch shows about its model."""
-
-    GOOD = "good"  # At least one good answer.
-    INVALID = "invalid"  # At least half of the output is invalid.
-    NEITHER = "neither"  # The inputs may be at fault, or nothing ran.
-
-
-def judge(results: Sequence[ItemResult]) -> BatchVerdict:
-    """One invalid output among good ones is not the model's fault; one good answer among many invalid ones is no proof."""
-    results = [result for result in results if not result.by_input]
-    invalid = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
-    if invalid and 2 * invalid >= len(results):
-        return BatchVerdict.INVALID
-    return BatchVerdict.GOOD if any(not result.error_code for result in results) else BatchVerdict.NEITHER
-
-
-class Quarantine:
-    """Counts strikes. After a quarantine the model is on probation: one batch of invalid output is enough for the next."""
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-        self._allowed = STRIKES
-        self._next_s = FIRST_QUARANTINE_S
-
-    def after(self, verdict: BatchVerdict) -> float:
-        """Seconds of quarantine after this batch; 0: the model may go on."""
-        if verdict is BatchVerdict.GOOD:
-            self._in_a_row, self._allowed, self._next_s = 0, STRIKES, FIRST_QUARANTINE_S
-        if verdict is not BatchVerdict.INVALID:
-            return 0.0
-        self._in_a_row += 1
-        if self._in_a_row < self._allowed:
-            return 0.0
-        seconds, self._next_s = self._next_s, min(LONGEST_QUARANTINE_S, 2 * self._next_s)
-        self._in_a_row, self._allowed = 0, 1
-        return seconds
-
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
+from gpu_pool.model_process.quarantine import BatchVerdict, Quarantine
+from gpu_pool.model_process.respawn import Respawn
+from scheduler.errors import StartError
 
 REAPED_WITHIN_S = 5.0  # After SIGKILL; a process that takes longer hangs in the kernel with its device.
 

@@ -22,13 +22,16 @@ from gpu_pool.worker.slot_pipeline import SlotPipeline
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTraces
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.batches import Batches, ReadyBatches, StopSignals
+from scheduler.protocol.batches import Batches
+from scheduler.protocol.increments import IncrementChannel
 from scheduler.protocol.pool_view import WorkerReport
-from scheduler.protocol.presence import CordonStatus, Presence, WorkerBeatReply
-from scheduler.protocol.replies import IncrementChannel
+from scheduler.protocol.presence import Presence
+from scheduler.protocol.ready_batches import ReadyBatches
+from scheduler.protocol.stop_signals import StopSignals
+from scheduler.protocol.worker_heartbeat import CordonStatus, WorkerBeatReply
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys, cell_of
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 
 MOMENTS = 10

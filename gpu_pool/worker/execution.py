@@ -15,17 +15,11 @@ import structlog
 
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import (
-    ModelHung,
-    ModelLost,
-    ModelProcess,
-    RunRefused,
-    ignore_pieces,
-    ignore_start,
-    run_watched,
-)
+from gpu_pool.model_process.handle import ModelLost, ModelProcess, RunRefused, ignore_pieces, ignore_start
 from gpu_pool.model_process.messages import Done, FrameTooLarge
-from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
+from gpu_pool.model_process.quarantine import BatchVerdict, judge
+from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from gpu_pool.worker.batch_rates import BusyShare, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
 from gpu_pool.worker.slot_runs import SlotRuns
@@ -246,7 +240,10 @@ class Execution:
         on_pieces, on_start = (
             (ignore_pieces, ignore_start) if streams is None else (streams.on_pieces, partial(streams.begin, plan.ids))
         )
-        self._mark_started()
+        self.running += 1
+        self.batches += 1
+        if self.running == 1:
+            self.busy.start(time.monotonic())
         try:
             return await run_watched(
                 model,
@@ -276,12 +273,6 @@ class Execution:
             return
         if self.slow_model.reached_cap(ms, alone=first and len(bodies) == 1):
             self.slowed(bodies[0])
-
-    def _mark_started(self) -> None:
-        self.running += 1
-        self.batches += 1
-        if self.running == 1:
-            self.busy.start(time.monotonic())
 
     def _record(self, bodies: Sequence[bytes], done: Done) -> None:
         self._last_size = size = len(bodies)

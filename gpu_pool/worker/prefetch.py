@@ -80,13 +80,10 @@ class Prefetch:
         self._holder = None
         self._near_end = False
         self._stop_timer()
-        self._pass_to_waiting()
-        self._changed()
-
-    def _pass_to_waiting(self) -> None:
-        if self._waiting is not None and self._holder is None:
+        if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._grant(waiting)
+        self._changed()
 
     def _grant(self, slot: PrefetchSlot) -> None:
         self._holder = slot

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung
 from gpu_pool.model_process.messages import Piece, Refused
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.execution import early_outcome, not_run
 from gpu_pool.worker.slot_runs import SlotEnd, SlotRun, SlotRuns
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.batches import (
     HANDED_BACK,
     WITHDRAWN,
@@ -32,12 +32,11 @@ from scheduler.protocol.batches import (
     MemberEnd,
     Outcome,
     OwnedBatch,
-    StopSignal,
-    StopSignals,
     lost,
 )
-from scheduler.protocol.replies import LOST, Increment, IncrementTarget, read_address
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.protocol.increments import LOST, Increment, IncrementTarget, read_address
+from scheduler.protocol.stop_signals import StopSignal, StopSignals
+from scheduler.redis_client.backoff import Backoff
 from scheduler.tasks import end_all
 
 SLOWEST_RETRY_S = 0.5
@@ -90,7 +89,11 @@ class SlotPipeline:
 
     async def take(self, batch_id: str, *, backlog: bool = True) -> None:  # noqa: ARG002 - as of `BatchPipeline`
         """Claim one batch and start its requests. Raises RedisUnavailable."""
-        self._start_tasks()
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._finish_forever(), name="finish"),
+                asyncio.create_task(self._stop_forever(), name="stops"),
+            ]
         if self._runs.free <= 0 or self._is_draining:  # The number of slots fell while the id was popped.
             await self._batches.push_back(batch_id)
             return
@@ -135,13 +138,6 @@ class SlotPipeline:
         tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
         await end_all(tasks)
 
-    def _start_tasks(self) -> None:
-        if not self._tasks:
-            self._tasks = [
-                asyncio.create_task(self._finish_forever(), name="finish"),
-                asyncio.create_task(self._stop_forever(), name="stops"),
-            ]
-
     def _begin(self, batch: ClaimedBatch, claimed_at: float) -> None:
         claimed = _Claimed(OwnedBatch(batch.batch_id, batch.token))
         self._claimed[batch.batch_id] = claimed
@@ -179,12 +175,15 @@ class SlotPipeline:
             await asyncio.sleep(0)  # What ended in the same step of the model goes in the same call.
             self._has_ends.clear()
             ends, self._ends = self._ends, []
-            try:
+            with LoggedFaults("requests not finished"):
                 await self._finish([end for end in ends if not end[0].is_lost])
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("requests not finished", error)
             for claimed, _ in ends:
-                self._finished(claimed)
+                claimed.unfinished -= 1
+                self.in_flight -= 1
+                if not claimed.unfinished:
+                    self._claimed.pop(claimed.owned.id, None)
+            if not self._claimed:
+                self._settled.set()
 
     async def _finish(self, ends: list[tuple[_Claimed, Outcome]]) -> None:
         """Retry while Redis is unavailable: each call is idempotent, and the reaper retries requests of an expired lease."""
@@ -206,27 +205,16 @@ class SlotPipeline:
                 continue
             return
 
-    def _finished(self, claimed: _Claimed) -> None:
-        claimed.unfinished -= 1
-        self.in_flight -= 1
-        if not claimed.unfinished:
-            self._claimed.pop(claimed.owned.id, None)
-        if not self._claimed:
-            self._settled.set()
-
     async def _stop_forever(self) -> None:
         """End the runs of requests whose clients have left; never returns."""
         backoff = Backoff()
         while True:
-            try:
+            with LoggedFaults("runs not stopped"), suppress(RedisUnavailable):
                 if (signal := await self._stops.pop()) is not None:
                     self._stop(signal)
                 backoff.reset()
-            except RedisUnavailable:
-                await backoff.sleep()
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("runs not stopped", error)
-                await backoff.sleep()
+                continue
+            await backoff.sleep()
 
     def _stop(self, signal: StopSignal) -> None:
         running = {request_id: run for each in self._claimed.values() for request_id, run in each.running.items()}

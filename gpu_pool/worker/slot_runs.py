@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import GAP_S, ModelHung, ModelLost, ModelProcess, RunRefused
+from gpu_pool.model_process.handle import ModelLost, RunRefused
 from gpu_pool.model_process.messages import Done, FrameTooLarge, Piece, Refused
-from gpu_pool.model_process.supervisor import ModelSupervisor, judge
+from gpu_pool.model_process.quarantine import judge
+from gpu_pool.model_process.stall_detector import GAP_S
+from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker.service_time import ServiceTime
 from gpu_pool.worker.slot_usage import SlotUsage
 from scheduler.errors import ErrorCode, TierlaneError
@@ -129,7 +132,9 @@ class SlotRuns:
             return run
         try:
             run.seq = model.start(request.body, left_ms, run)
-            self._start_watch()
+            if self._watch is None:
+                self._watched_from = time.monotonic()
+                self._watch_again()
         except FrameTooLarge:
             self.over(run, Done(0, 0.0, [TOO_LARGE]))
         except ModelLost:
@@ -218,11 +223,6 @@ class SlotRuns:
             cost_ms,
         )
 
-    def _start_watch(self) -> None:
-        if self._watch is None:
-            self._watched_from = time.monotonic()
-            self._watch_again()
-
     def _watch_again(self) -> None:
         self._watch_due = time.monotonic() + WATCH_S
         self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._check)
@@ -231,10 +231,8 @@ class SlotRuns:
         now, model = time.monotonic(), self._supervisor.model
         if now - self._watch_due > GAP_S:
             self._watched_from = now  # This process was suspended, and has observed nothing meanwhile.
-        if model is not None and self._is_hung(model, now):
+        timeout_s = self._config.gpu_timeout_ms / 1000
+        if model is not None and now - max(self._watched_from, model.progress_at) > timeout_s:
             model.give_up(ModelHung(f"The model process sent nothing for {self._config.gpu_timeout_ms} ms."))
         if self._runs:
             self._watch_again()
-
-    def _is_hung(self, model: ModelProcess, now: float) -> bool:
-        return now - max(self._watched_from, model.progress_at) > self._config.gpu_timeout_ms / 1000

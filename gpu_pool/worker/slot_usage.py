@@ -55,7 +55,10 @@ class SlotUsage:
         """A request ends. Returns its part of the engine in ms."""
         self._advance(now)
         self.running -= 1
-        self._add(_Mark(now, self._running_s, self._busy_s, max(0.0, now - start.at_s)))
+        life_s = max(0.0, now - start.at_s)
+        self._ended.append(_Mark(now, self._running_s, self._busy_s, life_s))
+        self._sum_s += life_s
+        self._squares += life_s**2
         needed = max(LEAST_ENDED, slots, self._needed())
         while (len(self._ended) > needed + 1 and self._ended[1].at_s < now - LEAST_S) or len(self._ended) > MOST_ENDED:
             self._ended.popleft()
@@ -67,11 +70,6 @@ class SlotUsage:
         """A request ends without an answer: its time is no sample."""
         self._advance(now)
         self.running -= 1
-
-    def _add(self, mark: _Mark) -> None:
-        self._ended.append(mark)
-        self._sum_s += mark.life_s
-        self._squares += mark.life_s**2
 
     def _needed(self) -> float:
         """The requests whose mean life has the standard error ERROR; half as many more, because the tail is seen late."""

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from scheduler.payload import Payload, PromptMessage, Task, decode_payload, encode_messages, encode_payload
+from scheduler.payload import Payload, Task, decode_payload, encode_payload
+from scheduler.prompt_messages import PromptMessage, encode_messages
 
 IN_A_ROW = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 60.0
@@ -144,23 +145,20 @@ class Trials:
             await self._due.wait()
             await asyncio.sleep(self._model.pause_s)
             await self._ready.wait()
-            await self._trial()
-
-    async def _trial(self) -> None:
-        over_cap = asyncio.get_running_loop().call_later(self._model.timeout_ms / 1000, self._over_cap)
-        try:
-            ms = await self._run_batch(self._body, TRIAL_CAPS * self._model.timeout_ms)
-        except Exception as error:
-            log.exception("trial batch failed", error=type(error).__name__)
-            ms = None
-        finally:
-            over_cap.cancel()
-        self._model.trial_ended(ms)
-        if self._model.slow:
-            self._warn()
-        else:
-            log.info("model measured", model_ms=round(self._model.model_ms), timeout_ms=self._model.timeout_ms)
-        self._update()
+            over_cap = asyncio.get_running_loop().call_later(self._model.timeout_ms / 1000, self._over_cap)
+            try:
+                ms = await self._run_batch(self._body, TRIAL_CAPS * self._model.timeout_ms)
+            except Exception as error:
+                log.exception("trial batch failed", error=type(error).__name__)
+                ms = None
+            finally:
+                over_cap.cancel()
+            self._model.trial_ended(ms)
+            if self._model.slow:
+                self._warn()
+            else:
+                log.info("model measured", model_ms=round(self._model.model_ms), timeout_ms=self._model.timeout_ms)
+            self._update()
 
     def _over_cap(self) -> None:
         self._model.trial_over_cap()

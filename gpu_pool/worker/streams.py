@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_pool.model_process.messages import Piece
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.protocol.replies import LOST, Increment, IncrementChannel, IncrementTarget, read_address
+from scheduler.protocol.increments import LOST, Increment, IncrementChannel, IncrementTarget, read_address
 
 MOST_CHARACTERS = 1 << 20
 SEND_EVERY_S = 0.008
@@ -59,10 +59,8 @@ class Outgoing:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            try:
+            with LoggedFaults("increments not sent"):
                 await self._send()
-            except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("increments not sent", error)
 
     def _queue(self, gateway_id: str, increment: Increment) -> None:
         if self._characters + len(increment.text) > MOST_CHARACTERS:

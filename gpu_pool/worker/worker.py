@@ -19,13 +19,15 @@ import structlog
 from gpu_pool.backends.openai_endpoint.settings import SERVERS
 from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
-from gpu_pool.model_process.handle import ModelLaunch
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.report import WorkerReading, report_of
 from gpu_pool.worker.cell_link import BLOCK_S, CellLink
-from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
+from gpu_pool.worker.direct_batches import DirectBatches
+from gpu_pool.worker.direct_server import DirectEndpoint
 from gpu_pool.worker.execution import Execution
-from gpu_pool.worker.gpu import GpuWatch, gpu_of
+from gpu_pool.worker.gpu_watch import GpuWatch
+from gpu_pool.worker.nvml_gpu import gpu_of
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.slow_model import Trials
 from gpu_pool.worker.traces import BatchTraces
@@ -34,9 +36,9 @@ from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import WorkerReport
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import server_url
 from scheduler.redis_client.keys import cell_of
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 from scheduler.tracing import Spans
 

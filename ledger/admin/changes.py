@@ -73,7 +73,8 @@ async def changing(connection: Connection, actor: str, *, dry_run: bool) -> Asyn
 
 async def find(connection: Connection, table: Table, key: Any) -> Row:
     """The row with this primary key, locked until the transaction ends. Raises ChangeRejected if there is none."""
-    row = await fetch_one(connection, select(*seen(table)).where(_key(table) == key).with_for_update())
+    (primary_key,) = table.primary_key.columns
+    row = await fetch_one(connection, select(*seen(table)).where(primary_key == key).with_for_update())
     if row is None:
         raise missing(table, key)
     return row
@@ -125,11 +126,6 @@ async def _write(connection: Connection, table: Table, statement: Any, values: R
 
 def _is(table: Table, row: Row) -> Any:
     return and_(*(column == row[column.name] for column in table.primary_key.columns))
-
-
-def _key(table: Table) -> Any:
-    (key,) = table.primary_key.columns
-    return key
 
 
 def _name(table: Table, row: Row) -> str:

@@ -22,7 +22,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
 
 from ledger.schema import metadata
 from ratelimit.quotas import PERIOD_S
-from scheduler.chat_document import Capability
+from scheduler.capabilities import Capability
 from scheduler.errors import TierlaneError
 
 THINGS = {

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import msgspec
 
 from ledger.audit import writer
+from ledger.audit.folding import Folded
 from ledger.audit.maintenance import Maintenance, MaintenancePolicy
-from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy, OutboxWindow
 from ledger.audit.writer import make_batch
 from ledger.postgres import (
@@ -35,7 +35,7 @@ from ledger.postgres import (
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.protocol.audit_outbox import Outbox
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 
 class AuditPolicy(msgspec.Struct, frozen=True):

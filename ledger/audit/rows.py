@@ -1,77 +1,31 @@
-"""Rows of `requests` and `dead_letters` from audit records, in COPY's binary format. Pure functions.
+"""Rows of `requests` from audit records, in COPY's binary format. Pure functions.
 
-A request has two records, accepted and ended, which may arrive in either order, apart, or repeatedly. The records of one
-batch are folded into one row here; rows of different batches are merged by `merge_requests` in ledger/sql/audit.sql. A
-request that failed for good also has a dead letter, whose body is customer data and is stored without changes.
-
-A field is its length and its value, big-endian; NULL has the length -1. A row starts with the number of its fields. Fields
-that many requests share (of the customer, of the batch) are encoded once and cached.
+The two records of a request, accepted and ended, make one row. Fields that many requests share (of the customer, of the
+batch) are encoded once and cached.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
+from ledger.audit.copy_format import (
+    EPOCH_MS,
+    MAX_MS,
+    NULL,
+    encode_count,
+    encode_double,
+    encode_integer,
+    encode_raw,
+    encode_smallint,
+    encode_text,
+    encode_timestamptz,
+)
 from scheduler.errors import ErrorCode, http_status
-from scheduler.payload import decode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
-from scheduler.redis_client.scripts import inner
-from scheduler.states import State, tier_of
-
-NULL = b"\xff\xff\xff\xff"
-_BEGIN = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
-_END = b"\xff\xff"
-EPOCH_MS = 946_684_800_000  # The year 2000, from which PostgreSQL counts microseconds.
-MAX_MS = 253_402_300_799_999  # The end of the year 9999: Python cannot read a later time.
-
-_LENGTH = Struct(">i")
-_SMALLINT = Struct(">ih")
-_INTEGER = Struct(">ii")
-_BIGINT = Struct(">iq")
-_DOUBLE = Struct(">id")
-
-
-def encode_text(value: str) -> bytes:
-    """Empty text is NULL."""
-    if not value:
-        return NULL
-    encoded = value.encode()
-    return _LENGTH.pack(len(encoded)) + encoded
-
-
-def encode_raw(value: bytes) -> bytes:
-    return _LENGTH.pack(len(value)) + value
-
-
-def encode_smallint(value: int) -> bytes:
-    return _SMALLINT.pack(2, value)
-
-
-def encode_integer(value: int) -> bytes:
-    return _INTEGER.pack(4, value)
-
-
-def encode_double(value: float) -> bytes:
-    """Negative numbers, infinity and NaN are NULL."""
-    return _DOUBLE.pack(8, value) if 0 <= value < inf else NULL
-
-
-def encode_timestamptz(epoch_ms: int) -> bytes:
-    """0 and negative numbers, which mean "unknown", are NULL. Raises ValueError after the year 9999."""
-    if epoch_ms > MAX_MS:
-        raise ValueError(f"{epoch_ms} is not a time")
-    return _BIGINT.pack(8, (epoch_ms - EPOCH_MS) * 1000) if epoch_ms > 0 else NULL
-
-
-async def stream(rows: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """The data of a COPY of these rows."""
-    yield b"".join((_BEGIN, *rows, _END))
-
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
+from scheduler.states import State
 
 COLUMNS = (
     # Of the request,
@@ -120,54 +74,6 @@ _SHARED = frozenset({"cache", "collapsed"})
 Row = bytes
 
 
-class Folded:
-    """Records by request id, in the order of their arrival.
-
-    `delivered` are ends reported by gateways that equal a recorded end. They change a row only if an earlier batch has
-    written another end, which they outweigh.
-    """
-
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.accepted: dict[str, AcceptedRecord] = {}
-        self.ended: dict[str, EndedRecord] = {}
-        self.letters: dict[str, DeadLetterRecord] = {}
-        self.delivered: dict[str, EndedRecord] = {}
-        self.add(records)
-
-    def __bool__(self) -> bool:
-        return bool(self.accepted or self.ended or self.letters)
-
-    def add(self, records: Iterable[Record]) -> None:
-        """Add records. Of two records of one kind the first is kept, except if the second `outweighs` it."""
-        accepted, ended = self.accepted, self.ended
-        for record in records:
-            if isinstance(record, EndedRecord):
-                first = ended.setdefault(record.id, record)
-                if first is not record:
-                    self._second_end(first, record)
-            elif isinstance(record, AcceptedRecord):
-                accepted.setdefault(record.id, record)
-            else:
-                self.letters.setdefault(record.id, record)
-
-    def _second_end(self, first: EndedRecord, second: EndedRecord) -> None:
-        if outweighs(second, first):
-            self.ended[second.id] = second
-        elif second.delivered and not first.delivered:
-            self.delivered.setdefault(second.id, second)
-
-
-def outweighs(new: EndedRecord, old: EndedRecord) -> bool:
-    """Whether an end replaces an earlier one: it was delivered to the client, and the earlier one was not.
-
-    A delivered 504 also replaces a delivered result: direct mode records a result before it sends it, and sends a 504 instead
-    if the disk takes too long. In all other cases the first end is kept.
-    """
-    if not new.delivered or (new.state == old.state and new.error_code == old.error_code):
-        return False
-    return not old.delivered or (old.state == State.COMPLETED and new.error_code == ErrorCode.DEADLINE_EXCEEDED)
-
-
 def check_id(request_id: str) -> None:
     """Raises ValueError for an invalid id, which no table accepts."""
     if _ID(request_id) is None or request_id > _LAST_ID:
@@ -200,11 +106,13 @@ def id_of(row: Row) -> str:
 
 
 def _numbers(accepted: AcceptedRecord | None, ended: EndedRecord | None) -> bytes:
-    size = _count(accepted.input_bytes) if accepted else NULL
+    size = encode_count(accepted.input_bytes) if accepted else NULL
     if ended is None:
         return size + NULL * 5
     times = encode_double(ended.latency_ms) + encode_double(ended.queue_ms)
-    return size + times + _count(ended.tokens_used) + _count(ended.output_bytes) + encode_double(ended.cost_ms)
+    return (
+        size + times + encode_count(ended.tokens_used) + encode_count(ended.output_bytes) + encode_double(ended.cost_ms)
+    )
 
 
 def _owner_of(record: AcceptedRecord | None) -> bytes:
@@ -251,7 +159,7 @@ def _run(state: str, error_code: str, ended_at_ms: int, gpu_ms: float, *run: Any
         encode_timestamptz(ended_at_ms),
         encode_double(gpu_ms),
         encode_text(batch_id),
-        _count(batch_size),
+        encode_count(batch_size),
         encode_text(worker_id),
         encode_integer(attempts),  # 0 is not NULL: the request never ran.
         encode_text(mode if mode in _MODES else ""),  # A newer version may have another mode.
@@ -268,56 +176,3 @@ def _error_code(state: str, code: str) -> str:
     if state != State.FAILED:
         raise ValueError(f"{state!r} is not a terminal state")
     return code or ErrorCode.INTERNAL_ERROR.value
-
-
-def _count(value: int) -> bytes:
-    """0 means "unknown"."""
-    return encode_integer(value) if value else NULL
-
-
-MAX_ATTEMPTS = 1_000_000
-
-
-class LetterRow(NamedTuple):
-    """A row of dead_letters, in the order of the parameters of `insert_dead_letters`."""
-
-    request_id: str
-    dead_at: datetime | None  # None: the time of the insert.
-    customer_id: str | None
-    tier: str | None
-    model: str | None
-    error_code: str
-    attempts: int
-    worker_ids: list[str]
-    body: bytes | None
-
-
-def to_letter_row(letter: DeadLetterRecord, ended: EndedRecord | None) -> LetterRow:
-    """The row of one dead letter. Its time is the end of the request, if known.
-
-    Raises ValueError for an invalid id or number of attempts. These are checked here, since PostgreSQL would log a part of a
-    row that it rejects.
-    """
-    check_id(letter.id)
-    if not 0 <= letter.attempts <= MAX_ATTEMPTS:
-        raise ValueError(f"{letter.attempts} is not a number of attempts")
-    try:
-        body = inner(bytes(letter.body)) or None
-    except ValueError:  # nil or false: the script had no body any more.
-        body = None
-    try:
-        model = decode_payload(body).model if body else None
-    except ValueError:  # A body that cannot be decoded is stored all the same.
-        model = None
-    ended_ms = ended.ended_at_ms if ended else 0
-    return LetterRow(
-        request_id=letter.id,
-        dead_at=datetime.fromtimestamp(ended_ms / 1000, tz=UTC) if ended_ms > 0 else None,
-        customer_id=letter.customer_id or None,
-        tier=tier_of(letter.tier) or None,
-        model=model,
-        error_code=letter.error_code or ErrorCode.INTERNAL_ERROR.value,
-        attempts=letter.attempts,
-        worker_ids=letter.worker_ids,
-        body=body,
-    )

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.audit.rows import Folded
-from scheduler.protocol.audit_outbox import AcceptedRecord, Taken, decode_entry, name_of
+from ledger.audit.folding import Folded
+from scheduler.protocol.audit_outbox import Taken, name_of
+from scheduler.protocol.audit_records import AcceptedRecord, decode_entry
 
 LONGEST_S = 60.0
 """A limit whatever the deadlines are: the next auditor has to read everything that is held again."""

@@ -20,7 +20,7 @@ from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import Identity, Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 STATEMENT_TIMEOUT_MS = 5000
 FRESH_POLLS = 3  # The number of poll intervals for which a snapshot is fresh after it was confirmed.

@@ -3,7 +3,6 @@
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    CheckConstraint,
     DateTime,
     Double,
     ForeignKey,
@@ -20,10 +19,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadata, one_of, within
-from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
+from ledger.schema.metadata import NAME_PATTERN, check, column, limit_check, matches, metadata, one_of, within
+from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, MOST_COUNT, MOST_RATE
 from ratelimit.quotas import PERIOD_S
-from scheduler.chat_document import Capability
+from scheduler.capabilities import Capability
 
 MOST_WAIT_MS = 3_600_000
 MOST_WINDOW_MS = 60_000
@@ -46,13 +45,6 @@ SERVER_PATTERN = "^((rediss?([+](sentinel|cluster))?|unix)://[^[:space:][:cntrl:
 """The URL of a server without credentials."""
 
 _TYPES = {"double": Double, "integer": Integer, "bigint": BigInteger}
-
-
-def _check(limit: LimitColumn) -> CheckConstraint:
-    if limit.least:
-        return within(limit.name, limit.least, limit.most or MOST_COUNT)
-    return check(limit.name, f"{limit.name} > 0" + (f" AND {limit.name} <= {limit.most}" if limit.most else ""))
-
 
 now, clock = text("now()"), text("clock_timestamp()")
 
@@ -93,7 +85,7 @@ tiers = Table(
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
-    *map(_check, (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)),
+    *map(limit_check, (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)),
     within("max_queue_depth", 1, MOST_COUNT),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("shed_depth", 1, MOST_COUNT),
@@ -162,7 +154,7 @@ customers = Table(
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
-    *map(_check, LIMIT_COLUMNS),
+    *map(limit_check, LIMIT_COLUMNS),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("weight", 0.01, 1000),
     within("spread", 1, 64),

@@ -5,6 +5,8 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Column, MetaData
 from sqlalchemy.types import TypeEngine
 
+from ratelimit.limits import MOST_COUNT, LimitColumn
+
 # Explicit names, so that a migration, an error message and a test can refer to the same constraint.
 metadata = MetaData(
     naming_convention={
@@ -54,3 +56,10 @@ def one_of(name: str, *values: str) -> CheckConstraint:
     """A CHECK named after its text column that limits it to these values."""
     words = ", ".join(f"'{value}'" for value in values)
     return check(name, f"{name} IN ({words})")
+
+
+def limit_check(limit: LimitColumn) -> CheckConstraint:
+    """The values that the column of a limit may have."""
+    if limit.least:
+        return within(limit.name, limit.least, limit.most or MOST_COUNT)
+    return check(limit.name, f"{limit.name} > 0" + (f" AND {limit.name} <= {limit.most}" if limit.most else ""))

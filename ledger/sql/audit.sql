@@ -11,7 +11,7 @@ CREATE TEMP TABLE IF NOT EXISTS audit_staging (LIKE requests) ON COMMIT DELETE R
 -- * `abandoned` was assumed, so any recorded end replaces it;
 -- * an end that was delivered to the client replaces an end that was not;
 -- * a delivered 504 replaces a result that direct mode recorded and did not send.
--- ledger/audit/rows.py (`outweighs`) applies the same rule to two ends in one batch.
+-- ledger/audit/folding.py (`outweighs`) applies the same rule to two ends in one batch.
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,

@@ -1,5 +1,5 @@
 -- charge: what a call of admit charges to its customers (needs prelude, metered, bucket, customer and submissions).
-local LEASE_SLACK_MS, LEASES_KEEP_MS = 500, 600000
+local LEASE_SLACK_MS = 500
 
 -- cost(b, i, o, count, sums): units of bucket i that a submission costs; with `sums`, the cost of `count` submissions that are
 -- admitted together.
@@ -132,6 +132,7 @@ local function save_demand()
 end
 
 local function save_customers()
+  local LEASES_KEEP_MS = 600000
   for _, c in pairs(customers) do
     if c.spent then save_customer(c) end
     if #c.new_leases > 0 then

@@ -6,8 +6,8 @@ local depth = {}
 -- queue says nothing about capacity, and no tier is shed by depth; predicted wait and maximum depth still apply. So it is while
 -- `resumed_at` exists, for a second after a long pause: what has waited is still leaving. Bounded: a scheduler, or a gateway in its
 -- place, runs again within PAUSE_MAX_MS, or the depth counts again.
-local MISSED_PASSES, PAUSE_MAX_MS = 2.5, 2000
 local function scheduler_is_paused(pass_ms)
+  local MISSED_PASSES, PAUSE_MAX_MS = 2.5, 2000
   local last_pass = tonumber(redis.pcall('GET', P .. 'reaped_at'))
   local late_ms = last_pass and now - last_pass - MISSED_PASSES * pass_ms or 0
   return late_ms > 0 and late_ms < PAUSE_MAX_MS or redis.pcall('EXISTS', P .. 'resumed_at') == 1

@@ -9,36 +9,30 @@ and sent only when it changes. Service times are read once a second from the hea
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
 from ratelimit.request_limits import LANGUAGE_MODEL, limits_of_workers
-from scheduler.batching.policy import (
-    FIRST_IDLE,
-    FREE_SLOT,
-    NEVER,
-    NO_WORKER,
-    BatchPolicy,
-    Decision,
-    PoolSnapshot,
-    TierQueue,
-    WakeCondition,
-    plan,
-)
+from scheduler.batching.arrival_rate import ArrivalRate
+from scheduler.batching.decision import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, Decision, WakeCondition
+from scheduler.batching.policy import plan
+from scheduler.batching.service import UNKNOWN, Service, pool_service
 from scheduler.batching.slot_policy import fill, kept_free
-from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.withdrawal import withdrawal
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import next_tick
 
 MAX_SLEEP_S = 1.0
@@ -334,12 +328,8 @@ class ServiceWatch:
 
     async def update(self) -> None:
         """Update once; keeps the known times if no worker has measured any."""
-        try:
+        with LoggedFaults("reading service times failed"), suppress(RedisUnavailable):
             observation = await self._presence.observe(self._tiers())
             self.service = pool_service(observation.workers, self.service)
             self.limits = limits_of_workers(observation.workers, self.limits)
             self.slot_workers = [each.id for each in observation.workers if each.healthy and each.slots]
-        except RedisUnavailable:
-            return
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("reading service times failed", error)

@@ -1,179 +1,37 @@
 """When a batch leaves, and with which requests: a pure function of a snapshot, without Redis, clock or await.
 
 Late binding: no more batches are formed than the workers need ready, so that queued requests can still be overtaken. A full
-batch leaves at once. A part batch leaves only for an idle worker: when it has the size that the load requires (`timing`),
-when its window is over, or when waiting would add less than one request. The order is strictly by priority, with two
-guards that bound the wait of every admitted request: a guaranteed share for each tier (kept as credit from batch to batch),
-and ageing (while a tier's oldest request has waited for `ageing_ms`, its share is at least a twentieth). A larger share
-would invert the order after a loss of GPUs, when all lower tiers are late and the highest must not wait for their backlog.
+batch leaves at once. A part batch leaves only for an idle worker: when it has the size that the load requires (`target_size`),
+when its window is over, or when waiting would add less than one request. `tier_shares` has the order of requests.
 
-Jobs and batch lines wait in the background queues. They get places that cost no time, batches of their own for workers that
-would be idle, and a share of every batch while these are less. Such a batch is formed only when a worker is idle, never ahead:
-so background work gives way within one batch. Runs begin at nearly even intervals, so that one soon ends.
+Background work gets places in these batches (`background`), and batches of its own for workers that would be idle. Such a
+batch is formed only when a worker is idle, never ahead: so background work gives way within one batch. Runs begin at
+nearly even intervals, so that one soon ends.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
 
-from scheduler.batching.timing import (
-    UNKNOWN,
-    Service,
-    distance_ms,
-    part_distance_ms,
-    since_due_ms,
-    target_size,
-    window_ms,
+from scheduler.batching.background import (
+    BACKGROUND,
+    MOST_AHEAD,
+    add_background,
+    background_credit,
+    free_places,
+    oldest_background,
+    spread_ms,
 )
-from scheduler.protocol.pool_view import SlotView
+from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, Waits, WakeCondition
+from scheduler.batching.distances import distance_ms, part_distance_ms, since_due_ms
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.target_size import target_size, window_ms
+from scheduler.batching.tier_policy import BatchPolicy
+from scheduler.batching.tier_shares import choose
 from scheduler.states import background_of
-
-AGED_SHARE = 0.05
-"""The minimum share of every batch for an aged tier, before the strict order."""
-
 
 MOST_AT_ONCE = 8
 """Batches planned from one snapshot; requests that arrive meanwhile may be more urgent than the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierPolicy:
-    """The order of a tier: priority 1 is first; the share is 0..1 of every batch. A paused tier gets no batches."""
-
-    name: str
-    priority: int
-    guaranteed_share: float
-    paused: bool = False
-    slo_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
-    """The policy from the model's row and the settings. Times in ms, sizes in requests, input tokens (0: no limit).
-
-    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`); 0: batches have no distances.
-    `background_share`: the share (0..1) of every batch for background work while it waits.
-    """
-
-    max_batch_size: int
-    max_wait_ms: float
-    lookahead_workers: int
-    ageing_ms: float
-    tiers: Sequence[TierPolicy]
-    max_batch_tokens: int = 0
-    headroom: float = 0.0
-    background_share: float = 0.05
-
-    @property
-    def order(self) -> Sequence[TierPolicy]:
-        """The tiers by priority."""
-        return sorted(self.tiers, key=lambda tier: tier.priority)
-
-    def with_shares(self, shares: Mapping[str, float]) -> "BatchPolicy":
-        """The policy with these guaranteed shares of tiers; a tier that is not in `shares` keeps its own."""
-        if not shares:
-            return self
-        tiers = [replace(t, guaranteed_share=shares.get(t.name, t.guaranteed_share)) for t in self.tiers]
-        return replace(self, tiers=tiers)
-
-
-@dataclass(frozen=True, slots=True)
-class TierQueue:
-    """A tier queue: its length, and the wait of its oldest request."""
-
-    depth: int
-    oldest_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSnapshot:
-    """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
-
-    `since_ms`: time since the last batch was due to leave; `since_formed_ms`: since any dispatcher formed one.
-    `background`: the background queue of each tier. `quiet`: tiers in which quiet customers wait. `slots`: None in a pool that
-    runs batches.
-    """
-
-    tiers: Mapping[str, TierQueue]
-    ready_batches: int
-    leased_batches: int
-    workers: int
-    arrivals_per_s: float
-    service: Service = UNKNOWN
-    since_ms: float = math.inf
-    background: Mapping[str, TierQueue] = field(default_factory=dict)
-    quiet: Collection[str] = ()
-    since_formed_ms: float = math.inf
-    slots: SlotView | None = None
-
-    @property
-    def waiting(self) -> int:
-        """Requests in all tier queues."""
-        return sum(tier.depth for tier in self.tiers.values())
-
-    @property
-    def in_background(self) -> int:
-        """Requests in all background queues."""
-        return sum(tier.depth for tier in self.background.values())
-
-    @property
-    def idle(self) -> int:
-        """Workers without a batch."""
-        return max(0, self.workers - self.leased_batches)
-
-    @property
-    def oldest_ms(self) -> float:
-        """The wait of the oldest request of all tiers; 0 if none is queued."""
-        return max((tier.oldest_ms for tier in self.tiers.values() if tier.depth), default=0.0)
-
-
-FIRST_IDLE, NO_WORKER, FREE_SLOT = -1, -2, -3
-"""Values of `WakeCondition.ready`. FIRST_IDLE: only a worker that becomes idle while no other is, or while no batch runs; FREE_SLOT:
-only a slot that becomes free."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeCondition:
-    """The condition that wakes a dispatcher.
-
-    `depth` queued requests (0: arrivals do not wake), or a worker that claimed or ended a batch while at most `ready` batches
-    are ready, or FIRST_IDLE, or NO_WORKER, or FREE_SLOT.
-    """
-
-    depth: int
-    ready: int = NO_WORKER
-
-
-NEVER = WakeCondition(0)
-
-
-class Waits(NamedTuple):
-    """No batch leaves now: decide again after `wait_ms` or on `condition` (None: only then).
-
-    `pace_ms`: then all queued requests leave at once, if no batch was formed for that time; infinite: that needs a decision.
-    """
-
-    wait_ms: float | None
-    condition: WakeCondition
-    pace_ms: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `condition` (None: only then).
-
-    `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
-    `since_ms`: time since the batch was due. `pace_ms`: see `Waits`.
-    """
-
-    picks: Sequence[tuple[str, int]]
-    wait_ms: float | None
-    condition: WakeCondition
-    ready_limit: int
-    credit: Mapping[str, float]
-    since_ms: float = math.inf
-    pace_ms: float = math.inf
 
 
 def ready_limit(workers: int, per_workers: int, distance: float) -> int:
@@ -205,9 +63,9 @@ def _leaves(snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, credit: Map
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
     picks, owed = choose(snapshot.tiers, policy, credit)
     if snapshot.in_background:
-        owed[_BACKGROUND] = credit.get(_BACKGROUND, 0.0)
-        picks, owed = _with_background(picks, owed, snapshot, policy)
-        distance = max(distance, _spread_ms(snapshot, policy))
+        owed[BACKGROUND] = credit.get(BACKGROUND, 0.0)
+        picks, owed = add_background(picks, owed, snapshot, policy)
+        distance = max(distance, spread_ms(snapshot, policy))
     # An idle worker may be about to claim the ready batch: allow one more for it.
     most_ready = limit + bool(snapshot.idle) + _has_quiet(snapshot, policy)
     return Decision(picks, None, NEVER, most_ready, owed, since_due_ms(snapshot.since_ms, distance))
@@ -226,92 +84,25 @@ def _beside_background(snapshot: PoolSnapshot, policy: BatchPolicy, waits: Decis
     are_ready = waiting and snapshot.ready_batches >= waits.ready_limit + snapshot.idle
     if not snapshot.idle or waiting >= size or are_ready:
         return woken
-    if waiting and waiting + min(snapshot.in_background, _free_places(snapshot.service, size)) >= size:
+    if waiting and waiting + min(snapshot.in_background, free_places(snapshot.service, size)) >= size:
         return _leaves(snapshot, policy, waits.ready_limit, waits.credit)
     if waiting and snapshot.idle == 1:
         return woken
-    spread = _spread_ms(snapshot, policy)
+    spread = spread_ms(snapshot, policy)
     if snapshot.since_ms < spread:
         left_ms = spread - snapshot.since_ms
         return replace(woken, wait_ms=left_ms if woken.wait_ms is None else min(left_ms, woken.wait_ms))
-    picks = _oldest_background(snapshot, policy, size)
-    owed = _background_credit(waits.credit, policy) - sum(count for _, count in picks)
+    picks = oldest_background(snapshot, policy, size)
+    owed = background_credit(waits.credit, policy) - sum(count for _, count in picks)
     return replace(
         waits,
         picks=picks,
         wait_ms=None,
         condition=NEVER,
         ready_limit=snapshot.ready_batches + snapshot.idle,
-        credit={**waits.credit, _BACKGROUND: max(-MOST_AHEAD * size, owed)},
+        credit={**waits.credit, BACKGROUND: max(-MOST_AHEAD * size, owed)},
         since_ms=since_due_ms(snapshot.since_ms, spread),
     )
-
-
-SPREAD = 0.97
-"""Runs of a pool that background work fills begin at intervals of at least this part of the even one. Workers that started
-together would otherwise also end together, and an interactive request would wait for the rest of a run; at the whole
-interval, workers would wait for each other."""
-
-
-def _spread_ms(snapshot: PoolSnapshot, policy: BatchPolicy) -> float:
-    """The least time between the starts of two runs."""
-    service = snapshot.service
-    return SPREAD * (service.base_ms + policy.max_batch_size * service.item_ms) / snapshot.workers
-
-
-def _with_background(
-    picks: Sequence[tuple[str, int]], owed: Mapping[str, float], snapshot: PoolSnapshot, policy: BatchPolicy
-) -> tuple[list[tuple[str, int]], dict[str, float]]:
-    """The picks of a batch with background work: its share, of the places of the lowest tiers if the batch is full, and places
-    that are left and add no noticeable time.
-    """
-    size = policy.max_batch_size
-    share = _background_credit(owed, policy)
-    guaranteed = min(max(0, int(share + 1e-9)), snapshot.in_background)
-    left, kept = size - guaranteed, list[tuple[str, int]]()
-    for name, count in picks:
-        if places := min(count, left):
-            kept.append((name, places))
-            left -= places
-    free = min(left, _free_places(snapshot.service, size))
-    background = _oldest_background(snapshot, policy, guaranteed + free)
-    left_share = share - sum(count for _, count in background)
-    return [*kept, *background], {**owed, _BACKGROUND: max(-MOST_AHEAD * size, left_share)}
-
-
-_BACKGROUND = ""
-"""The name of the credit of background work: negative after it got more than its share."""
-
-MOST_AHEAD = 4.0
-"""Batches that background work may have got more than its share, for which it gets no share later."""
-
-
-def _background_credit(credit: Mapping[str, float], policy: BatchPolicy) -> float:
-    """The places that are owed to background work in the next batch."""
-    size = policy.max_batch_size
-    return min(float(size), credit.get(_BACKGROUND, 0.0) + policy.background_share * size)
-
-
-UNNOTICED = 0.05
-"""The part of a batch's duration that free places may add."""
-
-
-def _free_places(service: Service, size: int) -> int:
-    """How many more requests add at most UNNOTICED to the duration of a batch; none before its duration is known."""
-    if not service.base_ms:
-        return 0
-    return size if service.item_ms <= 0 else int(UNNOTICED * service.base_ms / service.item_ms)
-
-
-def _oldest_background(snapshot: PoolSnapshot, policy: BatchPolicy, count: int) -> list[tuple[str, int]]:
-    """Up to `count` requests of the background queues, strictly by priority."""
-    picks = []
-    for tier in policy.order:
-        depth = snapshot.background[tier.name].depth if tier.name in snapshot.background else 0
-        if places := min(count, depth):
-            picks.append((background_of(tier.name), places))
-            count -= places
-    return picks
 
 
 def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
@@ -407,39 +198,3 @@ def _pace_ms(snapshot: PoolSnapshot, policy: BatchPolicy, idle: int) -> float:
         return 0.0
     target = target_size(rate, snapshot.workers, service, policy.max_batch_size)
     return max(distance, min(1000 * target / rate, window_ms(target, rate, policy.max_wait_ms)))
-
-
-def choose(
-    tiers: Mapping[str, TierQueue], policy: BatchPolicy, credit: Mapping[str, float]
-) -> tuple[list[tuple[str, int]], dict[str, float]]:
-    """Fill one batch. Returns (tier, places) in priority order, and the new credit.
-
-    Guaranteed places come first, including those of aged tiers, then the strict order of priority. A tier's credit grows by
-    its share of each batch while requests are queued in it, falls by the places it got, and never exceeds one batch.
-    """
-    size = policy.max_batch_size
-    order = policy.order
-    owed = {t.name: _owed(t, tiers, credit, policy) for t in order}
-    places = dict.fromkeys(owed, 0)
-    left = size
-    for wanted in (_guaranteed(owed), {t.name: size for t in order}):
-        for tier in order:
-            depth = tiers[tier.name].depth if tier.name in tiers else 0
-            more = min(left, wanted.get(tier.name, 0), depth - places[tier.name])
-            places[tier.name] += more
-            left -= more
-    rest = {name: max(0.0, owed[name] - places[name]) for name in owed}
-    return [(t.name, places[t.name]) for t in order if places[t.name]], rest
-
-
-def _owed(tier: TierPolicy, tiers: Mapping[str, TierQueue], credit: Mapping[str, float], policy: BatchPolicy) -> float:
-    waiting = tiers.get(tier.name)
-    if waiting is None or not waiting.depth:
-        return 0.0
-    late = waiting.oldest_ms >= policy.ageing_ms
-    share = max(tier.guaranteed_share, AGED_SHARE) if late else tier.guaranteed_share
-    return min(float(policy.max_batch_size), credit.get(tier.name, 0.0) + share * policy.max_batch_size)
-
-
-def _guaranteed(owed: Mapping[str, float]) -> dict[str, int]:
-    return {name: int(places + 1e-9) for name, places in owed.items()}

@@ -8,17 +8,10 @@ requests do not wait for the end of others. Background work is the lowest tier, 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.batching.policy import (
-    FREE_SLOT,
-    NEVER,
-    BatchPolicy,
-    Decision,
-    PoolSnapshot,
-    TierPolicy,
-    TierQueue,
-    WakeCondition,
-    choose,
-)
+from scheduler.batching.decision import FREE_SLOT, NEVER, Decision, WakeCondition
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_shares import choose
 from scheduler.protocol.pool_view import SlotView
 from scheduler.states import background_of
 

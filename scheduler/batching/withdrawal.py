@@ -8,7 +8,8 @@ slot is the mean time in a slot, divided by the slots.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.batching.policy import BatchPolicy, PoolSnapshot
+from scheduler.batching.snapshot import PoolSnapshot
+from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.states import background_of
 
 OBJECTIVE_MS = 500.0

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from scheduler.cells.division import OVER, Division, Ends, SharedCustomer, Sums
 from scheduler.cells.shares import WHOLE
 from scheduler.errors import RedisUnavailable
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.limits import Allotments, Allotted, PartsOrder
 from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys
@@ -129,10 +129,8 @@ class Allotter:
                 now, found = self._clock(), self._find_customers()
                 if now >= due or found is not seen:
                     seen = found
-                    try:
+                    with LoggedFaults("dividing limits among cells failed"):
                         await self.turn()
-                    except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                        log_fault("dividing limits among cells failed", error)
                     due = now + self._pause_s()
                 await asyncio.sleep(min(LOOK_S, max(0.0, due - self._clock())))
         finally:

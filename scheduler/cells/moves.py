@@ -175,7 +175,8 @@ def _decides(worker: WorkerView) -> float:
 
 def placement(plan: PoolPlan, cells: Mapping[str, CellState]) -> Placement:
     """Where the workers of a pool should move, and how those of each cell are shared among tiers."""
-    return placed(loads_of(plan, cells), [*plan.tiers, *_background_share(plan.tiers)])
+    lowest = max((tier.priority for tier in plan.tiers), default=0)
+    return placed(loads_of(plan, cells), [*plan.tiers, TierShare(BACKGROUND, lowest + 1, 0.0)])
 
 
 def documents(
@@ -188,11 +189,6 @@ def documents(
 def until_next_s(*, moving: bool, calm_s: float = CALM_S) -> float:
     """Seconds from one document to the next. `moving`: any worker should move."""
     return calm_s * PERIOD_S / CALM_S if moving else calm_s
-
-
-def _background_share(tiers: Sequence[TierShare]) -> list[TierShare]:
-    lowest = max((tier.priority for tier in tiers), default=0)
-    return [TierShare(BACKGROUND, lowest + 1, 0.0)]
 
 
 class Registrations:

@@ -225,18 +225,15 @@ def _with_ready(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[st
     None gives its last worker, nor, while there are enough for all requests, one that it needs.
     """
     lacking = {load.name: max(0.0, load.ready - fair[load.name]) for load in loads if load.accepts}
-    kept = _kept(sum(load.needs for load in loads) / max(1.0, sum(fair.values())))
+    # Of all workers, by all cells; above 1 some requests are refused, and the lowest tier keeps this part of its need.
+    needed = sum(load.needs for load in loads) / max(1.0, sum(fair.values()))
+    kept = min(1.0, max(0.0, 1.0 - (needed - 1.0) / OVERLOAD))
     giving = {
         load.name: max(0.0, fair[load.name] - max(load.ready, load.above, kept * load.needs, 1.0))
         for load in loads
         if load.needs > load.above
     }
     return _moved(fair, lacking, giving)
-
-
-def _kept(needed: float) -> float:
-    """The part of its need that the lowest tier keeps. `needed`: of all workers, by all cells; above 1 some requests are refused."""
-    return min(1.0, max(0.0, 1.0 - (needed - 1.0) / OVERLOAD))
 
 
 def _moved(fair: Mapping[str, float], lacking: Mapping[str, float], giving: Mapping[str, float]) -> dict[str, float]:

@@ -1,22 +1,20 @@
 #!lua
 -- admit: decide on submissions; each is admitted completely or not at all. A rejection charges nothing; it writes only, once, the
 -- changed rate of an empty bucket. Idempotent by request id: an id that is stored already gets `duplicate`, without effect.
--- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = unknown),
---   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow,
---   places in the tier queue, open requests within the share}, 5 packed groups
---   {tier, customer, key, model, key rate, key burst, limits as in customer}, 6 packed submissions, one flat list of {id, number
---   of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in submissions},
---   7 ms that a request is kept after its deadline, 8 latest TIME in ms at which the call was sent (0 = unknown): a call that was
---   buffered while Redis was suspended arrives late, 9 ms that a run takes, 10 the bodies, concatenated, 11 '1' if an id may be
---   in the call twice, 12 ms that a reply is stored for its Idempotency-Key, 13 number and 14 bytes of such replies of one
---   customer, 15 ms between the passes of a scheduler, 16 packed kinds of buckets as in customer, 17 packed
---   endpoints of the groups, for the audit, 18 '', or packed: whether each group waits in the background queue of its tier,
---   19 '', or packed: the Residence of the customer of each group.
+-- KEYS[1] leases (routes the call). ARGV: gateway_id; capacity in requests/s (0 = unknown); packed_tiers: limits {name, rate,
+--   burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow, places in the tier queue, open requests within the share};
+--   packed_groups: {tier, customer, key, model, key rate, key burst, limits as in customer}; packed_submissions: one flat list of
+--   {id, number of the group, input_bytes, total_ms, queue_ms, tokens, length of the body, nonce, trace, false or RARE as in
+--   submissions}; keep_ms that a request is kept after its deadline; sent_at: latest TIME in ms at which the call was sent (0 =
+--   unknown): a call that was buffered while Redis was suspended arrives late; run_ms that a run takes; bodies, concatenated;
+--   has_repeats: 1 if an id may be in the call twice; replay_ms that a reply is stored for its Idempotency-Key, replay_rows and
+--   replay_bytes of such replies of one customer; pass_ms between the passes of a scheduler; packed_kinds of buckets as in
+--   customer; packed_endpoints of the groups, for the audit; packed_background: '', or whether each group waits in the
+--   background queue of its tier; packed_homes: '', or the Residence of the customer of each group.
 -- Returns packed {groups, verdicts}: {remaining limits, depth} of each group after the call; of each submission nil if it was
 --   accepted, else, or if there is more to report, {outcome, retry_after_ms, stored id, shadowed, reply if it has ended already}.
 -- include: prelude, protocol, wake, row, ratelimit/metered, ratelimit/bucket, ratelimit/quota, ratelimit/share, ratelimit/customer, ratelimit/shedding, epoch, backlogs, backlog_push, submissions, ratelimit/charge, retry_budget, enqueue, coalescing_keys, coalescing, decisions
 if protocol_error() then return protocol_error() end
-local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local verdicts, body_start, together, together_end = {}, 1, nil, 0
 if not epoch_us then begin_epoch() end
 
@@ -39,7 +37,7 @@ if enqueue() then
   evict_replays()
   local waiting = 0
   for _, count in pairs(depth) do waiting = waiting + count end
-  if ARGV[18] ~= '' or backlogs.urgent then wake() else wake_for_depth(waiting) end
+  if packed_background ~= '' or backlogs.urgent then wake() else wake_for_depth(waiting) end
 end
 save_demand()
 return '\146' .. pack_groups() .. pack_array(verdicts)

@@ -2,11 +2,11 @@
 -- adopt: a gateway sends again the results that it delivered recently, because Redis may have lost them.
 -- A request that is still open ends with the delivered result, without a message and without a stored reply. A request that
 -- ended with another result than its client received is revoked, unless its reply was replayed since: then that one counts.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, delivered, tokens, cost_ms or -1}...}, 3 their audit records, as one outbox entry.
+-- KEYS[1] leases. ARGV: packed_results {{id, state, code, delivered, tokens, cost_ms or -1}...}, and their audit records, as one outbox entry.
 -- Returns how many of them were still open.
 -- include: prelude, slots, row, ratelimit/metered, refund, revoke, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 local count, replayed = 0, {}
-for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
+for _, result in ipairs(cmsgpack.unpack(packed_results)) do
   local id = result[1]
   local row = read_row(id)
   if is_open(row) then
@@ -27,7 +27,6 @@ for _, result in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 apply_refunds()
 flush()
-local records = ARGV[3]
 if next(replayed) then
   local kept = {}
   for _, record in ipairs(cmsgpack.unpack(records)) do

@@ -1,22 +1,22 @@
 #!lua
 -- allot: claim this cell for one allotter, and set the parts of their limits that customers of several cells may use here. Only
 -- the allotter with the claim can write, and its calls only in their order, so that a late one changes nothing.
--- KEYS[1] leases. ARGV: 1 prefix, 2 id of the allotter, 3 its epoch (0: only read), 4 number of its call, 5 TIME in ms until which
---   the parts hold, 6 packed {{customer, {{kind, rate, size}...}, false (only read), {} (remove) or {rates, concurrency, quotas} as
---   in share, {{quota, amount, window, grant, others}...}}...}, 7 packed kinds of buckets as in customer.
+-- KEYS[1] leases. ARGV: allotter_id; its epoch (0: only read); call_number; ends_at: TIME in ms until which the parts hold;
+--   packed_orders {{customer, {{kind, rate, size}...}, false (only read), {} (remove) or {rates, concurrency, quotas} as
+--   in share, {{quota, amount, window, grant, others}...}}...}; packed_kinds of buckets as in customer.
 -- Returns packed {accepted, TIME in ms, epoch of the claim, ms that it holds, customers with parts here, {{stored parts or false,
 --   ms that they hold, open requests, requests so far, {{window, spent, grant}...}} of each customer}}. Buckets of a customer
 --   that is new here are empty.
 -- include: prelude, ratelimit/bucket, ratelimit/quota, ratelimit/share
 local CLAIM_MS, KEEP_MS, INDEX = 3000, 604800000, T .. 'rl:shared'
-local epoch, number, ends_at, kinds = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), cmsgpack.unpack(ARGV[7])
+local kinds = cmsgpack.unpack(packed_kinds)
 
 -- may_write(claim) -> whether the call is accepted, and ms that the claim of another allotter holds.
 local function may_write(claim)
   local known, held_ms = tonumber(claim[2]) or 0, (tonumber(claim[4]) or 0) - now
   if held_ms < 0 or held_ms > CLAIM_MS then held_ms = 0 end
   local is_late = ends_at ~= 0 and (ends_at <= now or ends_at > now + share.LONGEST_MS)
-  if claim[1] == ARGV[2] then return epoch >= known and number > tonumber(claim[3]) and not is_late, 0 end
+  if claim[1] == allotter_id then return epoch >= known and call_number > tonumber(claim[3]) and not is_late, 0 end
   return epoch > known and held_ms == 0 and not is_late, held_ms
 end
 
@@ -85,9 +85,9 @@ end
 local claim, entries = call('HMGET', T .. 'allotter', 'id', 'epoch', 'call', 'until'), {}
 local accepted, held_ms = may_write(claim)
 if accepted then
-  call('HSET', T .. 'allotter', 'id', ARGV[2], 'epoch', ARGV[3], 'call', ARGV[4], 'until', decimal[now + CLAIM_MS])
+  call('HSET', T .. 'allotter', 'id', allotter_id, 'epoch', epoch, 'call', call_number, 'until', decimal[now + CLAIM_MS])
   call('PEXPIRE', T .. 'allotter', KEEP_MS)
-  for i, entry in ipairs(cmsgpack.unpack(ARGV[6])) do entries[i] = process(entry) end
+  for i, entry in ipairs(cmsgpack.unpack(packed_orders)) do entries[i] = process(entry) end
   call('PEXPIRE', INDEX, KEEP_MS)
 end
 return cmsgpack.pack({accepted, now, accepted and epoch or tonumber(claim[2]) or 0, held_ms, call('SMEMBERS', INDEX), entries})

@@ -5,7 +5,7 @@
 -- the run and reports what it used. One whose batch waits for a claim ends at once. One with an Idempotency-Key, or that may have
 -- followers, goes on.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running, delivered, used}...}; `running`: end it also while it runs; its
+-- KEYS[1] leases. ARGV: packed_requests {{id, code, running, delivered, used}...}; `running`: end it also while it runs; its
 --   worker receives this with the next renewal. All codes except cancelled do so. `delivered`: the client got this code as
 --   response, so that another end is revoked. `used`: tokens of a stream that were delivered, else 0.
 -- Returns one bulk per id: the stored reply, or '' if it was left running (cancelled) or is unknown.
@@ -28,7 +28,7 @@ local function left_batch(code, row, running)
   return stored and stored.slots and stored
 end
 
-for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
+for i, request in ipairs(cmsgpack.unpack(packed_requests)) do
   local id, code, row = request[1], request[2], read_row(request[1])
   local batch, used, revoked = NO_BATCH, request[5] or 0, nil
   local left = left_batch(code, row, request[3])

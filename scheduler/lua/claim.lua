@@ -1,25 +1,24 @@
 #!lua flags=allow-oom
 -- claim: a worker claims a ready batch: owner, fencing token, running lease, one attempt counted.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 worker id, 4 token, 5 lease ms,
---   6 ms without a heartbeat after which a gateway is lost, 7 bytes of bodies after which the reply ends; of a worker with slots
---   also: 8 its free slots before this claim, 9 its slots.
+-- KEYS[1] leases. ARGV: batch_id, worker_id, token, lease_ms, gone_ms without a heartbeat after which a gateway is lost,
+--   max_bytes of bodies after which the reply ends; of a worker with slots also: slot_count, and the free ones before this claim.
 -- Returns nil if the batch cannot be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the requests to run. With
 --   slots each has two more fields: its tier, and whether it was withdrawn before.
 --   Others (no time left, or their gateway is lost) end here, and a batch that becomes empty is closed. The last `absent`
 --   requests have no body: `bodies` returns them.
 -- include: prelude, slots, protocol, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
-local batch = load_batch(ARGV[2])
+local batch = load_batch(batch_id)
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no wake token because this id was in batch_queue
   return false
 end
 if batch.slots then slots.claimed(batch.id) end
-call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
-batch.worker = ARGV[3]
-lease(batch, tonumber(ARGV[5]))
-local bytes_left = tonumber(ARGV[7])
-local out, absent, gone_ms, attempt = {}, 0, tonumber(ARGV[6]), packed[batch.losses + 1]
+call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', worker_id, 'token', token)
+batch.worker = worker_id
+lease(batch, lease_ms)
+local bytes_left = max_bytes
+local out, absent, attempt = {}, 0, packed[batch.losses + 1]
 
 -- bin_header[n]: the header of n bytes; a body may contain any bytes, and Lua's msgpack has no bin type.
 local bin_header = setmetatable({}, {__index = function(memo, n)
@@ -40,7 +39,7 @@ each_member(batch, function(id, row, list)
   end
   if not code then
     local member = str_header[#id] .. id .. packed[ms_left] .. attempt .. bin_header[#body] .. body
-    if not ARGV[8] then out[#out + 1] = '\148' .. member
+    if not free then out[#out + 1] = '\148' .. member
     else
       local was_withdrawn = call('HEXISTS', P .. 'request:' .. id, 'withdrawn') == 1
       out[#out + 1] = '\150' .. member .. packed[string.match(list, 'inflight:(.-):')] .. packed[was_withdrawn]
@@ -54,8 +53,8 @@ each_member(batch, function(id, row, list)
 end, 'body')
 flush()
 if #out == 0 then delete_batch(batch) end
-if ARGV[8] then
-  slots.report(ARGV[3], tonumber(ARGV[8]) - #out, tonumber(ARGV[9]), -#out)
+if free then
+  slots.report(worker_id, free - #out, slot_count, -#out)
   if #out < batch.size then wake_for_slot() end
 else wake_for_worker(#out == 0) end
 return '\146' .. packed[absent] .. pack_array(out)

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 -- expire: end requests that waited too long, and remove ids of ended requests from the tier queues and backlogs, oldest
 -- first.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 limit of ids per tier and call.
+-- KEYS[1] leases. ARGV: packed_tiers: their names; limit of ids per tier and call.
 -- Returns {ended, swept, 1 if `share` has more to do, else 0, recorded damaged rows}. Customers of one tier may have different
 -- queue timeouts, so the whole window is checked: overdue requests behind one that is in time also end, and stay as dead
 -- entries until they are the oldest.
 -- include: prelude, slots, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
-local ended_now, swept, tiers, limit = 0, 0, cmsgpack.unpack(ARGV[2]), tonumber(ARGV[3])
+local ended_now, swept, tiers = 0, 0, cmsgpack.unpack(packed_tiers)
 local BACKLOGS = 32 -- of each tier and call, in turn
 
 -- sweep(list, count) -> how many of the `count` oldest ids of the list were removed.

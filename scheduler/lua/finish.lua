@@ -1,24 +1,24 @@
 #!lua flags=allow-oom
 -- finish: the owner of a running batch ends its requests, each once, and closes the batch.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
---   bytes, length, cost_ms: its share of gpu_ms}, where an empty code means completed, 5 the last fields of their replies,
---   concatenated, each of its length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, '',
---   cost_ms as a float, 6 '1' if more outcomes follow in another call: then the batch is not closed yet.
+-- KEYS[1] leases. ARGV: batch_id; token; packed_outcomes: one flat list of {id, code, gpu_ms, tokens, bytes, length, cost_ms: its
+--   share of gpu_ms}, where an empty code means completed; tails: the last fields of their replies, concatenated, each of its
+--   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, '', cost_ms as a float; more_follow: 1 if
+--   more outcomes follow in another call: then the batch is not closed yet.
 -- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
 --   do, else 0}.
 -- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
-local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 7
-local batch = load_batch(ARGV[2])
-if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end
+local outcomes, SIZE = cmsgpack.unpack(packed_outcomes), 7
+local batch = load_batch(batch_id)
+if not batch or batch.state ~= 'running' or batch.token ~= token then return {#outcomes / SIZE, 0} end
 local offset_of, tail_start, stale = {}, 1, #outcomes / SIZE
 for o = 0, #outcomes - SIZE, SIZE do
   offset_of[outcomes[o + 1]] = o
   local tail_end = tail_start + outcomes[o + 6]
-  outcomes[o + 6], tail_start = string.sub(ARGV[5], tail_start, tail_end - 1), tail_end
+  outcomes[o + 6], tail_start = string.sub(tails, tail_start, tail_end - 1), tail_end
 end
 each_member(batch, function(id, row)
   local o = offset_of[id]
-  if not o and ARGV[6] == '1' then return end
+  if not o and more_follow == 1 then return end
   if not o then
     finalize(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker sent no outcome for it, which is a bug
     return
@@ -29,7 +29,7 @@ each_member(batch, function(id, row)
   else finalize(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1
 end)
-if ARGV[6] == '1' then
+if more_follow == 1 then
   flush()
   return {stale, followers_left and 1 or 0}
 end

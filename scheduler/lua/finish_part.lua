@@ -1,19 +1,18 @@
 #!lua flags=allow-oom
 -- finish_part: a worker with slots ends requests of its running batches, each by itself. A batch is closed with its last request.
--- KEYS[1] leases. ARGV: 1 prefix, 2 worker id, 3 packed {{batch id, token}...}, 4 packed outcomes, one flat list of {number of its
---   batch, id, code, gpu_ms, tokens, bytes, length, cost_ms: its part of the model's time}, where an empty code means completed,
---   '-' that it returns to the head of its queue, '-withdrawn' the same, once, and '!<code>' that its run was lost for that cause,
---   5 the last fields of their replies as in `finish`, 6 free slots of the worker, '' if a claim is in progress, 7 its slots,
---   8 retry budget, 9 minimum ms left for a retry, 10 lease ms, 11 ms that a batch is kept.
+-- KEYS[1] leases. ARGV: worker_id; packed_batches {{batch id, token}...}; packed_outcomes: one flat list of {number of its batch,
+--   id, code, gpu_ms, tokens, bytes, length, cost_ms: its part of the model's time}, where an empty code means completed, '-' that
+--   it returns to the head of its queue, '-withdrawn' the same, once, and '!<code>' that its run was lost for that cause; tails: the
+--   last fields of their replies as in `finish`; max_losses, min_left_ms, lease_ms, keep_ms as in `fail`; slot_count of the worker,
+--   and its free slots, nil if a claim is in progress.
 -- Returns {outcomes that were too late (stale), 1 if `share` has more to do, else 0}.
 -- include: prelude, slots, wake, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, retry, requeue, coalescing_keys, followers
-local outcomes, SIZE, batches, again = cmsgpack.unpack(ARGV[4]), 8, {}, {}
-for i, owned in ipairs(cmsgpack.unpack(ARGV[3])) do
+local outcomes, SIZE, batches, again = cmsgpack.unpack(packed_outcomes), 8, {}, {}
+for i, owned in ipairs(cmsgpack.unpack(packed_batches)) do
   local batch = load_batch(owned[1])
   batches[i] = batch and batch.state == 'running' and batch.token == owned[2] and batch
 end
-local rule = {max_losses = tonumber(ARGV[8]), min_left_ms = tonumber(ARGV[9]), lease_ms = tonumber(ARGV[10]),
-  keep_ms = tonumber(ARGV[11])}
+local rule = {max_losses = max_losses, min_left_ms = min_left_ms, lease_ms = lease_ms, keep_ms = keep_ms}
 local tail_start, stale = 1, 0
 
 -- end_member(id, row, batch, code, run): ends, retries or returns one request that its batch still has.
@@ -35,7 +34,7 @@ end
 
 for o = 0, #outcomes - SIZE, SIZE do
   local batch, id, tail_end = batches[outcomes[o + 1]], outcomes[o + 2], tail_start + outcomes[o + 7]
-  local tail, row = string.sub(ARGV[5], tail_start, tail_end - 1), batch and read_row(id)
+  local tail, row = string.sub(tails, tail_start, tail_end - 1), batch and read_row(id)
   tail_start = tail_end
   if row and row[STATE] == 'processing' and row[BATCH] == batch.id then
     end_member(id, row, batch, outcomes[o + 3],
@@ -55,6 +54,6 @@ flush() -- first: if an index is broken, the replies are sent, and the batches c
 for _, batch in ipairs(batches) do
   if batch and is_empty(batch) then delete_batch(batch) end
 end
-slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)
+slots.report(worker_id, free, slot_count, #outcomes / SIZE)
 if #again > 0 then wake() else wake_for_slot() end
 return {stale, followers_left and 1 or 0}

@@ -1,26 +1,25 @@
 #!lua flags=allow-oom
 -- form_batch: move the picked ids of the tier queues into one new batch and make it ready, all or nothing.
 -- Refuses while enough batches are ready (late binding). Ids that must not run any more end here instead.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...} in order of priority, 4 look-ahead in
---   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms without a heartbeat after which a gateway is
---   lost, 9 maximum tokens of a batch (0: no limit), 10 ms of waiting after which a request is not skipped for its length,
---   11 number of queued requests at which all of them leave, if they fit the first pick and a worker is idle (0: none is
---   enough), 12 ms since the last batch after which one request is enough (-1: never). If neither is met, none leaves;
---   0 and -1: no condition, 13 with slots: slots that such requests leave free.
+-- KEYS[1] leases. ARGV: batch_id; packed_picks {{tier, count}...} in order of priority; lookahead in batches; lease_ms;
+--   packed_tiers: their names; keep_ms of a batch; gone_ms without a heartbeat after which a gateway is lost; max_tokens of a
+--   batch (0: no limit); aged_ms of waiting after which a request is not skipped for its length; fewest: number of queued
+--   requests at which all of them leave, if they fit the first pick and a worker is idle (0: none is enough); pace_ms since the
+--   last batch after which one request is enough (-1: never). If neither is met, none leaves; 0 and -1: no condition; kept_free:
+--   with slots, those that such requests leave free.
 -- With slots, the batch has at most as many requests as slots are free, and no more than the fewest that a worker has.
 -- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
 -- include: prelude, slots, protocol, row, ratelimit/metered, refund, backlogs, settlement, finalize, owners, queues, fair_order, batch_selection, batch, retry_budget, coalescing_keys, followers
 if protocol_error() then return protocol_error() end
-local id, keep_ms, max_tokens = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, tiers_used, READY_MAX = 0, {}, 8
 
 -- add_to_batch(tier, ids): adds ids to the batch, oldest first, as if each had been moved by RPOPLPUSH.
 local function add_to_batch(tier, ids)
   if #ids == 0 then return end
   for _, request_id in ipairs(ids) do
-    call('HSET', P .. 'request:' .. request_id, 'state', 'processing', 'batch', id)
+    call('HSET', P .. 'request:' .. request_id, 'state', 'processing', 'batch', batch_id)
   end
-  local list = P .. 'inflight:' .. tier .. ':' .. id
+  local list = P .. 'inflight:' .. tier .. ':' .. batch_id
   call('LPUSH', list, unpack(ids))
   tiers_used[#tiers_used + 1], size = tier, size + #ids
 end
@@ -44,7 +43,7 @@ local function all_may_leave(picks, fewest, pace_ms)
   end
   if waiting == 0 or waiting > picks[1][2] then return false end
   if not (fewest > 0 and waiting >= fewest or is_due(pace_ms)) then return false end
-  if room then return waiting <= math.min(room[1] - tonumber(ARGV[13]), room[3]) end
+  if room then return waiting <= math.min(room[1] - kept_free, room[3]) end
   return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
@@ -74,33 +73,32 @@ local function empty_part(picks)
   end
 end
 
-local picks, tiers = cmsgpack.unpack(ARGV[3]), cmsgpack.unpack(ARGV[6])
-local fewest, pace_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
+local picks, tiers = cmsgpack.unpack(packed_picks), cmsgpack.unpack(packed_tiers)
 local has_condition = fewest > 0 or pace_ms >= 0
 backlogs.counts(tiers)
-local may_form = room and room[1] > 0 or not room and call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4])
+local may_form = room and room[1] > 0 or not room and call('LLEN', P .. 'batch_queue') < lookahead
 if may_form and (not has_condition or all_may_leave(picks, fewest, pace_ms)) then
   if room then
     -- No member waits for another one, so quiet customers need no batch of their own.
     picks, apart.allowed = in_free_slots(picks, room), false
     max_tokens = 0
   end
-  local selected = max_tokens > 0 and select_by_length(picks, max_tokens, tonumber(ARGV[10])) or select_oldest(picks, not room)
+  local selected = max_tokens > 0 and select_by_length(picks, max_tokens, aged_ms) or select_oldest(picks, not room)
   for i, pick in ipairs(picks) do add_to_batch(pick[1], selected[i]) end
 end
 if size > 0 then
-  call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
-  if has_estimates then call('HSET', P .. 'batch:' .. id, 'costs', cmsgpack.pack(estimates)) end
-  if apart.used then call('HSET', P .. 'batch:' .. id, 'empty', empty_part(picks)) end
+  call('HSET', P .. 'batch:' .. batch_id, 'state', 'formed', 'size', size, 'tiers', table.concat(tiers_used, ' '), 'at', formed_at)
+  if has_estimates then call('HSET', P .. 'batch:' .. batch_id, 'costs', cmsgpack.pack(estimates)) end
+  if apart.used then call('HSET', P .. 'batch:' .. batch_id, 'empty', empty_part(picks)) end
   if room then
-    call('HSET', P .. 'batch:' .. id, 'slots', '1')
-    slots.formed(id, size)
+    call('HSET', P .. 'batch:' .. batch_id, 'slots', '1')
+    slots.formed(batch_id, size)
   end
-  keep({id = id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
-  call('ZADD', P .. 'leases', now + ARGV[5], id)
+  keep({id = batch_id, tiers = tiers_used, last = latest_deadline, fresh = true}, keep_ms)
+  call('ZADD', P .. 'leases', now + lease_ms, batch_id)
   redis.pcall('SET', P .. 'formed_at', now, 'PX', 60000)
   -- The tail: retried batches are at the head. Requests of quiet customers were not there when the ready batches were formed.
-  call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', id)
+  call(apart.first and overtakes(tiers_used[1]) and 'LPUSH' or 'RPUSH', P .. 'batch_queue', batch_id)
 end
 call('DEL', P .. 'wake') -- its requests are in the reply
 flush()

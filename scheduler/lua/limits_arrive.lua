@@ -1,13 +1,12 @@
 #!lua flags=allow-oom
 -- limits_arrive: the limits of customers arrive in this cell, which becomes their home, with what other cells had left of them. The
 -- first call decides; a later one changes nothing. No bucket is fuller than the emptiest of those in any cell, refilled since.
--- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which this cell is their home, 3 packed {{customer id, buckets as in
+-- KEYS[1] leases. ARGV: version of the catalog by which this cell is their home; packed_arrivals {{customer id, buckets as in
 --   customer, {{key id, rate, size}...}, whether a cell that may have had them is lost: then buckets start empty, {{cell, state as
---   limits_leave returns it}...}}...}, 4 packed kinds of buckets.
+--   limits_leave returns it}...}}...}; packed_kinds of buckets.
 -- Returns for each customer 0, or the version of the newer catalog by which it has another home.
 -- include: prelude, ratelimit/bucket
-local version, replies = tonumber(ARGV[2]), {}
-local bucket_kinds, KEY_KIND = cmsgpack.unpack(ARGV[4]), {'', 'tokens', 'rate', 1}
+local replies, bucket_kinds, KEY_KIND = {}, cmsgpack.unpack(packed_kinds), {'', 'tokens', 'rate', 1}
 local FRESH_STATE, FIELDS_LIFE, AGE, FIELDS, OPEN, KEYS_LEFT = 2, 3, 4, 5, 6, 7 -- of a state
 
 local function hash(key)
@@ -134,7 +133,7 @@ local function key_arrives(number, limit, version_here, is_empty, states)
   store(key, known, {KEY_KIND}, {{limit[2], limit[3]}}, false, is_empty, {'home', version_here}, MIN_TTL_MS)
 end
 
-for i, each in ipairs(cmsgpack.unpack(ARGV[3])) do
+for i, each in ipairs(cmsgpack.unpack(packed_arrivals)) do
   local id, limits, key_limits, is_empty, states = unpack(each)
   local version_here, newer = arrive(id, limits, is_empty, states)
   for n, limit in ipairs(version_here and key_limits or {}) do key_arrives(n, limit, version_here, is_empty, states) end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- limits_leave: the limits of customers leave this cell. Returns what is left of them; from now on admit rejects their requests here.
 -- What is left stays, until it expires: another gateway that asks gets the same.
--- KEYS[1] leases. ARGV: 1 prefix, 2 version of the catalog by which their home is another cell, 3 packed {{customer id,
+-- KEYS[1] leases. ARGV: version of the catalog by which their home is another cell; packed_customers {{customer id,
 --   {key id...}, {value of an Idempotency-Key...}}...}.
 -- Returns for each customer, packed: {version of the newer catalog by which the limits are here or have left, whether they are
 --   here}, or {0, whether they left just now, ms that the hash lives, us since it was written (false: nothing is known), its
@@ -9,7 +9,7 @@
 --   request or its reply here}. All times are durations by this server's clock.
 -- include: prelude, row
 local FRESH_MS, MARK_MS, MOST_OPEN = 10000, 900000, 2000 -- a gateway uses an old catalog for at most 15 minutes
-local version, replies = tonumber(ARGV[2]), {}
+local replies = {}
 
 local function hash(key)
   local found, fields = {}, call('HGETALL', key)
@@ -55,5 +55,5 @@ local function leave(id, key_ids, values)
   return {0, math.abs(now - left_at) < FRESH_MS, call('PTTL', key), age, row, open_requests(id), keys, known}
 end
 
-for i, each in ipairs(cmsgpack.unpack(ARGV[3])) do replies[i] = cmsgpack.pack(leave(each[1], each[2], each[3])) end
+for i, each in ipairs(cmsgpack.unpack(packed_customers)) do replies[i] = cmsgpack.pack(leave(each[1], each[2], each[3])) end
 return replies

@@ -1,11 +1,11 @@
 #!lua
 -- quota_restore: restore the usage of quotas from the audit, after Redis may have lost it. Counts are only raised.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, start of its window in ms, spent}...}, 3 the epoch and the names of
+-- KEYS[1] leases. ARGV: packed_spent {{customer id, period, start of its window in ms, spent}...}; told: the epoch and the names of
 --   cells that are not open, if all counts are restored with this call, '' while more follow: after another loss all are needed again.
 -- Returns how many were raised. Counts of other windows than the current one are ignored.
 -- include: prelude, ratelimit/quota
 local raised = 0
-for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
+for _, q in ipairs(cmsgpack.unpack(packed_spent)) do
   local key, field = T .. 'rl:customer:' .. q[1], 'q:' .. q[2]
   local number, ends_at = window(q[2])
   local stored_number, spent = string.match(call('HGET', key, field) or '', '^(%d+) (%d+)$')
@@ -17,5 +17,5 @@ for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
     raised = raised + 1
   end
 end
-if ARGV[3] ~= '' then call('SET', P .. 'quotas_told', ARGV[3]) end
+if told ~= '' then call('SET', P .. 'quotas_told', told) end
 return raised

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- repair: rename every index of this pool that has a wrong type, because every command on it fails. Indexes to rebuild are
 -- recorded, so that the next process continues if this one is killed.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms that a renamed key is kept, 4 ms that the record is kept.
+-- KEYS[1] leases. ARGV: packed_tiers: their names; keep_ms of a renamed key; record_ms of the record.
 -- Returns {names renamed now, names to rebuild, now in ms}.
 -- include: prelude
 local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_bad = 'list', dlq = 'list', auditors = 'set',
@@ -9,7 +9,7 @@ local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_ba
   epoch = 'string', gpus = 'zset', cordoned = 'set', gateways = 'zset', healthy_gpu_count = 'string', notices = 'zset',
   sharing = 'zset', same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list', slots = 'hash',
   unclaimed = 'hash'}
-local tiers = cmsgpack.unpack(ARGV[2])
+local tiers = cmsgpack.unpack(packed_tiers)
 for _, tier in ipairs(tiers) do
   types['queue:' .. tier], types['backlogs:' .. tier], types['waiting:' .. tier] = 'list', 'zset', 'string'
   types['fair:' .. tier] = 'hash'
@@ -21,9 +21,9 @@ local function check(name, expected)
   if actual == expected or actual == 'none' then return end
   local bad_key = P .. 'bad:' .. name .. ':' .. string.format('%.0f', now)
   call('RENAME', P .. name, bad_key)
-  call('PEXPIRE', bad_key, tonumber(ARGV[3]))
+  call('PEXPIRE', bad_key, keep_ms)
   call('SADD', P .. 'repairs', name)
-  call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
+  call('PEXPIRE', P .. 'repairs', record_ms)
   renamed[#renamed + 1] = name
   -- A new epoch makes gateways resubmit pending requests and send recent audit records, as after a loss of data.
   if name == 'outbox' then call('DEL', P .. 'epoch') end
@@ -37,7 +37,7 @@ for _, tier in ipairs(tiers) do
   elseif has_number and not has_index then
     call('DEL', P .. 'waiting:' .. tier)
     call('SADD', P .. 'repairs', 'backlogs:' .. tier)
-    call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
+    call('PEXPIRE', P .. 'repairs', record_ms)
   end
 end
 return {renamed, call('SMEMBERS', P .. 'repairs'), now}

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- share: end followers of runs that have ended, if there are more than the end of the run processed; a few per call.
--- KEYS[1] leases. ARGV: 1 prefix.
+-- KEYS[1] leases. ARGV: none.
 -- Returns 1 if more are left, else 0.
 -- include: prelude, slots, row, ratelimit/metered, refund, backlogs, settlement, finalize, batch, retry_budget, coalescing_keys, followers
 for _, primary in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do

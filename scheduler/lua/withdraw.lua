@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- withdraw: ask a worker with slots to return runs that have sent nothing.
--- KEYS[1] leases. ARGV: 1 prefix, 2 worker id, 3 packed {{}, number of runs, {queue...}}, 4 ms that this is kept.
+-- KEYS[1] leases. ARGV: worker_id, packed_signal {{}, number of runs, {queue...}}, keep_ms of this.
 -- Returns 1.
 -- include: prelude
-call('RPUSH', P .. 'stops:' .. ARGV[2], ARGV[3])
-call('PEXPIRE', P .. 'stops:' .. ARGV[2], tonumber(ARGV[4]))
+call('RPUSH', P .. 'stops:' .. worker_id, packed_signal)
+call('PEXPIRE', P .. 'stops:' .. worker_id, keep_ms)
 return 1

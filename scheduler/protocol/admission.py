@@ -1,4 +1,4 @@
-"""`admit` and `adopt`: admission of requests, and recovery of results that Redis may have lost.
+"""`admit`: admission of requests.
 
 A call has many submissions, each of which is admitted completely or not at all.
 """
@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 
 from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, packed_limits
 from ratelimit.quotas import Meter
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission, background_of
@@ -28,6 +27,14 @@ PASS_MS = 100
 """The default interval of the schedulers' passes."""
 
 DAY_MS = 86_400_000
+
+
+_encode = msgspec.msgpack.Encoder().encode
+FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
+"""A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
+
+COSTS = {name: position for position, name in enumerate(FLAT, 1)}
+KINDS = _encode(packed_kinds(COSTS))
 
 
 class ReplayLimits(NamedTuple):
@@ -132,14 +139,31 @@ class _PackedVerdict(msgspec.Struct, array_like=True):
 
 
 REPLAYS = ReplayLimits()
-_encode = msgspec.msgpack.Encoder().encode
-FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
-"""A packed submission, as scheduler/lua/includes/submissions.lua reads it."""
-
-COSTS = {name: position for position, name in enumerate(FLAT, 1)}
-KINDS = _encode(packed_kinds(COSTS))
 _Reply = tuple[list[tuple[RemainingLimits, int]], list[_PackedVerdict | None]]
 _reply = msgspec.msgpack.Decoder(_Reply)
+
+
+def _admit(
+    *,
+    gateway_id: str,
+    capacity: float,
+    packed_tiers: bytes,
+    packed_groups: bytes,
+    packed_submissions: bytes,
+    keep_ms: int,
+    sent_at: int,
+    run_ms: int,
+    bodies: bytes,
+    has_repeats: int,
+    replay_ms: int,
+    replay_rows: int,
+    replay_bytes: int,
+    pass_ms: int,
+    packed_kinds: bytes,
+    packed_endpoints: bytes,
+    packed_background: bytes,
+    packed_homes: bytes,
+) -> None: ...
 
 
 class Admissions:
@@ -159,7 +183,7 @@ class Admissions:
         replays: ReplayLimits = REPLAYS,
         pass_ms: int = PASS_MS,
     ) -> None:
-        self._script = Script("admit", client, keys)
+        self._script = Script("admit", _admit, client, keys)
         self._gateway_id = gateway_id
         self._keep_ms = keep_ms
         self._replays = replays
@@ -192,22 +216,24 @@ class Admissions:
             tiers = [*tiers, *map(_background_limit, tiers)]
         try:
             packed = await self._script(
-                self._gateway_id,
-                capacity_rps,
-                _encode(tiers),
-                groups,
-                fields,
-                self._keep_ms,
-                redis_ms,
-                run_ms,
-                bodies,
-                int(repeats),
-                *self._replays,
-                self._pass_ms,
-                KINDS,
-                endpoints,
-                background,
-                homes,
+                gateway_id=self._gateway_id,
+                capacity=capacity_rps,
+                packed_tiers=_encode(tiers),
+                packed_groups=groups,
+                packed_submissions=fields,
+                keep_ms=self._keep_ms,
+                sent_at=redis_ms,
+                run_ms=run_ms,
+                bodies=bodies,
+                has_repeats=int(repeats),
+                replay_ms=self._replays.keep_ms,
+                replay_rows=self._replays.rows,
+                replay_bytes=self._replays.size,
+                pass_ms=self._pass_ms,
+                packed_kinds=KINDS,
+                packed_endpoints=endpoints,
+                packed_background=background,
+                packed_homes=homes,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
@@ -303,35 +329,3 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 def _group(s: Submission) -> tuple[Any, ...]:
     return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)
-
-
-MAX_PAIRS = 256
-"""Per call, so that it does not block Redis."""
-
-
-class Adoption:
-    """The script `adopt` of one pool."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("adopt", client, keys)
-
-    async def adopt(self, pairs: Sequence[tuple[AcceptedRecord, EndedRecord | None]]) -> int:
-        """Send the records of these requests again. Returns how many of them were still open in Redis.
-
-        Those end with the given result, and later results of workers are stale; an accepted record alone ends nothing.
-        All records go to the outbox: the auditor merges duplicates in any order, so a repeated call is harmless.
-        Raises ValueError for more than MAX_PAIRS, and RedisUnavailable.
-        """
-        if len(pairs) > MAX_PAIRS:
-            raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
-        if not pairs:
-            return 0
-        results = _encode(
-            [
-                (end.id, end.state, end.error_code, end.delivered, end.tokens_used, end.cost_ms)
-                for _, end in pairs
-                if end
-            ]
-        )
-        records = encode_records([record for pair in pairs for record in pair if record])
-        return int(await self._script(results, records))

@@ -1,47 +1,19 @@
-"""Scripts for batches: form, claim, renew, finish, fail, release; and `share`, which ends the followers of requests.
-
-A follower waits for the run of an equal request. When that run ends, `finish` ends the first of its followers; the worker
-ends the others with `share`, a few per call, or the reaper does if the worker is lost. Concurrent calls are harmless,
-because each follower is removed and ended in one script.
-"""
+"""Scripts for batches: form, claim, renew, finish, fail, release; and what they send and return."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batching.policy import WakeCondition
-from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.batching.decision import WakeCondition
+from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import Queues
-from scheduler.redis_client.connections import blocking_read, bounded, pipelined
+from scheduler.protocol.stop_signals import STOPS_MS, StopSignal
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
-
-MOST_CALLS = 64
-"""Calls in a row, for four thousand followers. The reaper ends the rest soon."""
-
-
-class Followers:
-    """The script `share` of one pool."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("share", client, keys)
-
-    async def share(self) -> bool:
-        """End a few followers. Returns whether more are left. Raises RedisUnavailable."""
-        return bool(await self._script())
-
-    async def share_all(self) -> None:
-        """End all followers, unless Redis is unavailable or MOST_CALLS is reached."""
-        try:
-            for _ in range(MOST_CALLS):
-                if not await self.share():
-                    return
-        except RedisUnavailable:
-            return  # The key `sharing` names the runs whose followers have not ended.
-
 
 LEASE_MS = 600
 """The duration of a lease. The worker renews it every 150 ms while its model makes progress."""
@@ -54,6 +26,14 @@ GATEWAY_GONE_MS = 2000
 
 BATCH_KEEP_MS = 60_000
 """The lifetime of a batch's keys after its last renewal, in case no process ends it."""
+
+HANDED_BACK, WITHDRAWN = "-", "-withdrawn"
+"""Codes of an `Outcome` in `finish_part`: the request returns to the head of its queue, without an attempt; WITHDRAWN only once."""
+
+_HEAD = 7  # Fields of an outcome that the script reads.
+_encode = msgspec.msgpack.Encoder().encode
+_queues = msgspec.msgpack.Decoder(Queues)
+_formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
 
 
 class ClaimedRequest(NamedTuple):
@@ -111,10 +91,6 @@ class FreeSlots(NamedTuple):
     slots: int
 
 
-HANDED_BACK, WITHDRAWN = "-", "-withdrawn"
-"""Codes of an `Outcome` in `finish_part`: the request returns to the head of its queue, without an attempt; WITHDRAWN only once."""
-
-
 def lost(cause: ErrorCode) -> str:
     """The code of an `Outcome` in `finish_part` whose run was lost: the request is retried, or ends with this code."""
     return f"!{cause}"
@@ -135,10 +111,64 @@ class Formed(NamedTuple):
     queues: Queues
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_queues = msgspec.msgpack.Decoder(Queues)
-_formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
 _claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
+
+
+def _look(
+    packed_tiers: bytes,
+    dispatcher_id: str | None = None,
+    depth: str | None = None,
+    ready: str | None = None,
+    hold_ms: int | None = None,
+) -> None: ...
+def _form_batch(
+    *,
+    batch_id: str,
+    packed_picks: bytes,
+    lookahead: int,
+    lease_ms: int,
+    packed_tiers: bytes,
+    keep_ms: int,
+    gone_ms: int,
+    max_tokens: int,
+    aged_ms: float,
+    fewest: int,
+    pace_ms: int,
+    kept_free: int,
+) -> None: ...
+def _claim(
+    *,
+    batch_id: str,
+    worker_id: str,
+    token: str,
+    lease_ms: int,
+    gone_ms: int,
+    max_bytes: int,
+    slot_count: int | None,
+    free: int | None,
+) -> None: ...
+def _bodies(packed_ids: bytes, max_bytes: int) -> None: ...
+def _renew(packed_batches: bytes, lease_ms: int, keep_ms: int) -> None: ...
+def _finish(*, batch_id: str, token: str, packed_outcomes: bytes, tails: bytes, more_follow: int) -> None: ...
+def _finish_part(
+    *,
+    worker_id: str,
+    packed_batches: bytes,
+    packed_outcomes: bytes,
+    tails: bytes,
+    max_losses: int,
+    min_left_ms: int,
+    lease_ms: int,
+    keep_ms: int,
+    slot_count: int,
+    free: int | None,
+) -> None: ...
+def _fail(
+    *, batch_id: str, token: str, cause: str, max_losses: int, min_left_ms: int, lease_ms: int, keep_ms: int
+) -> None: ...
+def _release(batch_id: str, token: str, lease_ms: int, keep_ms: int) -> None: ...
+def _push_back(batch_id: str) -> None: ...
+def _withdraw(worker_id: str, packed_signal: bytes, keep_ms: int) -> None: ...
 
 
 class Batches:
@@ -146,17 +176,17 @@ class Batches:
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._lease_ms = lease_ms
-        self._look = Script("look", client, keys)
-        self._form = Script("form_batch", client, keys)
-        self._claim = Script("claim", client, keys)
-        self._bodies = Script("bodies", client, keys)
-        self._renew = Script("renew", client, keys)
-        self._finish = Script("finish", client, keys)
-        self._finish_part = Script("finish_part", client, keys)
-        self._fail = Script("fail", client, keys)
-        self._release = Script("release", client, keys)
-        self._push_back = Script("push_back", client, keys)
-        self._withdraw = Script("withdraw", client, keys)
+        self._look = Script("look", _look, client, keys)
+        self._form = Script("form_batch", _form_batch, client, keys)
+        self._claim = Script("claim", _claim, client, keys)
+        self._bodies = Script("bodies", _bodies, client, keys)
+        self._renew = Script("renew", _renew, client, keys)
+        self._finish = Script("finish", _finish, client, keys)
+        self._finish_part = Script("finish_part", _finish_part, client, keys)
+        self._fail = Script("fail", _fail, client, keys)
+        self._release = Script("release", _release, client, keys)
+        self._push_back = Script("push_back", _push_back, client, keys)
+        self._withdraw = Script("withdraw", _withdraw, client, keys)
         self._followers = Followers(client, keys)
 
     async def look(
@@ -169,7 +199,9 @@ class Batches:
         """
         if condition is None:
             return _queues.decode(await self._look(_encode(tiers)))
-        return _queues.decode(await self._look(_encode(tiers), sleeper, condition.depth, condition.ready, hold_ms))
+        return _queues.decode(
+            await self._look(_encode(tiers), sleeper, str(condition.depth), str(condition.ready), hold_ms)
+        )
 
     async def form(
         self,
@@ -192,18 +224,18 @@ class Batches:
         pick, and a worker is idle. With slots they leave if a worker has enough free ones; `kept_free` slots of the pool stay free.
         """
         packed = await self._form(
-            batch_id,
-            _encode(picks),
-            lookahead,
-            self._lease_ms,
-            _encode(tiers),
-            BATCH_KEEP_MS,
-            GATEWAY_GONE_MS,
-            max_tokens,
-            aged_ms,
-            fewest,
-            pace_ms,
-            kept_free,
+            batch_id=batch_id,
+            packed_picks=_encode(picks),
+            lookahead=lookahead,
+            lease_ms=self._lease_ms,
+            packed_tiers=_encode(tiers),
+            keep_ms=BATCH_KEEP_MS,
+            gone_ms=GATEWAY_GONE_MS,
+            max_tokens=max_tokens,
+            aged_ms=aged_ms,
+            fewest=fewest,
+            pace_ms=pace_ms,
+            kept_free=kept_free,
         )
         return Formed(*_formed.decode(packed))
 
@@ -214,8 +246,16 @@ class Batches:
 
         `slots`: those of the worker before this claim, if it has slots.
         """
-        room = () if slots is None else (slots.free or 0, slots.slots)
-        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES, *room)
+        packed = await self._claim(
+            batch_id=batch_id,
+            worker_id=worker_id,
+            token=token,
+            lease_ms=self._lease_ms,
+            gone_ms=GATEWAY_GONE_MS,
+            max_bytes=MAX_CALL_BYTES,
+            slot_count=slots and slots.slots,
+            free=slots and (slots.free or 0),
+        )
         if packed is None:
             return None
         absent, members = _claimed.decode(packed)
@@ -261,8 +301,13 @@ class Batches:
         heads, tails = _split_outcomes(outcomes)
         stale, followers_left = 0, 0
         for start, end in _pieces(tails):
-            piece = _encode(heads[start * _HEAD : end * _HEAD]), b"".join(tails[start:end])
-            stale_here, remaining = await self._finish(batch_id, token, *piece, int(end < len(tails)))
+            stale_here, remaining = await self._finish(
+                batch_id=batch_id,
+                token=token,
+                packed_outcomes=_encode(heads[start * _HEAD : end * _HEAD]),
+                tails=b"".join(tails[start:end]),
+                more_follow=int(end < len(tails)),
+            )
             stale, followers_left = stale + stale_here, followers_left + remaining
         await self._end_followers(followers_left)
         return int(stale)
@@ -287,18 +332,18 @@ class Batches:
         owned = _encode([batch[:2] for batch in numbers])
         stale, followers_left = 0, 0
         for start, stop in _pieces(tails):
-            free = "" if slots.free is None else slots.free - (len(tails) - stop)
+            free = None if slots.free is None else slots.free - (len(tails) - stop)
             stale_here, remaining = await self._finish_part(
-                worker_id,
-                owned,
-                _encode(heads[start * (_HEAD + 1) : stop * (_HEAD + 1)]),
-                b"".join(tails[start:stop]),
-                free,
-                slots.slots,
-                RETRY_BUDGET,
-                min_left_ms,
-                self._lease_ms,
-                BATCH_KEEP_MS,
+                worker_id=worker_id,
+                packed_batches=owned,
+                packed_outcomes=_encode(heads[start * (_HEAD + 1) : stop * (_HEAD + 1)]),
+                tails=b"".join(tails[start:stop]),
+                max_losses=RETRY_BUDGET,
+                min_left_ms=min_left_ms,
+                lease_ms=self._lease_ms,
+                keep_ms=BATCH_KEEP_MS,
+                slot_count=slots.slots,
+                free=free,
             )
             stale, followers_left = stale + stale_here, followers_left + remaining
         await self._end_followers(followers_left)
@@ -309,7 +354,15 @@ class Batches:
 
         Requests with retry budget and time left are retried in smaller batches, so that a bad one fails alone.
         """
-        kept = await self._fail(batch_id, token, cause, RETRY_BUDGET, min_left_ms, self._lease_ms, BATCH_KEEP_MS)
+        kept = await self._fail(
+            batch_id=batch_id,
+            token=token,
+            cause=cause,
+            max_losses=RETRY_BUDGET,
+            min_left_ms=min_left_ms,
+            lease_ms=self._lease_ms,
+            keep_ms=BATCH_KEEP_MS,
+        )
         return bool(kept >= 0)
 
     async def release(self, batch_id: str, token: str) -> bool:
@@ -339,9 +392,6 @@ def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     yield start, len(tails)
 
 
-_HEAD = 7  # Fields of an outcome that the script reads.
-
-
 def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
     """The fields that the script reads, and the last eight fields of each reply.
 
@@ -357,63 +407,3 @@ def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], lis
         tails.append(tail)
         heads += (request_id, code, gpu_ms, tokens, size, len(tail), cost_ms)
     return heads, tails
-
-
-class StopSignal(msgspec.Struct, array_like=True, frozen=True):
-    """Requests to stop; and the number of runs to withdraw that have sent nothing, of the first of these queues that has some."""
-
-    ids: list[str]
-    withdraw: int = 0
-    queues: list[str] = []
-
-
-STOPS_MS = 10_000
-"""How long a signal is kept for a worker that does not read it, as in `cancel`."""
-
-
-class StopSignals:
-    """The blocking read of the requests that a worker should stop running in its slots: their clients have left, or have a
-    response. A signal that is lost with its reader costs the rest of a run, which is charged as used.
-    """
-
-    def __init__(self, blocking: Redis, keys: Keys, worker_id: str, block_s: float = 5.0) -> None:
-        self._client = blocking
-        self._key = keys.stops(worker_id)
-        self._block_s = block_s
-
-    async def pop(self) -> StopSignal | None:
-        """The oldest signal; None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
-        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
-        return _signal.decode(found[1]) if found else None
-
-
-_signal = msgspec.msgpack.Decoder(StopSignal)
-
-
-class ReadyBatches:
-    """The blocking read of `batch_queue`.
-
-    It pops only an id: the batch is in `inflight` under a lease, so a pop that is lost with its worker costs the time of a
-    lease, and no request.
-    """
-
-    def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
-        self._client = blocking
-        self._key = keys.batch_queue
-        self._block_s = block_s
-
-    async def pop(self) -> str | None:
-        """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
-        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
-        return str(found[1].decode()) if found else None
-
-    async def unblock(self) -> None:
-        """Unblock a waiting `pop` at the server; it returns what it has, or None. Raises RedisUnavailable."""
-        client_id = pipelined(self._client).client_id
-        if client_id is not None:
-            async with bounded(self._client):
-                await self._client.client_unblock(client_id)
-
-    def hang_up(self) -> None:
-        """Close the connection of a waiting `pop` while Redis is unavailable: it raises RedisUnavailable."""
-        pipelined(self._client).close()

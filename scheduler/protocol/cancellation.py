@@ -11,7 +11,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET, Followers
+from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import with_background
 from scheduler.protocol.replies import Reply, readable
 from scheduler.redis_client.connections import bounded
@@ -59,14 +60,22 @@ class Reaped(NamedTuple):
     unknown: int
 
 
+def _cancel(packed_requests: bytes) -> None: ...
+def _expire(packed_tiers: bytes, limit: int) -> None: ...
+def _reap(
+    *, limit: int, max_losses: int, min_left_ms: int, lease_ms: int, keep_ms: int, pass_ms: int, standing_in: int
+) -> None: ...
+def _stored(keep_ms: int, packed_ids: bytes) -> None: ...
+
+
 class Terminations:
     """The scripts cancel, expire and reap of one pool."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
-        self._cancel = Script("cancel", client, keys)
-        self._expire = Script("expire", client, keys)
-        self._reap = Script("reap", client, keys)
-        self._stored = Script("stored", client, keys)
+        self._cancel = Script("cancel", _cancel, client, keys)
+        self._expire = Script("expire", _expire, client, keys)
+        self._reap = Script("reap", _reap, client, keys)
+        self._stored = Script("stored", _stored, client, keys)
         self._followers = Followers(client, keys)
         self._lease_ms = lease_ms
         self.damaged = (
@@ -104,7 +113,13 @@ class Terminations:
         `standing_in`: called by a gateway, because no scheduler is running.
         """
         found = await self._reap(
-            REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms, BATCH_KEEP_MS, int(standing_in)
+            limit=REAP_LIMIT,
+            max_losses=RETRY_BUDGET,
+            min_left_ms=min_left_ms,
+            lease_ms=self._lease_ms,
+            keep_ms=BATCH_KEEP_MS,
+            pass_ms=pass_ms,
+            standing_in=int(standing_in),
         )
         return Reaped(*found)
 

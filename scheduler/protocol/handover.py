@@ -61,12 +61,16 @@ class ArrivingLimits(NamedTuple):
     is_empty: bool = False
 
 
+def _limits_leave(version: int, packed_customers: bytes) -> None: ...
+def _limits_arrive(version: int, packed_arrivals: bytes, packed_kinds: bytes) -> None: ...
+
+
 class LimitsHandover:
     """The scripts of one cell. Both methods may be repeated, and raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._leave = Script("limits_leave", client, keys)
-        self._arrive = Script("limits_arrive", client, keys)
+        self._leave = Script("limits_leave", _limits_leave, client, keys)
+        self._arrive = Script("limits_arrive", _limits_arrive, client, keys)
 
     async def leave(self, version: int, customers: Mapping[str, Wanted]) -> dict[str, Left]:
         """Mark customers as having left this cell. Returns what is left of their limits.

@@ -19,6 +19,10 @@ MAX_POINTS = KEEP_MS // STEP_MS
 TURN_MS = 5000
 
 
+def _history_add(point: bytes, max_points: int, keep_ms: int) -> None: ...
+def _history_refill(keep_ms: int, points: Sequence[bytes]) -> None: ...
+
+
 class HistoryStore:
     """The history of one pool. All methods raise RedisUnavailable."""
 
@@ -26,8 +30,8 @@ class HistoryStore:
         self._client = client
         self._keys = keys
         self._gateway_id = gateway_id
-        self._add = Script("history_add", client, keys)
-        self._refill = Script("history_refill", client, keys)
+        self._add = Script("history_add", _history_add, client, keys)
+        self._refill = Script("history_refill", _history_refill, client, keys)
 
     async def has_turn(self) -> bool:
         """Acquire or renew the lock. Returns whether this gateway holds it."""
@@ -46,7 +50,7 @@ class HistoryStore:
 
     async def add_older(self, points: Sequence[bytes]) -> None:
         """After Redis lost its data: add the previous points, the newest first."""
-        await self._refill(KEEP_MS, *points[: MAX_POINTS - 1])
+        await self._refill(KEEP_MS, points[: MAX_POINTS - 1])
 
     async def read(self) -> list[bytes]:
         """All points, the oldest first."""

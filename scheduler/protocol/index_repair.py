@@ -28,6 +28,10 @@ _encode = msgspec.msgpack.Encoder().encode
 log = structlog.get_logger("scheduler")
 
 
+def _repair(packed_tiers: bytes, keep_ms: int, record_ms: int) -> None: ...
+def _rebuild(index: str, packed_ids: bytes, lease_ms: int, accepted_until: int) -> None: ...
+
+
 class IndexRepair:
     """The index repair of one pool. Raises RedisUnavailable."""
 
@@ -35,8 +39,8 @@ class IndexRepair:
         self._client = client
         self._prefix = keys.prefix
         self._repairs = keys.repairs
-        self._repair = Script("repair", client, keys)
-        self._rebuild = Script("rebuild", client, keys)
+        self._repair = Script("repair", _repair, client, keys)
+        self._rebuild = Script("rebuild", _rebuild, client, keys)
         self._lease_ms = lease_ms
 
     async def repair(self, tiers: Sequence[str]) -> list[str]:

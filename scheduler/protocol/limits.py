@@ -130,15 +130,28 @@ def _readable(packed: bytes) -> RejectionRecord | None:
         return None
 
 
+def _limit_state(
+    *, customer_id: str, packed_limits: bytes, key_id: str, key_rate: float, key_burst: float, packed_kinds: bytes
+) -> None: ...
+
+
 class LimitState:
     """The script `limit_state` of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("limit_state", client, keys)
+        self._script = Script("limit_state", _limit_state, client, keys)
 
     async def read(self, customer_id: str, limits: EffectiveLimits, key_id: str = "") -> RemainingLimits:
         """What is left of `limits`; `key_id` is needed if the key has a limit of its own. Raises RedisUnavailable."""
-        packed = await self._script(customer_id, _encode(packed_limits(limits)), key_id, *limits.key_in_cell, KINDS)
+        key_rate, key_burst = limits.key_in_cell
+        packed = await self._script(
+            customer_id=customer_id,
+            packed_limits=_encode(packed_limits(limits)),
+            key_id=key_id,
+            key_rate=key_rate,
+            key_burst=key_burst,
+            packed_kinds=KINDS,
+        )
         return _left.decode(packed)
 
 
@@ -214,11 +227,16 @@ _PackedAllotted = tuple[bool, int, int, int, list[str], list[_PackedState]]
 _allotted = msgspec.msgpack.Decoder(_PackedAllotted, strict=False)
 
 
+def _allot(
+    *, allotter_id: str, epoch: int, call_number: int, ends_at: int, packed_orders: bytes, packed_kinds: bytes
+) -> None: ...
+
+
 class Allotments:
     """The script `allot` of one cell."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._script = Script("allot", client, keys)
+        self._script = Script("allot", _allot, client, keys)
 
     async def allot(
         self, allotter: str, epoch: int, number: int, ends_ms: int = 0, orders: Sequence[PartsOrder] = ()
@@ -227,7 +245,14 @@ class Allotments:
 
         `ends_ms`: TIME of the cell until which the parts hold. Raises RedisUnavailable if the outcome is unknown, RedisFull.
         """
-        packed = await self._script(allotter, epoch, number, ends_ms, _encode(list(map(_packed_order, orders))), KINDS)
+        packed = await self._script(
+            allotter_id=allotter,
+            epoch=epoch,
+            call_number=number,
+            ends_at=ends_ms,
+            packed_orders=_encode(list(map(_packed_order, orders))),
+            packed_kinds=KINDS,
+        )
         accepted, now_ms, known, held_ms, customers, states = _allotted.decode(packed)
         found = [
             PartsState(
@@ -260,6 +285,9 @@ class QuotaSpent(NamedTuple):
     spent: int
 
 
+def _quota_restore(packed_spent: bytes, told: bytes) -> None: ...
+
+
 class QuotaRestore:
     """The script `quota_restore` of one pool. Both methods raise RedisUnavailable.
 
@@ -269,7 +297,7 @@ class QuotaRestore:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._names = (keys.epoch, keys.quotas_told)
-        self._script = Script("quota_restore", client, keys)
+        self._script = Script("quota_restore", _quota_restore, client, keys)
 
     async def wanted(self, left: str = "") -> bool:
         """Whether quotas were not restored since the current epoch began."""
@@ -282,16 +310,14 @@ class QuotaRestore:
         raised = 0
         for start in range(0, max(1, len(spent)), CHUNK):
             is_last = start + CHUNK >= len(spent)
-            raised += await self._tell_some(spent[start : start + CHUNK], _told(epoch or b"", left) if is_last else b"")
+            restored_epoch = _told(epoch or b"", left) if is_last else b""
+            raised += int(await self._script(_encode(spent[start : start + CHUNK]), restored_epoch))
         return raised
 
     async def _epochs(self) -> Sequence[Any]:
         """The current epoch, and the epoch for which quotas were restored; None if unknown."""
         async with bounded(self._client):
             return await self._client.mget(*self._names)
-
-    async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
-        return int(await self._script(_encode(chunk), restored_epoch))
 
 
 def _told(epoch: bytes, left: str) -> bytes:

@@ -1,21 +1,25 @@
-"""Replies, increments of streams, and the states of requests.
+"""Replies of requests, and what Redis stores of one request.
 
-The stored reply is authoritative; messages only deliver it faster. Increments are sent on the gateway's channel like
-replies, and differ in the first byte. They are not acknowledged or stored: each contains its offset in the output, so that
-lost, late and duplicate ones are detected, and the stored reply has the complete output. States are read for jobs, which
-have no open connection.
+The stored reply is authoritative; messages only deliver it faster.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from scheduler.redis_client.connections import FAULTS, bounded, pipelined, unavailable
+from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State, tier_of
+
+RIDING = b"riding"
+"""The state of a row while its request waits for the run of an equal one. It is reported as queued."""
+
+log = structlog.get_logger("scheduler")
+
+_DETAIL = ("state", "batch", "env", "who", "code", "ended", "reply")
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True):
@@ -62,12 +66,6 @@ class RequestDetail(msgspec.Struct, frozen=True):
     queue: str = ""  # Of the tier, or its background queue.
 
 
-RIDING = b"riding"
-"""The state of a row while its request waits for the run of an equal one. It is reported as queued."""
-
-log = structlog.get_logger("scheduler")
-
-_DETAIL = ("state", "batch", "env", "who", "code", "ended", "reply")
 _one = msgspec.msgpack.Decoder(Reply)
 _many = msgspec.msgpack.Decoder(list[Reply])
 
@@ -152,128 +150,3 @@ class Results:
             ended_ms=int(ended) if ended else None,
             queue=queue,
         )
-
-
-STATES_SIZE = 512
-REPLIES_SIZE = 32
-"""Replies per call: outputs may be large, and the call has a timeout."""
-
-
-class RequestStatus(NamedTuple):
-    """The state of one request; `state` is "" if Redis does not store it."""
-
-    state: str
-    error_code: str = ""
-    reply: Reply | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether its state is final."""
-        return self.state in (State.COMPLETED, State.FAILED)
-
-
-class RequestStatuses:
-    """Reads states of requests of one pool. Raises RedisUnavailable."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._client = client
-        self._keys = keys
-
-    async def epoch(self) -> bytes:
-        """The epoch of this Redis, which changes when it loses its data; b"" before its first use."""
-        async with bounded(self._client):
-            return cast("bytes | None", await self._client.get(self._keys.epoch)) or b""
-
-    async def fetch(self, ids: Sequence[str]) -> list[RequestStatus]:
-        """The state of each request, in order."""
-        found: list[RequestStatus] = []
-        for start in range(0, len(ids), STATES_SIZE):
-            found += await self._states(ids[start : start + STATES_SIZE])
-        ended = [at for at, status in enumerate(found) if status.ended]
-        for start in range(0, len(ended), REPLIES_SIZE):
-            some = ended[start : start + REPLIES_SIZE]
-            stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in some])
-            for at, (reply,) in zip(some, stored, strict=True):
-                found[at] = found[at]._replace(reply=readable(reply))
-        return found
-
-    async def _states(self, ids: Sequence[str]) -> list[RequestStatus]:
-        rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
-        return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
-
-    async def _pipelined(self, reads: Sequence[tuple[str, ...]]) -> list[Any]:
-        async with bounded(self._client):
-            pipeline = self._client.pipeline(transaction=False)
-            for key, *fields in reads:
-                pipeline.hmget(key, fields)
-            return await pipeline.execute()
-
-
-INCREMENTS_MARK = b"+"
-"""The first byte of a message with increments. A message with replies cannot start with it."""
-
-LOST = -1
-"""The offset of an increment that reports the loss of the run, whose text will not continue."""
-
-
-class Increment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A part of one output. A gateway uses it only if id and nonce match a pending request.
-
-    `attempt`: the number of the run, from 1; `offset`: the position of `text` in the output, in characters.
-    """
-
-    id: str
-    nonce: str
-    attempt: int
-    offset: int
-    text: str
-
-
-class IncrementTarget(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The gateway that receives the increments of a request, and the nonce of the request."""
-
-    gateway_id: str
-    nonce: str
-
-    def written(self) -> str:
-        """The text for `Payload.stream`."""
-        return f"{self.gateway_id} {self.nonce}"
-
-
-def read_address(text: str) -> IncrementTarget | None:
-    """Parse the text of `written`; None if it is not valid."""
-    gateway_id, space, nonce = text.partition(" ")
-    return IncrementTarget(gateway_id, nonce) if gateway_id and space and nonce else None
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(list[Increment])
-
-
-def encode_increments(increments: Sequence[Increment]) -> bytes:
-    """Encode a message."""
-    return INCREMENTS_MARK + _encode(increments)
-
-
-def decode_increments(message: bytes) -> list[Increment]:
-    """Decode a message after its first byte. Raises ValueError."""
-    try:
-        return _decoder.decode(memoryview(message)[1:])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"not a list of increments: {error}") from error
-
-
-class IncrementChannel:
-    """Publishes increments to gateways."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self._pipelined = pipelined(client)
-        self._keys = keys
-
-    async def publish(self, gateway_id: str, increments: Sequence[Increment]) -> bool:
-        """Publish one message; whether the gateway was subscribed. Raises RedisUnavailable: it may have been delivered."""
-        message = (b"PUBLISH", self._keys.responses(gateway_id), encode_increments(increments))
-        try:
-            return bool(await self._pipelined.call(message))
-        except FAULTS as error:
-            raise unavailable(error) from error

@@ -1,15 +1,18 @@
 """Lua scripts: read with their includes, called by their hash; and strings in Lua's msgpack.
 
 A script names its includes in a line `-- include: prelude, wake, ratelimit/bucket`; they are inserted before its own text
-in that order. A script that Redis does not have (restart, failover, SCRIPT FLUSH) is sent in full. Lua's msgpack has no bin
-type, so packed bytes inside a packed array are a str of any bytes.
+in that order. Its arguments are declared in Python, as the parameters of a function without a body, and read in Lua as
+locals of the same names (`preamble`). A script that Redis does not have (restart, failover, SCRIPT FLUSH) is sent in full.
+Lua's msgpack has no bin type, so packed bytes inside a packed array are a str of any bytes.
 """
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any
+from inspect import signature
+from typing import Any, Generic, ParamSpec, get_args, get_origin
 
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
@@ -19,6 +22,7 @@ from scheduler.redis_client.connections import FAULTS, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument, pack
 
+_BODY = "return (function()"
 _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 
 
@@ -26,6 +30,8 @@ MAX_CALL_BYTES = 2 << 20
 """The maximum size of bodies or outputs in one call: 33 MB blocked Redis for 150 to 200 ms. A larger one is sent alone."""
 
 _HEADERS = {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}
+
+_P = ParamSpec("_P")
 
 
 class RedisFull(TierlaneError):
@@ -43,7 +49,7 @@ def source(name: str) -> str:
     parts = [_part(part.strip()) for part in included.group(1).split(",")] if included else []
     # Capturing a local takes time in proportion to those captured before, and locals of the prelude, which nearly every
     # function captures, are at the end. Captured from an enclosing function, they take one step.
-    return "\n".join([shebang, *parts[:1], "return (function()", *parts[1:], body, "end)()"])
+    return "\n".join([shebang, *parts[:1], _BODY, *parts[1:], body, "end)()"])
 
 
 def _part(name: str) -> str:
@@ -52,28 +58,60 @@ def _part(name: str) -> str:
     return folder.joinpath(f"{part}.lua").read_text("utf-8")
 
 
-class Script:
-    """One script of one pool. KEYS[1] and ARGV[1] are the same for all scripts, and are added here."""
+@cache
+def preamble(declaration: Callable[..., None]) -> str:
+    """The Lua that reads each declared argument into a local of its name.
 
-    def __init__(self, name: str, client: Redis, keys: Keys) -> None:
-        text = source(name)
+    A number is a number, a Sequence, which is the last argument, a table; texts and bytes are strings.
+    """
+    lines = []
+    for position, (name, parameter) in enumerate(signature(declaration).parameters.items(), 2):
+        value = f"ARGV[{position}]"
+        if get_origin(parameter.annotation) is Sequence:
+            lines += [f"local {name} = {{}}", f"for i = {position}, #ARGV do {name}[i - {position - 1}] = ARGV[i] end"]
+        elif {int, float} & {parameter.annotation, *get_args(parameter.annotation)}:
+            lines.append(f"local {name} = tonumber({value})")
+        else:
+            lines.append(f"local {name} = {value}")
+    return "\n".join(lines)
+
+
+class Script(Generic[_P]):
+    """One script of one pool, called with the arguments of its declaration: in order, or by name.
+
+    None is nil in Lua; it is not sent, so only None may follow. KEYS[1] and the prefix, which are the same for all scripts, are
+    added here.
+    """
+
+    def __init__(self, name: str, declaration: Callable[_P, None], client: Redis, keys: Keys) -> None:
+        text = source(name).replace(_BODY, f"{_BODY}\n{preamble(declaration)}", 1)
+        parameters = signature(declaration).parameters
+        self._names = tuple(parameters)
+        self._has_list = any(get_origin(each.annotation) is Sequence for each in parameters.values())
         head = (1, keys.leases, keys.prefix)
         self._by_hash = (b"EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest(), *head)
         self._whole = (b"EVAL", text, *head)
         self._pipelined = pipelined(client)
 
-    async def __call__(self, *args: Argument) -> Any:
+    async def __call__(self, *args: _P.args, **named: _P.kwargs) -> Any:
         """Run the script. Raises RedisFull, or RedisUnavailable if the outcome is unknown."""
         try:
-            return await self._send(args)
+            return await self._send(self._values(args, named))
         except OutOfMemoryError as error:
             raise RedisFull("Redis has reached its memory limit: raise maxmemory, or drain the queues.") from error
         except FAULTS as error:
             raise unavailable(error) from error
 
-    def packed(self, *args: Argument) -> bytes:
+    def packed(self, *args: _P.args, **named: _P.kwargs) -> bytes:
         """The bytes of a call, for `PipelinedClient.send_now`. Redis must have the script, which is named by its hash."""
-        return pack(self._by_hash + args)
+        return pack(self._by_hash + self._values(args, named))
+
+    def _values(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Argument, ...]:
+        """The arguments in the order of their declaration."""
+        values = (*args, *map(named.get, self._names[len(args) :])) if named else args
+        while values and values[-1] is None:
+            values = values[:-1]
+        return (*values[:-1], *values[-1]) if self._has_list else values
 
     async def _send(self, args: tuple[Argument, ...]) -> Any:
         try:

@@ -24,7 +24,7 @@ from deploy_files import (
     unit,
 )
 from tierlane.cli import app
-from tierlane.operate.commands import cell_app
+from tierlane.operate.commands.cell import app as cell_app
 from tierlane.settings.declaration import variable
 from tierlane.settings.sections import SETTINGS
 

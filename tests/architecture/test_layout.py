@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from distributions import FOLDERS, PRODUCT, ROOT, module_name
+from scheduler.redis_client import scripts
 
 MAY_IMPORT = {
     "gateway": {"ratelimit", "scheduler", "ledger"},
@@ -24,7 +26,7 @@ MAY_IMPORT = {
     "tierlane_local": set(PRODUCT),
     "tierlane_tools": {*PRODUCT, "tierlane_local"},
 }
-LEAVES = {"catalog", "circuit_breaker", "config", "host_lists"}
+LEAVES = {"catalog", "circuit_breaker", "config", "host_lists", "version"}
 GATEWAY_MAY_IMPORT = {
     **{name: set[str]() for name in sorted(LEAVES)},  # Sorted: processes that share the tests need one order.
     "http": LEAVES,
@@ -86,6 +88,7 @@ LATE_CONSTANTS = Path(__file__).parent / "late_constants.txt"
 
 BANNED_CALLS = {"pickle", "cPickle", "marshal", "jsonpickle", "shelve"}
 GENERATED = "*_pb2.py"  # By the compiler of protobuf, from a file beside it: no module of ours.
+LUA = sorted(ROOT.glob("*/lua/**/*.lua"))
 MODULES = sorted(p for folder in FOLDERS.values() for p in folder.rglob("*.py") if not p.match(GENERATED))
 
 
@@ -246,19 +249,60 @@ def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*/lua/**/*.lua")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", LUA, ids=lambda p: p.name)
 def test_lua_files(path: Path) -> None:
-    """One file a verb, at most 150 lines, with a header that names KEYS, ARGV and what it returns."""
+    """One file a verb, at most 150 lines, with a header that names KEYS, ARGV and what it returns.
+
+    Arguments are read by the generated preamble; only the prelude reads the prefix.
+    """
     text = path.read_text("utf-8")
+    code = lua_code(text)
 
     assert text.count("\n") <= 150
+    assert re.findall(r"\b(?:ARGV|KEYS)\b", code.replace("ARGV[1]", "") if path.stem == "prelude" else code) == []
     if path.parent.name == "includes" or path.parts[-3] == "ratelimit":
         assert text.startswith((f"-- {path.stem}: ", f"-- {path.stem}("))
     else:
         assert text.startswith("#!lua")
         assert f"\n-- {path.stem}: " in text
-        assert all(word in text for word in ("-- KEYS[1]", "ARGV", "Returns", "-- include: prelude"))
-        assert "'KEYS'" not in text
+        assert all(word in text for word in ("-- KEYS[1]", "ARGV: ", "Returns", "-- include: prelude"))
+
+
+def lua_code(text: str) -> str:
+    """A Lua text without its comments."""
+    return re.sub(r"--[^\n]*", "", text)
+
+
+def declared_arguments() -> dict[str, list[str]]:
+    """The names of the arguments of each script, from the functions that declare them."""
+    found = {}
+    for path in sorted((ROOT / "scheduler" / "protocol").glob("*.py")):
+        nodes = list(ast.walk(parsed(path)))
+        functions = {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Script":
+                script, declaration, *_ = node.args
+                assert isinstance(script, ast.Constant)
+                assert isinstance(declaration, ast.Name)
+                names = functions[declaration.id]
+                found[str(script.value)] = [each.arg for each in (*names.args, *names.kwonlyargs)]
+    return found
+
+
+def test_arguments_of_scripts() -> None:
+    """A header names the arguments that the wrapper declares, the code uses each, and no local of the whole script hides one."""
+    declared, wrong = declared_arguments(), []
+    for script, names in declared.items():
+        header, _, _ = (ROOT / "scheduler" / "lua" / f"{script}.lua").read_text("utf-8").partition("-- include: ")
+        code = lua_code(scripts.source(script))
+        locals_ = re.findall(r"^local (?:function )?([\w, ]+)", code, re.MULTILINE)
+        hidden = {name.strip() for line in locals_ for name in line.split(",")}
+        wrong += [f"{script}: {name} is not in the header" for name in names if not re.search(rf"\b{name}\b", header)]
+        wrong += [f"{script}: {name} is not used" for name in names if not re.search(rf"\b{name}\b", code)]
+        wrong += [f"{script}: {name} is hidden by a local" for name in names if name in hidden]
+
+    assert wrong == []
+    assert set(declared) == {path.stem for path in LUA if path.parent == ROOT / "scheduler" / "lua"}
 
 
 def test_no_file_contains_paths_of_a_machine() -> None:

@@ -10,9 +10,9 @@ from openapi_spec_validator import validate
 from api_description import Described
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.openapi.document import openapi
+from gateway.openapi.document import OPTIONAL, openapi
+from gateway.openapi.endpoint_kinds import NOT_INFERENCE_ERRORS
 from gateway.openapi.endpoints import ENDPOINTS
-from gateway.openapi.model import NOT_INFERENCE, OPTIONAL
 from integration.gateway_fixtures import LiteralCatalog
 from scheduler.errors import ErrorCode
 
@@ -71,7 +71,7 @@ def test_every_route_is_described(routes: dict[str, set[str]]) -> None:
     assert described == routes, "add an ApiEndpoint for each route in gateway/openapi/endpoints.py"
     assert len(set(methods)) == len(methods)
     assert {code.value for code in set(ErrorCode) - codes} == {"abandoned"}
-    assert set(ErrorCode) >= NOT_INFERENCE
+    assert set(ErrorCode) >= NOT_INFERENCE_ERRORS
 
 
 def test_the_headers_of_limits_depend_on_the_status(document: dict[str, Any]) -> None:

@@ -18,8 +18,10 @@ from integration.dead_letter_fixtures import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.follower import Catalog
+from scheduler.protocol.cordons import Cordons, CordonSync
 from scheduler.protocol.pool_view import WorkerReport
-from scheduler.protocol.presence import Cordons, CordonStatus, CordonSync, Presence
+from scheduler.protocol.presence import Presence
+from scheduler.protocol.worker_heartbeat import CordonStatus
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all

@@ -22,7 +22,7 @@ from endpoint_stand_in import MODEL, StandIn, rich_chat, serving
 from eventually import eventually
 from image_load import Orders, attached, own_port
 from measured_load import MeasuredLoad, Stream, figures, p99_ms
-from scheduler.chat_document import joined
+from scheduler.chat_events import joined
 from stack import Stack, start_stack
 from tierlane_local.up.members import body_dir
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pool import TIERS, Pool
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 

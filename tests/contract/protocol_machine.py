@@ -16,8 +16,9 @@ from pool import TIERS
 from ratelimit.quotas import Meter
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
-from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Followers
+from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET
 from scheduler.protocol.cancellation import Cancellation
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.replies import decode_reply
 from scheduler.states import TERMINAL, Admission
 

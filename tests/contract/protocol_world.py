@@ -11,7 +11,7 @@ from contract.protocol_laws import Life, Scan, scan
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.batches import ClaimedBatch, Outcome
 from scheduler.protocol.replies import Reply, decode_replies
 from scheduler.redis_client.connections import command_client

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pool import Pool
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import EndedRecord
+from scheduler.protocol.audit_records import EndedRecord
 from scheduler.protocol.batches import ClaimedBatch, FreeSlots, MemberEnd, Outcome, OwnedBatch, lost
 from scheduler.protocol.pool_view import WorkerReport
 

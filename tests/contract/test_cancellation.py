@@ -12,7 +12,7 @@ import pytest
 from contract.builders import CUSTOMER
 from pool import TIERS, Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS, Cancellation
 

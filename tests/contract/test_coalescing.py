@@ -23,8 +23,8 @@ from customer_limits import in_force
 from pool import TIERS, WIDE, Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit, Verdict
-from scheduler.protocol.audit_outbox import EndedRecord
-from scheduler.protocol.batches import Followers
+from scheduler.protocol.audit_records import EndedRecord
+from scheduler.protocol.followers import Followers
 from scheduler.protocol.limits import LimitState
 from scheduler.protocol.replies import decode_replies, decode_reply
 from scheduler.states import Admission

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from pool import TIERS, Pool, done
-from scheduler.batching.policy import WakeCondition
+from scheduler.batching.decision import WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission, TierLimit
 from scheduler.redis_client.keys import Keys

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.operations.snapshots import COARSE_MS, MAX_KEPT, DashboardHistory
-from gateway.operations.state import DashboardEvent, DashboardState, TierState
+from gateway.operations.dashboard.downsampling import COARSE_MS
+from gateway.operations.dashboard.history import MAX_KEPT, DashboardHistory
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState, TierState
 from scheduler.protocol.history import KEEP_MS, MAX_POINTS, STEP_MS, TURN_MS, HistoryStore
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys

@@ -4,15 +4,15 @@ import pytest
 
 from eventually import eventually
 from pool import Pool
-from scheduler.protocol.replies import (
+from scheduler.protocol.increments import (
     Increment,
     IncrementChannel,
     IncrementTarget,
     decode_increments,
-    decode_replies,
     encode_increments,
     read_address,
 )
+from scheduler.protocol.replies import decode_replies
 
 GOLDEN = b"+\x91\x95\xa1r\xa1n\x01\x04\xa3\xc3\xa9x"
 

@@ -12,19 +12,10 @@ from eventually import eventually
 from gateway.circuit_breaker import ping
 from pool import TIERS, Pool, done
 from scheduler.errors import RedisUnavailable, StartError
+from scheduler.protocol.cordons import REWRITE_S, Cordons, CordonSync
 from scheduler.protocol.pool_view import GatewayStats, TierStats, WorkerReport
-from scheduler.protocol.presence import (
-    COMPLETE_EVERY_S,
-    COUNT_VALID_S,
-    MOVES_KEEP_MS,
-    REWRITE_S,
-    AsyncHeartbeat,
-    Cordons,
-    CordonStatus,
-    CordonSync,
-    Presence,
-    WorkerBeatReply,
-)
+from scheduler.protocol.presence import COUNT_VALID_S, MOVES_KEEP_MS, Presence
+from scheduler.protocol.worker_heartbeat import COMPLETE_EVERY_S, AsyncHeartbeat, CordonStatus, WorkerBeatReply
 from scheduler.redis_client.connections import check_server, pipelined
 from scheduler.redis_client.keys import PROTOCOL
 from scheduler.redis_client.scripts import source

@@ -31,12 +31,12 @@ TRUE_SOURCE = scheduler.redis_client.scripts.source
 
 def short_source(name: str) -> str:
     """A call ends at most two followers, so that short histories leave some."""
-    return TRUE_SOURCE(name).replace("PROMOTED_KEEP_MS = 64,", "PROMOTED_KEEP_MS = 2,")
+    return TRUE_SOURCE(name).replace("local visits_left = 64\n", "local visits_left = 2\n")
 
 
 @pytest.fixture(autouse=True)
 def few_followers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "PROMOTED_KEEP_MS = 2," in short_source("share")
+    assert "local visits_left = 2\n" in short_source("share")
     monkeypatch.setattr(scheduler.redis_client.scripts, "source", short_source)
 
 
@@ -72,7 +72,7 @@ ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_ba
 ENDED = "id, row, account, state, code, run[USED], cost or batch.served_from and 0 or run[COST]"
 ADOPTED = "id, row, account, result[2], result[3], result[5] or -1, (result[6] or -1) >= 0 and result[6] or nil"
 BUGS = {
-    "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),
+    "no_fencing": (["finish"], " or batch.token ~= token", ""),
     "bare_pop": (
         ["form_batch"],
         "call('LPUSH', list, unpack(ids))",
@@ -81,7 +81,11 @@ BUGS = {
     "pubsub_only": (ALL[2:], "set_terminal(id, state, code, 'reply', reply)", "set_terminal(id, state, code)"),
     "no_retry_budget": (["reap", "fail"], "losses > rule.max_losses", "false"),
     "no_pool_budget": (["reap", "fail"], "math.min(wanted, math.floor(tokens))", "wanted"),
-    "claim_without_lease": (["claim"], "lease(batch, tonumber(ARGV[5]))", ""),
+    "claim_without_lease": (
+        ["claim"],
+        "batch.worker = worker_id\nlease(batch, lease_ms)\n",
+        "batch.worker = worker_id\n",
+    ),
     "reap_pushes_unseen": (["reap"], "if call('LPOS', P .. 'batch_queue', id) then", "if false then"),
     "end_without_compare": (["cancel"], "if is_open(row) and (", "if (true or "),
     "release_forgets_the_batch": (["release"], "  delete_batch(batch)\nend\nwake()", "end\nwake()"),
@@ -163,13 +167,13 @@ def test_a_seeded_bug_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.
         search(redis_server, settings(SEARCH, max_examples=400, phases=[Phase.generate]), RULES.get(bug, ()))
 
 
-REPORT = "slots.report(ARGV[2], tonumber(ARGV[6]), tonumber(ARGV[7]), #outcomes / SIZE)"
+REPORT = "slots.report(worker_id, free, slot_count, #outcomes / SIZE)"
 SLOT_BUGS = {
     "a_part_without_fencing": (["finish_part"], " and batch.token == owned[2]", ""),
     "a_stale_outcome_counts": (["finish_part"], " and row[BATCH] == batch.id then\n    end_member", " then end_member"),
     "an_end_frees_no_slot": (["finish_part"], REPORT, REPORT.replace("#outcomes / SIZE", "0")),
     "a_drained_worker_comes_back": (["finish_part"], "  if change and not was_free then return false end\n", ""),
-    "a_claim_takes_no_slot": (["claim"], "tonumber(ARGV[8]) - #out", "tonumber(ARGV[8])"),
+    "a_claim_takes_no_slot": (["claim"], "free - #out", "free"),
     "a_claimed_batch_waits_for_ever": (["claim"], "if batch.slots then slots.claimed(batch.id) end\ncall", "call"),
     "more_leave_than_are_free": (
         ["form_batch"],

@@ -6,8 +6,9 @@ import pytest
 from contract.builders import everything
 from contract.coalescing import CLOSED
 from pool import Pool, done
-from scheduler.protocol.admission import MAX_PAIRS, Submission
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.adoption import MAX_PAIRS
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.cancellation import Reaped
 from scheduler.states import Admission
 

@@ -10,7 +10,7 @@ import pytest
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import DeadLetterRecord, EndedRecord, decode_entry
+from scheduler.protocol.audit_records import DeadLetterRecord, EndedRecord, decode_entry
 from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Reaped
 from scheduler.redis_client.scripts import inner

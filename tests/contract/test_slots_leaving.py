@@ -21,8 +21,9 @@ from contract.slots import (
 )
 from pool import Pool
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import HANDED_BACK, WITHDRAWN, StopSignal, StopSignals
+from scheduler.protocol.batches import HANDED_BACK, WITHDRAWN
 from scheduler.protocol.cancellation import Cancellation
+from scheduler.protocol.stop_signals import StopSignal, StopSignals
 from scheduler.redis_client.connections import blocking_client
 
 

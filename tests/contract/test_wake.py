@@ -3,7 +3,7 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batching.policy import FIRST_IDLE, NEVER, NO_WORKER, WakeCondition
+from scheduler.batching.decision import FIRST_IDLE, NEVER, NO_WORKER, WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedBatch
 

@@ -19,7 +19,7 @@ import pytest
 
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
-from scheduler.chat_document import Capability
+from scheduler.capabilities import Capability
 from stack import Stack, free_port, start_stack
 
 ROOT = Path(__file__).resolve().parents[2]

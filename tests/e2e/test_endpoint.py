@@ -19,8 +19,10 @@ from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.config import Access
 from key_leaks import leaked_keys
 from load import Answer, load, verdict
-from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 from scheduler.redis_client.connections import command_client
+from scheduler.vectors import read_vector
 from stack import Stack, start_stack
 
 TIERS = ("enterprise", "paid", "free")

@@ -16,7 +16,7 @@ from real_engines.processes import ENGINES, MODEL, RunningEngine, running_engine
 from real_engines.servers import SERVERS
 
 from eventually import eventually
-from scheduler.chat_document import Capability
+from scheduler.capabilities import Capability
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(700)]

@@ -14,7 +14,8 @@ from eventually import eventually
 from ledger.audit.auditor import Auditor, AuditPolicy
 from ledger.audit.window import HoldPolicy
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Outbox, encode_records
+from scheduler.protocol.audit_outbox import Outbox
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 

@@ -14,7 +14,7 @@ from direct_parts import FakeEndpoint, endpoints
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from tierlane_local.embedded.redis import EmbeddedRedis
 
 Ends = set[tuple[str, str, str, bool]]

@@ -13,7 +13,8 @@ from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
-from scheduler.payload import PromptMessage, Task, encode_messages
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 
 
 class Reader:

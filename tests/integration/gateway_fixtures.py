@@ -27,12 +27,13 @@ from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
 from ledger.postgres import Connection, closing, connect
 from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.payload import Task, decode_payload, write_vector
+from scheduler.payload import Task, decode_payload
 from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
 from scheduler.protocol.pool_view import WorkerReport, with_background
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
+from scheduler.vectors import write_vector
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 TIERS = ("enterprise", "paid", "free")

@@ -9,7 +9,7 @@ from endpoint_stand_in import StandIn
 from eventually import eventually
 from integration.gateway_fixtures import Stack
 from integration.gpu_pool_fixtures import StartWorker
-from scheduler.chat_document import joined
+from scheduler.chat_events import joined
 
 
 @pytest.fixture

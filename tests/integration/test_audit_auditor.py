@@ -28,13 +28,14 @@ from integration.audit_fixtures import (
 )
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
+from ledger.audit.folding import Folded
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import find_request
-from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy
 from ledger.audit.writer import make_batch
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.audit_outbox import Outbox, Record, Taken, decode_entry
+from scheduler.protocol.audit_outbox import Outbox, Taken
+from scheduler.protocol.audit_records import Record, decode_entry
 from scheduler.redis_client.keys import Keys
 from tierlane_local.embedded.postgres import EmbeddedPostgres
 

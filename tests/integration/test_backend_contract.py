@@ -12,7 +12,9 @@ from gpu_pool.backends.backend import TOO_LATE, Backend, Item, ItemResult, Stepp
 from gpu_pool.model_process.backend_registry import BACKENDS
 from integration.backend_cases import CASES, STEPPING, Case
 from integration.endpoint_fixtures import Reader
-from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
+from scheduler.vectors import read_vector
 
 TEXTS = ["Once upon a time", "The sea is deep.", "x", "two words"]
 ODD = ["", " ", "\n", "日本語のテキスト", "👩‍🔬 é", "\x00", "a" * 150]

@@ -23,8 +23,8 @@ from ledger.catalog.snapshot import CellRow, Snapshot, Tier
 from pool import TIERS, Pool
 from ratelimit.shares import TierShare
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import CellPlace, Moves, MovesPublisher, PoolPlan
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import GatewayStats, TierStats
@@ -32,7 +32,8 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
-from tierlane.roles.scheduler import StandIn, serve_cells
+from tierlane.roles.scheduler import serve_cells
+from tierlane.roles.stand_in import StandIn
 from tierlane.settings.model import Settings
 from tierlane_local.embedded.redis import EmbeddedRedis
 

@@ -15,6 +15,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client.connections import bounded, command_client, server_url
+from tierlane.check import examination, judgements
 from tierlane.check import model as check_model
 from tierlane.roles.process import check_redis
 from tierlane_local.embedded.cluster import HOST, free_ports
@@ -255,7 +256,8 @@ async def test_each_violation_fails_its_checks(spec: str, failed: set[str], monk
     """The exit code is 1, and each failed check has advice."""
     if spec == "NeverLoads":
         monkeypatch.setattr(check_model, "LOAD_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(check_model, "TRIAL_CAPS", 1.1)
+    for module in (examination, judgements):
+        monkeypatch.setattr(module, "TRIAL_CAPS", 1.1)
     code, checks, document = await check(spec)
 
     assert {name for name, ok in checks.items() if ok is False} == failed

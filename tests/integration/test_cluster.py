@@ -16,7 +16,7 @@ from integration.cluster_fixtures import CLUSTER_PASSWORD, Cluster, cluster, clu
 from integration.gateway_fixtures import running_stack
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.batches import ReadyBatches
+from scheduler.protocol.ready_batches import ReadyBatches
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.cluster import parse
 from scheduler.redis_client.connections import (

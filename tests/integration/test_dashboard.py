@@ -14,8 +14,8 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.operations import snapshots
-from gateway.operations.dashboard import ASSETS
+from gateway.operations.dashboard import subscribers as dashboard_subscribers
+from gateway.operations.dashboard.page import ASSETS
 from gateway.operations.session import COOKIE, LASTS_S, issue
 from integration.dashboard_fixtures import BASE, BEARER, act, acting_stack, browser, call, groups, record
 from integration.dead_letter_fixtures import customer, letter
@@ -165,7 +165,7 @@ async def test_the_stream_sends_history_and_then_the_state(stack: Stack) -> None
 
 async def test_the_number_of_subscribers_is_limited(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more gets a 503, and is accepted after another has left."""
-    monkeypatch.setattr(snapshots, "MAX_SUBSCRIBERS", 1)
+    monkeypatch.setattr(dashboard_subscribers, "MAX_SUBSCRIBERS", 1)
     url, subscribers = f"{stack.url}{BASE}/events", stack.gateway.snapshots.subscribers
     async with aiohttp.ClientSession(headers=STREAM | BEARER) as http:
         first = await http.get(url)

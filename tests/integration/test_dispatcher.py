@@ -12,15 +12,15 @@ from contract.slots import announce, claim_next, ended, ids_of, in_slots
 from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.dispatcher import MAX_SLEEP_S, STANDBY_S, Dispatcher, ServiceWatch, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
-from scheduler.batching.timing import UNKNOWN, Service
+from scheduler.batching.service import UNKNOWN, Service
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import HANDED_BACK, FreeSlots
 from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import blocking_client
 from scheduler.tasks import end_all
-from tierlane.roles.scheduler import without_paused
+from tierlane.roles.pool_policy import without_paused
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
 

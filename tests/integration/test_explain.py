@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from eventually import eventually
-from gateway.limits.rejections import RejectionLog
+from gateway.limits.rejection_log import RejectionLog
 from integration.audit_fixtures import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity

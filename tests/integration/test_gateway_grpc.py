@@ -11,16 +11,12 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.config import GrpcConfig
 from gateway.grpc.call import STATUS
-from gateway.grpc.open_inference_pb2 import (
-    InferParameter,
-    ModelInferRequest,
-    ModelMetadataRequest,
-)
+from gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelMetadataRequest
 from integration.gateway_fixtures import Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.payload import Payload, decode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.redis_client.keys import Keys
 

@@ -21,7 +21,7 @@ from integration.gateway_fixtures import Stack, accepted, running_stack
 from integration.grpc_fixtures import SERVICE, Channel, channel, infer, key, request, stack
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.replies import Increment, IncrementChannel
+from scheduler.protocol.increments import Increment, IncrementChannel
 from scheduler.redis_client.keys import Keys
 
 __all__ = ["channel", "stack"]

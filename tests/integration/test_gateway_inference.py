@@ -13,7 +13,7 @@ from gateway.limits.capacity import LiveLimits
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import Stack, accepted, lower, model, running_stack, stack
 from ledger.catalog.api_key import mint
-from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.keys import Keys
 

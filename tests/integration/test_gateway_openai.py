@@ -13,8 +13,10 @@ from gateway.inference.pipeline import InferenceCall
 from integration.gateway_fixtures import Stack, caller, model, openai_client, reverse, stack
 from pool import Pool
 from scheduler.errors import ErrorCode
-from scheduler.payload import Payload, PromptMessage, Task, decode_messages, decode_payload, write_vector
+from scheduler.payload import Payload, Task, decode_payload
+from scheduler.prompt_messages import PromptMessage, decode_messages
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.vectors import write_vector
 
 __all__ = ["caller", "stack"]
 

@@ -14,7 +14,7 @@ from integration.direct_mode_fixtures import Direct, direct
 from integration.gateway_fixtures import Stack, accepted, caller, model, openai_client, running_stack, stack
 from metrics_figures import total
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.replies import Increment, IncrementChannel
+from scheduler.protocol.increments import Increment, IncrementChannel
 from scheduler.redis_client.keys import Keys
 
 __all__ = ["caller", "direct", "stack"]

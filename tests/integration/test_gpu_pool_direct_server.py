@@ -13,7 +13,7 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.supervisor import FIRST_RESPAWN_S
+from gpu_pool.model_process.respawn import FIRST_RESPAWN_S
 from gpu_pool.worker import direct_server, slow_model
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import TOKEN, DirectClient, StartHere, item, start_here

@@ -12,16 +12,19 @@ from certificates import certificates
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import NO_MODEL, PRIORITY_OWNER, SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.availability import SILENT, EndpointAvailability
+from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, EndpointAway, HandBack
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
+from gpu_pool.backends.openai_endpoint.probe import NO_MODEL
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
 from integration.endpoint_fixtures import Reader, answered, answers, chat, codes, items, loaded, outputs, stand_in
 from scheduler.errors import StartError
-from scheduler.payload import Task, read_vector
+from scheduler.payload import Task
 from scheduler.tracing import Context
+from scheduler.vectors import read_vector
 
 __all__ = ["stand_in"]
 

@@ -17,7 +17,9 @@ from gpu_pool.backends.hf.embedding import plan_passes
 from hf_models import CONTEXT, SENTENCES, STRICT, change_config, make_causal
 from integration.endpoint_fixtures import Reader
 from scheduler.errors import StartError
-from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
+from scheduler.vectors import read_vector
 
 MIXED = ["", "Once", "What happens when the queue is full?", SENTENCES[2], "Once upon a time there was a machine " * 2]
 

@@ -13,8 +13,10 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, run_watched
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.messages import Done, Piece, Ready, Refused
+from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from hf_models import change_config, make_causal
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError, TierlaneError

@@ -19,7 +19,8 @@ from gpu_pool.config import Access
 from integration.endpoint_fixtures import answered, chat, codes, items, outputs
 from open_inference_stand_in import ROWS, OpenInferenceStandIn, tensor
 from scheduler.errors import StartError
-from scheduler.payload import Task, read_vector
+from scheduler.payload import Task
+from scheduler.vectors import read_vector
 
 
 @pytest.fixture

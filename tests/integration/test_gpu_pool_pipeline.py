@@ -13,21 +13,23 @@ import pytest
 from eventually import eventually
 from fake_nvml import FakeNvml
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process import supervisor
-from gpu_pool.model_process.handle import ModelHung, ModelLaunch
+from gpu_pool.model_process import quarantine, respawn
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
+from gpu_pool.model_process.watchdog import ModelHung
 from gpu_pool.worker import prefetch
 from gpu_pool.worker.execution import Execution, NotStarted
-from gpu_pool.worker.gpu import ECC
+from gpu_pool.worker.gpu_faults import ECC
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here
 from integration.gpu_pool_fixtures import batch, ended, faulty_models, replies, running
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.batches import Batches, ClaimedBatch, ClaimedRequest, ReadyBatches
+from scheduler.protocol.batches import Batches, ClaimedBatch, ClaimedRequest
 from scheduler.protocol.direct import DirectBusy
 from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.ready_batches import ReadyBatches
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -84,7 +86,7 @@ async def test_model_with_invalid_output_is_quarantined(
     """After three batches its process ends, and queued and direct batches wait or are rejected; one more bad batch on
     probation quarantines it again; a good one ends that.
     """
-    monkeypatch.setattr(supervisor, "FIRST_QUARANTINE_S", 2.0)
+    monkeypatch.setattr(quarantine, "FIRST_QUARANTINE_S", 2.0)
     worker = await start_here("faulty_models:sick", redis_url=redis_url)
     before, client = model_pid(worker), await DirectClient.connected(worker)
     (faulty_models / "sick").touch()
@@ -112,7 +114,7 @@ async def test_model_that_does_not_load_is_failed(
     pool: Pool, redis_url: str, start_here: StartHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After five attempts; nothing is claimed. Where a restart cannot help the worker does not start."""
-    monkeypatch.setattr(supervisor, "FIRST_RESPAWN_S", 0.01)
+    monkeypatch.setattr(respawn, "FIRST_RESPAWN_S", 0.01)
     ids = await batch(pool, "hello")
     await start_here("faulty_models:DiesWhileLoading", redis_url=redis_url, loads=False)
 

@@ -14,17 +14,10 @@ from eventually import eventually
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.worker import BLOCK_S, WorkerConfig, run_worker
 from held_pops import pops_held
-from integration.gpu_pool_fixtures import (
-    StartWorker,
-    batch,
-    faulty_models,
-    replies,
-    running,
-    start_worker,
-)
+from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
+from scheduler.protocol.cordons import Cordons
 from scheduler.protocol.pool_view import WorkerView
-from scheduler.protocol.presence import Cordons
 from tierlane_tools.chaos.faults.proxy import FaultProxy, NetworkFault
 
 __all__ = ["faulty_models", "start_worker"]

@@ -13,7 +13,7 @@ from api_description import Described
 from gateway.api.open_inference import INFER, TEXT_INPUT
 from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.endpoints import ENDPOINTS
-from gateway.operations.action_requests import MAX_BODY_BYTES
+from gateway.operations.action_guard import MAX_BODY_BYTES
 from gateway.translations.message_endpoints import COUNT
 from gateway.translations.response_handlers import INPUT_TOKENS
 from gateway.translations.response_output import RESPONSES

@@ -17,7 +17,7 @@ from integration.ledger_fixtures import database_url, db, dsn, own_server, postg
 from ledger.audit.rows import to_row
 from ledger.audit.writer import prepare, write_rows
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys

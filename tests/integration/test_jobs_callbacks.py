@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from eventually import eventually
-from gateway.jobs import webhooks
+from gateway.jobs import paused_hosts, webhooks
 from gateway.jobs.webhook_security import customer_key, secret_bytes, secret_text, signed
 from integration.jobs_fixtures import JobBench, StartJobs, customer_id, start_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -245,6 +245,7 @@ async def test_a_host_that_does_not_respond_delays_no_other_host(
     """Concurrent calls of a host are limited, and its many due callbacks do not hide others; all are sent in the end."""
     monkeypatch.setattr(webhooks, "QUERY_ROWS", 6)
     monkeypatch.setattr(webhooks, "MAX_CALLS_PER_HOST", 2)
+    monkeypatch.setattr(paused_hosts, "MAX_CALLS_PER_HOST", 2)
     receiver.gate.clear()
     async with receiving() as other:
         jobs = receiver.jobs(callback_hosts=(f"127.0.0.1:{receiver.port}", f"localhost:{other.port}"))

@@ -19,7 +19,9 @@ from pool import TIERS, Pool, done
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.keys import Keys
-from tierlane.roles.scheduler import LeftPools, StandIn, serve_pools
+from tierlane.roles.scheduler import serve_pools
+from tierlane.roles.served_pools import LeftPools
+from tierlane.roles.stand_in import StandIn
 from tierlane.settings.model import Settings
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -14,7 +14,7 @@ from gateway.inference.responses import ResponseSubscriber
 from integration.sentinel_fixtures import Failover, failover, failover_client
 from pool import Pool
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.protocol.batches import ReadyBatches
+from scheduler.protocol.ready_batches import ReadyBatches
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import blocking_client, bounded, check_server, command_client, subscriber_client
 from scheduler.redis_client.keys import Keys

@@ -19,7 +19,7 @@ from ledger.catalog.follower import Catalog
 from ledger.catalog.loader import CHANNEL
 from ledger.postgres import LEADER_SETTINGS, connect
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.protocol.audit_outbox import decode_entry
+from scheduler.protocol.audit_records import decode_entry
 from tierlane_local.embedded.postgres import SETTINGS, EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]

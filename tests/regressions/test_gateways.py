@@ -18,7 +18,7 @@ from integration.gateway_fixtures import running_stack
 from pool import Pool, done
 from regressions.bad_line import BadLine
 from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import Adoption
+from scheduler.protocol.adoption import Adoption
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, hash_tag
 from scheduler.tasks import end_all
 

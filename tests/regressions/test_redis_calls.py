@@ -15,14 +15,16 @@ from gateway.inference.responses import ResponseSubscriber
 from pool import TIERS, WIDE, Pool, done
 from regressions.bad_line import BadLine
 from scheduler.batching.dispatcher import Dispatcher, Waker
-from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError, StartError
 from scheduler.protocol.admission import Admissions
-from scheduler.protocol.batches import Batches, ReadyBatches
+from scheduler.protocol.batches import Batches
 from scheduler.protocol.cancellation import Reaped, Terminations
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.ready_batches import ReadyBatches
 from scheduler.protocol.replies import Results
+from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import (
     blocking_client,
     bounded,
@@ -32,7 +34,6 @@ from scheduler.redis_client.connections import (
     subscriber_client,
 )
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.pipeline import Backoff
 from scheduler.states import Admission
 from scheduler.tasks import end_all
 

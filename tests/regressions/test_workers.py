@@ -14,8 +14,10 @@ import uvloop
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner, DeviceLost
-from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
+from gpu_pool.model_process.device_errors import DeviceLost
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool

@@ -9,8 +9,8 @@ from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, Nu
 
 from ledger.admin.errors import BadValue, check_integers, rule_in_words
 from ledger.schema import metadata
-from tierlane.admin.options import CELL, CUSTOMER, KEY, MODEL, PRICE, REQUIRED, TIER
-from tierlane.admin.runner import changes_of, duration, new_row
+from tierlane.admin.fields import CELL, CUSTOMER, KEY, MODEL, PRICE, REQUIRED, TIER
+from tierlane.admin.values import changes_of, duration, new_row
 from tierlane.connect import UsageError
 from tierlane.output import Column, aligned, print_rows, printable, readable
 

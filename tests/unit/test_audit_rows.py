@@ -12,11 +12,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from copied_rows import read_row
-from ledger.audit.rows import COLUMNS, Folded, LetterRow, id_of, outweighs, to_letter_row, to_row
+from ledger.audit.folding import Folded, outweighs
+from ledger.audit.letter_rows import LetterRow, to_letter_row
+from ledger.audit.rows import COLUMNS, id_of, to_row
 from ledger.audit.writer import Batch, RejectedRow, make_batch
 from ledger.schema.audit import requests
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
+from scheduler.protocol.audit_records import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.request_id import created_at
 
 ID = "req_0199c0de00007000800000000000abcd"

@@ -3,9 +3,10 @@
 import pytest
 
 from integration.audit_fixtures import accepted, ended, new_ids
-from ledger.audit.rows import Folded
+from ledger.audit.folding import Folded
 from ledger.audit.window import HoldPolicy, OutboxWindow
-from scheduler.protocol.audit_outbox import Record, Taken, encode_records, name_of
+from scheduler.protocol.audit_outbox import Taken, name_of
+from scheduler.protocol.audit_records import Record, encode_records
 
 POLICY = HoldPolicy(hold_s=1.0, deep_s=60.0, deep_open=1000, most_open=200_000, most_bytes=1_000_000)
 

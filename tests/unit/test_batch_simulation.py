@@ -3,7 +3,7 @@
 import pytest
 from batch_windows import Pool, Simulation, adaptive, fixed, speculative
 
-from scheduler.batching.timing import Service
+from scheduler.batching.service import Service
 
 MANY, FEW = Pool(34, 64, Service(50.0), 40.0), Pool(4, 64, Service(50.0, 0.3), 40.0)
 

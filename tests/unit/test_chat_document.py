@@ -12,18 +12,9 @@ from gateway.api.chat import encode_chat, read_chat
 from gateway.api.format import missing_capability
 from gateway.http.request import check_duplicates
 from gateway.inference.submission import idempotency
-from scheduler.chat_document import (
-    ENDPOINT,
-    PASSED_ON,
-    Capability,
-    as_deltas,
-    capabilities,
-    joined,
-    lines_of,
-    output_line,
-    read_head,
-    read_members,
-)
+from scheduler.capabilities import ENDPOINT, PASSED_ON, Capability, capabilities
+from scheduler.chat_document import lines_of, output_line, read_head, read_members
+from scheduler.chat_events import as_deltas, joined
 from scheduler.errors import RequestError
 
 TOOL = {"type": "function", "function": {"name": "f"}}

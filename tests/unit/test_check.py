@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from gpu_pool.backends.backend import ItemResult
 from ledger.catalog.snapshot import Model, Tier
 from scheduler.protocol.pool_view import Observation, WorkerView
-from tierlane.check import model, system
-from tierlane.check.model import ProbeAnswer
+from tierlane.check import judgements, system
+from tierlane.check.batch_times import measure
+from tierlane.check.model_probe import Probe, ProbeAnswer
 from tierlane.check.model_report import Timed, fails, suggest
 from tierlane.check.system import CheckItem
 
@@ -37,7 +38,7 @@ def answer(*outputs: str, fault: str = "") -> ProbeAnswer:
 )
 def test_order(together: str, alone: str, ok: bool | None, text: str) -> None:
     """Answers are mixed up only if one is that of another input."""
-    finding = model.judge_order(answer(*together.split()), [answer(one) for one in alone.split()])
+    finding = judgements.judge_order(answer(*together.split()), [answer(one) for one in alone.split()])
 
     assert finding.ok is ok
     assert text in finding.said
@@ -46,20 +47,22 @@ def test_order(together: str, alone: str, ok: bool | None, text: str) -> None:
 @pytest.mark.parametrize(("second", "ok"), [(answer("a", "b"), True), (answer("a", "x"), False), (LOST, False)])
 def test_determinism(second: ProbeAnswer, ok: bool) -> None:
     """Equal inputs must give equal answers."""
-    assert model.judge_determinism(answer("a", "b"), second).ok is ok
+    assert judgements.judge_determinism(answer("a", "b"), second).ok is ok
 
 
 def test_length_and_kind_of_answers() -> None:
     """A wrong number of answers and an answer that is no string are separate faults, as are exceptions."""
     raised = answer("a", fault="The model raised KeyError.")
 
-    assert model.judge_length([answer("a", "b"), answer("a")]).ok is True
-    assert model.judge_length([answer("a", "b", fault=WRONG_LENGTH)]) == fails("length", WRONG_LENGTH, model.LENGTH)
-    assert model.judge_length([answer("a", "b"), LOST]).ok is False
-    assert (model.judge_length([raised]).ok, model.judge_answered(raised).ok) == (True, False)
-    assert model.judge_kind(answer("a", "b")).ok is True
-    found = model.judge_kind(ProbeAnswer(1.0, [ItemResult("a"), NO_STRING]))
-    assert (found.ok, found.advice) == (False, model.KIND)
+    assert judgements.judge_length([answer("a", "b"), answer("a")]).ok is True
+    assert judgements.judge_length([answer("a", "b", fault=WRONG_LENGTH)]) == fails(
+        "length", WRONG_LENGTH, judgements.LENGTH
+    )
+    assert judgements.judge_length([answer("a", "b"), LOST]).ok is False
+    assert (judgements.judge_length([raised]).ok, judgements.judge_answered(raised).ok) == (True, False)
+    assert judgements.judge_kind(answer("a", "b")).ok is True
+    found = judgements.judge_kind(ProbeAnswer(1.0, [ItemResult("a"), NO_STRING]))
+    assert (found.ok, found.advice) == (False, judgements.KIND)
     assert "invalid_output" in found.said
 
 
@@ -75,7 +78,7 @@ def test_length_and_kind_of_answers() -> None:
 )
 def test_time(alone: ProbeAnswer, ok: bool | None, text: str) -> None:
     """A batch of one must end within the cap of a batch and the deadline of a request."""
-    finding = model.judge_time(alone, 3000.0, 4000.0)
+    finding = judgements.judge_time(alone, 3000.0, 4000.0)
 
     assert finding.ok is ok
     assert text in finding.said
@@ -94,10 +97,10 @@ def test_time(alone: ProbeAnswer, ok: bool | None, text: str) -> None:
 )
 def test_odd_inputs(result: ProbeAnswer, ok: bool) -> None:
     """A model may reject an input with an error code, but not raise an exception or die."""
-    assert model.judge_odd("empty", result).ok is ok
+    assert judgements.judge_odd("empty", result).ok is ok
 
 
-class SlowProbe(model.Probe):
+class SlowProbe(Probe):
     """A model that finishes only the first inputs of a batch in time."""
 
     def __init__(self, in_time: int) -> None:
@@ -112,19 +115,19 @@ class SlowProbe(model.Probe):
     ("in_time", "timed", "ok", "text", "advice"),
     [
         (2, [(1, 500.0), (2, 500.0)], True, "batches of 4 run for too long", ""),
-        (0, [], False, "a batch of 1: gpu_timeout", model.LONGER),
+        (0, [], False, "a batch of 1: gpu_timeout", judgements.LONGER),
     ],
 )
 async def test_batches_with_late_inputs_are_too_slow(
     in_time: int, timed: list[Timed], ok: bool, text: str, advice: str
 ) -> None:
     """Inputs that end in gpu_timeout need a longer time limit, not more memory."""
-    found = await model.measure(SlowProbe(in_time), [1, 2, 4], ["a"])
+    found = await measure(SlowProbe(in_time), [1, 2, 4], ["a"])
 
     assert (found.timed, found.finding.ok, found.finding.advice) == (timed, ok, advice)
     assert text in found.finding.said
-    answers = model.judge_answered(ProbeAnswer(3000.0, [ItemResult("a"), LATE]))
-    assert (answers.ok, answers.advice) == (False, model.LONGER)
+    answers = judgements.judge_answered(ProbeAnswer(3000.0, [ItemResult("a"), LATE]))
+    assert (answers.ok, answers.advice) == (False, judgements.LONGER)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_isolation(outputs: tuple[str | None, ...] | None, steady: bool, ok: boo
     if outputs:
         mixed = ProbeAnswer(1.0, [POISON if output is None else ItemResult(output) for output in outputs])
 
-    assert model.judge_isolation(1, mixed, {0: "a", 2: "b"}, steady=steady).ok is ok
+    assert judgements.judge_isolation(1, mixed, {0: "a", 2: "b"}, steady=steady).ok is ok
 
 
 @pytest.mark.parametrize(

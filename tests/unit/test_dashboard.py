@@ -9,20 +9,14 @@ import pytest
 from msgspec.structs import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.operations.action_requests import CordonBody
+from gateway.operations.action_bodies import CordonBody
 from gateway.operations.actions import check_healthy_left
-from gateway.operations.dashboard import ASSETS, asset_pages
-from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
-from gateway.operations.snapshots import (
-    COARSE_MS,
-    MAX_KEPT,
-    HistoryPoint,
-    PoolHistoryPoint,
-    TierHistoryPoint,
-    _read,
-    downsampled,
-)
-from gateway.operations.state import (
+from gateway.operations.dashboard.diff import config_changes, state_changes
+from gateway.operations.dashboard.downsampling import COARSE_MS, downsampled
+from gateway.operations.dashboard.history import MAX_KEPT, read_point
+from gateway.operations.dashboard.history_points import HistoryPoint, PoolHistoryPoint, TierHistoryPoint
+from gateway.operations.dashboard.page import ASSETS, asset_pages
+from gateway.operations.dashboard.state import (
     DashboardEvent,
     DashboardState,
     GpuState,
@@ -30,10 +24,9 @@ from gateway.operations.state import (
     TierState,
     WorkerState,
     capacity_by_worker,
-    changes,
-    config_changes,
     problems,
 )
+from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
 from integration.gateway_fixtures import model, tier
 from ledger.catalog.snapshot import Snapshot
 from scheduler.errors import ErrorCode, RequestError
@@ -230,7 +223,7 @@ def document(**changed: Any) -> DashboardState:
 )
 def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], events: list[tuple[str, str]]) -> None:
     """Each change of interest to an operator is one event."""
-    found = changes(document(**before), document(**now))
+    found = list(state_changes(document(**before), document(**now)))
 
     assert [(event.level, event.text) for event in found] == events
     assert {event.at_ms for event in found} <= {AT_MS}
@@ -240,7 +233,7 @@ def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], 
 def test_a_lost_worker_is_an_event_at_its_last_heartbeat(before: WorkerState) -> None:
     """Also after a pause."""
     silent = replace(ILL, status=before.status, age_ms=1200)
-    (event,) = changes(document(workers=[ONE, before]), document(workers=[ONE, silent]))
+    (event,) = state_changes(document(workers=[ONE, before]), document(workers=[ONE, silent]))
 
     assert (event.at_ms, event.level) == (AT_MS - 1200, "bad")
     assert event.text.startswith("gpu-2 was lost")
@@ -306,7 +299,7 @@ def test_points_of_older_versions_are_read() -> None:
     tiers = [["free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None]]
     stored = msgspec.msgpack.encode([AT_MS, "healthy", 1.0, 2.0, tiers, [[AT_MS, "news", "g1 joined."]]])
 
-    assert _read(stored) == HistoryPoint(
+    assert read_point(stored) == HistoryPoint(
         AT_MS,
         "healthy",
         1.0,
@@ -314,7 +307,7 @@ def test_points_of_older_versions_are_read() -> None:
         [TierHistoryPoint("free", 1, 0.0, 1.0, 1.0, 0.0, 1.0, None, None, None)],
         [DashboardEvent(AT_MS, "news", "g1 joined.")],
     )
-    assert _read(b"\x00") is None
+    assert read_point(b"\x00") is None
 
 
 UPLOT = {

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_pool.backends.openai_endpoint.availability import ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.client import EndpointResponse, NoResponse, Transport
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
+from gpu_pool.backends.openai_endpoint.probe import ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.limits.demand import MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, TopCustomers
+from gateway.limits.top_customers import MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, TopCustomers
 from gateway.metrics.counters import Counters
-from gateway.operations.state import MAX_CUSTOMERS, CustomerState, batch_fill, top_customers
+from gateway.operations.dashboard.state import MAX_CUSTOMERS, CustomerState, batch_fill, top_customers
 from scheduler.protocol.pool_view import CustomerGpuTime, CustomerRate, GatewayStats
 from scheduler.protocol.replies import Reply
 

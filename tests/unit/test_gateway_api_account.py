@@ -39,8 +39,9 @@ def source() -> Source:
 
 
 @pytest.fixture
-async def lookups(source: Source) -> AsyncIterator[CachedLookup[int]]:
-    """Two at once, kept for ten seconds, failures for two, on the source's clock."""
+async def lookups(source: Source, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CachedLookup[int]]:
+    """Two at once, two kept for ten seconds, failures for two, on the source's clock."""
+    monkeypatch.setattr(account, "MAX_KEPT", 2)
     made: CachedLookup[int] = CachedLookup(
         FAILED, keep_s=10.0, failure_keep_s=2.0, timeout_s=0.2, max_running=2, clock=lambda: source.now
     )
@@ -63,11 +64,8 @@ async def test_concurrent_lookups_are_shared(lookups: CachedLookup[int], source:
     assert results == [LookupResult(1), LookupResult(2)]
 
 
-async def test_the_number_of_lookups_is_bounded(
-    lookups: CachedLookup[int], source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_lookups_is_bounded(lookups: CachedLookup[int], source: Source) -> None:
     """A third one at the same time is rejected; of the results the oldest is dropped."""
-    monkeypatch.setattr(account, "MAX_KEPT", 2)
     pending = [asyncio.create_task(lookups.find(name, source.look)) for name in "ab"]
     await eventually(lambda: source.calls == 2, "two have begun")
     third = await lookups.find("c", source.look)

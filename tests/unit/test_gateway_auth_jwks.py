@@ -14,7 +14,7 @@ from eventually import eventually
 from gateway.auth.jwks import MAX_BYTES, JwksSource, KeySetError, parse_jwks, read_file
 from gateway.config import DEFAULT_ALGORITHMS
 from jwt_issuer import config, jwk, jwks, private_key
-from scheduler.redis_client.pipeline import Backoff
+from scheduler.redis_client.backoff import Backoff
 
 DAY_S = 86_400.0
 URL = "https://issuer.example/keys"

@@ -23,7 +23,7 @@ from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, f
 from gateway.direct.spool_tasks import CALL_SIZE, PAIR_BYTES, SpoolMerge, SpoolWriter
 from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all
 
 

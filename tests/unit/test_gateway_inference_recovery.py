@@ -16,7 +16,7 @@ from gateway.inference.recovery import (
 from recovery_setup import TIERS, Setup, pending, reply
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Verdict
-from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
+from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import StoredReply
 from scheduler.request_id import created_ms
 from scheduler.states import Admission

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.api.format import DocumentForm
 from gateway.inference.streaming import MOST_HELD, MOST_PARTS, StreamAssembly, StreamedResponse
-from scheduler.protocol.replies import LOST, Increment
+from scheduler.protocol.increments import LOST, Increment
 
 Step = tuple[int, int, str, str]
 """Attempt, offset, text, and the text that is sent to the client."""

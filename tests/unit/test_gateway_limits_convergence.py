@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import DemandMeter, fill
+from gateway.limits.demand import DemandMeter, bucket_fill
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
@@ -135,7 +135,7 @@ class Simulation:
             customer.bucket.tokens -= 1
             self._tiers[tier].tokens -= 1
             self.admitted[tier] += 1
-            filled = fill(customer.bucket.tokens, max(1.0, burst * factor))
+            filled = bucket_fill(customer.bucket.tokens, max(1.0, burst * factor))
             self._at(self.now + LATENCY_S, partial(meter.passed, tier, factor, filled))
             return 0.0
         if base_allows:

@@ -8,7 +8,9 @@ import pytest
 from customer_limits import in_force, remaining
 from direct_parts import submission
 from gateway.http.errors import RejectionError
-from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache, RejectionLog, rejection_error
+from gateway.limits.rejection_cache import MAX_CUSTOMERS, MAX_KEPT_S, RejectionCache
+from gateway.limits.rejection_log import RejectionLog
+from gateway.limits.rejections import rejection_error
 from identities import identity
 from ratelimit.limits import Level
 from ratelimit.quotas import Meter
@@ -252,8 +254,8 @@ def test_a_verdict_is_reused_until_its_wait_is_over(outcome: Admission) -> None:
     assert list(verdict.left.quotas) == [(0, 59_900)]
     assert cached(outcome, 0.199) is not None
     assert cached(outcome, 0.2) is None
-    assert cached(outcome, MOST_S - 0.01, 86_400_000) is not None
-    assert cached(outcome, MOST_S, 86_400_000) is None
+    assert cached(outcome, MAX_KEPT_S - 0.01, 86_400_000) is not None
+    assert cached(outcome, MAX_KEPT_S, 86_400_000) is None
 
 
 @pytest.mark.parametrize(
@@ -294,11 +296,11 @@ def test_a_rejection_of_any_request(outcome: Admission, known: bool) -> None:
 def test_the_rejection_cache_is_bounded_and_cleared_by_an_end() -> None:
     """An ended request may have returned what its limit counts. The oldest customers are dropped first."""
     cache, verdict = RejectionCache(), Verdict(Admission.CUSTOMER_LIMIT, remaining(0.25, 2000), 200, 3)
-    for number in range(MOST_CUSTOMERS + 5):
+    for number in range(MAX_CUSTOMERS + 5):
         cache.note(request(customer_id=f"c{number}"), verdict, 100.0)
-    newest = request(customer_id=f"c{MOST_CUSTOMERS + 4}")
+    newest = request(customer_id=f"c{MAX_CUSTOMERS + 4}")
 
-    assert len(cache.held) == MOST_CUSTOMERS
+    assert len(cache.held) == MAX_CUSTOMERS
     assert cache.verdict(request(customer_id="c0"), 100.0) is None
     assert cache.verdict(newest, 100.0) is not None
     cache.forget(newest.customer_id)

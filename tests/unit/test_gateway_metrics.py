@@ -11,7 +11,8 @@ from gateway.circuit_breaker import BreakerState
 from gateway.limits.rejections import OWN_LIMITS
 from gateway.metrics.counters import BATCHES, BOUNDS_US, MAX_MODELS, MAX_TIERS, MAX_TOKEN_SERIES, Counters, Series
 from gateway.metrics.definitions import METRICS
-from gateway.metrics.endpoint import CIRCUIT, STALE_S, STATES, PoolFigures, exposition, gauges
+from gateway.metrics.exposition import exposition
+from gateway.metrics.gauges import BREAKER_VALUES, STALE_S, WORKER_STATES, PoolFigures, gauges
 from gateway.wiring import API_FORMATS
 from metrics_figures import read, reply, value
 from scheduler.errors import ErrorCode
@@ -254,7 +255,7 @@ def test_label_values_are_complete() -> None:
     source = (ROOT / "scheduler" / "protocol" / "pool_view.py").read_text("utf-8")
     states = re.search(r"status: str  # (.*)", source)
 
-    assert set(CIRCUIT) == set(BreakerState)
+    assert set(BREAKER_VALUES) == set(BreakerState)
     assert states is not None
-    assert set(STATES) == {*states[1].split(" | "), "unknown"}
+    assert set(WORKER_STATES) == {*states[1].split(" | "), "unknown"}
     assert all(path == api_format.endpoint for path, api_format in API_FORMATS.items())

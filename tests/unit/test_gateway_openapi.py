@@ -10,7 +10,9 @@ from api_description import Described
 from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.openapi.document import openapi
-from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription, inference_endpoint, only
+from gateway.openapi.endpoint_kinds import inference_endpoint
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import only
 from scheduler.errors import ErrorCode
 
 

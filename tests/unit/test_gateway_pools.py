@@ -17,7 +17,7 @@ from gateway.pools import Pools
 from ledger.catalog.snapshot import CellRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import cell_of, place_name
-from tierlane.roles.scheduler import wanted_pools
+from tierlane.roles.served_pools import wanted_pools
 
 ROWS = {"tiny": ("default", True), "large": ("large", True), "old": ("old", False), "odd": ("{x}:", True)}
 MODELS = {name: SimpleNamespace(pool=pool, enabled=enabled) for name, (pool, enabled) in ROWS.items()}

@@ -19,7 +19,8 @@ from gpu_pool.backends.backend import InvalidOutput, Item
 from gpu_pool.backends.openai_endpoint.reading.answers import read_answer
 from gpu_pool.backends.openai_endpoint.reading.event_stream import EventParser
 from gpu_pool.backends.openai_endpoint.reading.streamed import StreamedCompletion, StreamedDocument
-from scheduler.chat_document import DOCUMENT, as_deltas, joined, lines_of
+from scheduler.chat_document import DOCUMENT, lines_of
+from scheduler.chat_events import as_deltas, joined
 from scheduler.payload import Task
 from scheduler.request_id import new_request_id
 

@@ -6,7 +6,8 @@ import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Padding
 from gpu_pool.backends.simulated import SimulatedBackend
-from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost, is_out_of_memory, is_sticky
+from gpu_pool.model_process.batch_runner import BatchRunner
+from gpu_pool.model_process.device_errors import DeviceLost, is_out_of_memory, is_sticky
 
 
 class AcceleratorError(RuntimeError):

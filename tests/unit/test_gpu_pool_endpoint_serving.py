@@ -9,7 +9,7 @@ import pytest
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
-from gpu_pool.model_process.inputs import SlotListeners
+from gpu_pool.model_process.listeners import SlotListeners
 from gpu_pool.model_process.messages import Done, Drop, ModelMessage, Refused, Run, Withdraw, WorkerMessage
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, Task, encode_payload

@@ -8,7 +8,9 @@ import pytest
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult, Unwell
 from gpu_pool.backends.function import FunctionBackend, as_vectors
-from scheduler.payload import PromptMessage, Task, encode_messages, read_vector, write_vector
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
+from scheduler.vectors import read_vector, write_vector
 
 CHAT = Item(encode_messages([PromptMessage("system", "Be brief."), PromptMessage("user", "Hello")]), {}, Task.CHAT)
 

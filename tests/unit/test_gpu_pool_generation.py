@@ -14,7 +14,8 @@ from gpu_pool.backends.generation import (
     prompt_of,
     running_text,
 )
-from scheduler.payload import PromptMessage, Task, encode_messages
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 
 CHAT = Item(encode_messages([PromptMessage("system", "Be brief."), PromptMessage("user", "Hello")]), {}, Task.CHAT)
 

@@ -7,7 +7,9 @@ import pytest
 
 from eventually import eventually
 from fake_nvml import FakeNvml
-from gpu_pool.worker import gpu
+from gpu_pool.worker.gpu_faults import EARLIER_ERRORS, ECC, NEEDS_RESET, NOT_REMAPPED, TO_REMAP
+from gpu_pool.worker.gpu_watch import GpuWatch
+from gpu_pool.worker.nvml_gpu import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_id_of, gpu_of
 from scheduler.protocol.pool_view import GpuReading
 
 
@@ -26,34 +28,34 @@ from scheduler.protocol.pool_view import GpuReading
 )
 def test_gpu_of_a_model(backend: str, device: str, visible: str | None, place: str | None) -> None:
     """CUDA counts the devices of CUDA_VISIBLE_DEVICES; some backends use no GPU."""
-    assert gpu.gpu_id_of(backend, device, visible) == place
+    assert gpu_id_of(backend, device, visible) == place
 
 
 def test_unsupported_values_are_zero() -> None:
-    """Some cards report no gpu.ECC, memory or utilization; that is no fault."""
+    """Some cards report no ECC, memory or utilization; that is no fault."""
     nvml = FakeNvml()
-    assert gpu.NvmlGpu(nvml, "0").read() == GpuReading(0.97, 3072, 81920, 61, 0, "")
+    assert NvmlGpu(nvml, "0").read() == GpuReading(0.97, 3072, 81920, 61, 0, "")
     names = ("TotalEccErrors", "UtilizationRates", "MemoryInfo", "RetiredPagesPendingStatus", "RemappedRows")
     nvml.failing = {f"nvmlDeviceGet{name}": nvml.NVML_ERROR_NOT_SUPPORTED for name in names}
 
-    assert gpu.NvmlGpu(nvml, "GPU-1").read() == GpuReading(0.0, 0, 0, 61, 0, "")
+    assert NvmlGpu(nvml, "GPU-1").read() == GpuReading(0.0, 0, 0, 61, 0, "")
 
 
 @pytest.mark.parametrize(
     ("ecc", "retiring", "pending", "failed", "fault", "note"),
     [
-        (2, 0, 0, 0, "", gpu.EARLIER_ERRORS),
-        (3, 0, 1, 0, gpu.ECC, gpu.TO_REMAP),
-        (2, 1, 0, 0, gpu.NEEDS_RESET, gpu.EARLIER_ERRORS),
-        (2, 0, 1, 1, "", gpu.NOT_REMAPPED),
-        (0, 0, 1, 0, "", gpu.TO_REMAP),
+        (2, 0, 0, 0, "", EARLIER_ERRORS),
+        (3, 0, 1, 0, ECC, TO_REMAP),
+        (2, 1, 0, 0, NEEDS_RESET, EARLIER_ERRORS),
+        (2, 0, 1, 1, "", NOT_REMAPPED),
+        (0, 0, 1, 0, "", TO_REMAP),
     ],
 )
 def test_memory_errors_and_repairs(ecc: int, retiring: int, pending: int, failed: int, fault: str, note: str) -> None:
     """After a start with two errors: the fault is for the worker, the note for the operator."""
     nvml = FakeNvml()
     nvml.ecc = 2
-    device = gpu.NvmlGpu(nvml, "0")
+    device = NvmlGpu(nvml, "0")
     device.read()
     nvml.ecc, nvml.retiring, nvml.rows = ecc, retiring, [0, 1, pending, failed]
 
@@ -61,25 +63,25 @@ def test_memory_errors_and_repairs(ecc: int, retiring: int, pending: int, failed
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceRegisterEvents"])
-@pytest.mark.parametrize(("error", "fault"), [("GPU_IS_LOST", gpu.OFF_THE_BUS), ("RESET_REQUIRED", gpu.UNTIL_RESET)])
+@pytest.mark.parametrize(("error", "fault"), [("GPU_IS_LOST", OFF_THE_BUS), ("RESET_REQUIRED", UNTIL_RESET)])
 def test_lost_gpu_is_a_fault(name: str, error: str, fault: str) -> None:
     """Whichever call reports it first."""
     nvml = FakeNvml()
     nvml.failing[name] = getattr(nvml, f"NVML_ERROR_{error}")
 
-    assert gpu.NvmlGpu(nvml, "0").read().fault == fault
+    assert NvmlGpu(nvml, "0").read().fault == fault
 
 
-@pytest.mark.parametrize(("xid", "waits"), [(13, [1.0]), (31, [1.0]), *((xid, []) for xid in gpu.FATAL_XIDS)])
+@pytest.mark.parametrize(("xid", "waits"), [(13, [1.0]), (31, [1.0]), *((xid, []) for xid in FATAL_XIDS)])
 def test_xid_events(xid: int, waits: list[float]) -> None:
     """Hardware Xids are faults and are read at once; after others the rest of the interval is waited."""
     nvml, waited = FakeNvml(), list[float]()
-    device = gpu.NvmlGpu(nvml, "0")
+    device = NvmlGpu(nvml, "0")
     nvml.xids = [xid]
 
     device.wait(1.0, waited.append)
 
-    assert (device.read().fault, waited) == (gpu.FATAL_XIDS.get(xid, ""), waits)
+    assert (device.read().fault, waited) == (FATAL_XIDS.get(xid, ""), waits)
 
 
 @pytest.mark.parametrize("name", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
@@ -88,7 +90,7 @@ def test_without_events_it_waits_by_itself(name: str) -> None:
     nvml, waited = FakeNvml(), list[float]()
     nvml.failing[name] = nvml.NVML_ERROR_NOT_SUPPORTED
 
-    gpu.NvmlGpu(nvml, "0").wait(1.0, waited.append)
+    NvmlGpu(nvml, "0").wait(1.0, waited.append)
 
     assert waited == [1.0]
 
@@ -98,13 +100,13 @@ def test_missing_driver_or_library_is_no_fault(monkeypatch: pytest.MonkeyPatch, 
     """There is no reading then; the library is optional (None: not installed)."""
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert gpu.gpu_of("tiny", "cuda")() is not None
+    assert gpu_of("tiny", "cuda")() is not None
     if failing:
         nvml.failing[failing] = 9
     else:
         monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    assert gpu.gpu_of("tiny", "cuda")() is None
+    assert gpu_of("tiny", "cuda")() is None
 
 
 async def test_watch_reads_in_a_thread_and_reports_changes_on_the_event_loop() -> None:
@@ -116,7 +118,7 @@ async def test_watch_reads_in_a_thread_and_reports_changes_on_the_event_loop() -
         reports.append(at_once)
         threads.add(threading.get_ident())
 
-    watch = gpu.GpuWatch(lambda: gpu.NvmlGpu(nvml, "0"), changed, every_s=0.01)
+    watch = GpuWatch(lambda: NvmlGpu(nvml, "0"), changed, every_s=0.01)
     watch.start()
     await eventually(lambda: nvml.calls.count("nvmlDeviceGetTemperature") > 3, "it was read several times")
     assert watch.reading is not None
@@ -128,7 +130,7 @@ async def test_watch_reads_in_a_thread_and_reports_changes_on_the_event_loop() -
     await eventually(lambda: watch.reading and not watch.reading.ecc_uncorrected, "it was read again")
     watch.stop()
 
-    assert (watch.reading.fault, watch.usable.is_set(), reports.count(True)) == (gpu.ECC, False, 1)
+    assert (watch.reading.fault, watch.usable.is_set(), reports.count(True)) == (ECC, False, 1)
     assert threads == {threading.get_ident()}
     assert threading.get_ident() not in nvml.threads
     await eventually(lambda: "nvmlShutdown" in nvml.calls, "the library is closed")

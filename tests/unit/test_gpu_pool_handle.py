@@ -6,19 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_pool.model_process.handle import (
-    DOUBT_S,
-    GAP_S,
-    TICK_S,
-    ModelHung,
-    ModelLaunch,
-    ModelProcess,
-    PiecesCallback,
-    StallDetector,
-    ignore_pieces,
-    run_watched,
-)
+from gpu_pool.model_process.handle import ModelProcess, PiecesCallback, ignore_pieces
+from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.messages import Done
+from gpu_pool.model_process.stall_detector import DOUBT_S, GAP_S, TICK_S, StallDetector
+from gpu_pool.model_process.watchdog import ModelHung, run_watched
 from scheduler.errors import TierlaneError
 
 CAP_MS = 50.0

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.backends.hf.backend import HfBackend
-from gpu_pool.backends.hf.directory import SentenceLayout, Unusable, read_directory
+from gpu_pool.backends.hf.directory import read_directory
+from gpu_pool.backends.hf.json_file import Unusable
+from gpu_pool.backends.hf.sentence_layout import SentenceLayout
 from scheduler.errors import StartError
 
 MODULES = [

@@ -7,16 +7,9 @@ from zlib import crc32
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.model_process.inputs import (
-    PIECES_EVERY_S,
-    Listeners,
-    SlotListeners,
-    deadlines,
-    read_items,
-    run_readable,
-    stream_deadlines,
-    with_late,
-)
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
+from gpu_pool.model_process.inputs import read_items, run_readable, with_late
+from gpu_pool.model_process.listeners import PIECES_EVERY_S, Listeners, SlotListeners
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.payload import Payload, Task, encode_payload
 

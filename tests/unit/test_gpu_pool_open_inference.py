@@ -9,7 +9,8 @@ import pytest
 from gpu_pool.backends.backend import InvalidOutput
 from gpu_pool.backends.open_inference.model import ModelSpec, TensorSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
-from scheduler.payload import Task, read_vector
+from scheduler.payload import Task
+from scheduler.vectors import read_vector
 
 TEXT = TensorSpec("text", "BYTES", (-1, 1))
 ROW = TensorSpec("x", "FP32", (-1, 3))

@@ -10,24 +10,14 @@ import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import Failures, Pauses
-from gpu_pool.backends.openai_endpoint.errors import (
-    LOADING,
-    Broken,
-    Busy,
-    read_refusal,
-    retry_after_s,
-)
-from gpu_pool.backends.openai_endpoint.messages import (
-    MissingBody,
-    body_of,
-    is_unusual,
-    rejected_early,
-)
+from gpu_pool.backends.openai_endpoint.errors import LOADING, Broken, Busy, read_refusal, retry_after_s
+from gpu_pool.backends.openai_endpoint.messages import MissingBody, body_of, is_unusual, rejected_early
 from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, read_answer
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from gpu_pool.config import VARIABLE, Access, take_access
 from scheduler.errors import StartError
-from scheduler.payload import PromptMessage, Task, encode_messages
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage, encode_messages
 
 CHAT = Item(
     encode_messages([PromptMessage("developer", "Be brief."), PromptMessage("user", "Hi")]), {"seed": 1}, Task.CHAT

@@ -6,7 +6,8 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.worker.slow_model import TRIAL_TEXT, SlowModel, Trials, trial_body
-from scheduler.payload import Payload, Task, decode_messages, decode_payload, encode_payload
+from scheduler.payload import Payload, Task, decode_payload, encode_payload
+from scheduler.prompt_messages import decode_messages
 
 CAP_MS = 3000.0
 

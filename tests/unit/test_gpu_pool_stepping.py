@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.model_process.batch_runner import DeviceLost
+from gpu_pool.model_process.device_errors import DeviceLost
 from gpu_pool.model_process.messages import Done, Drop, Piece, Pieces, Progress, Refused, Run, Slots, Withdraw
 from gpu_pool.model_process.stepping import SlotServing
 from scheduler.payload import Payload, encode_payload

@@ -10,7 +10,7 @@ from gpu_pool.model_process.messages import Piece
 from gpu_pool.worker.streams import MOST_CHARACTERS, BatchStreams, Outgoing, joined
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.protocol.replies import LOST, Increment, IncrementTarget
+from scheduler.protocol.increments import LOST, Increment, IncrementTarget
 from scheduler.tasks import end_all
 
 REQUESTS = [ClaimedRequest(name, 1000, 2, b"") for name in "abc"]

@@ -8,8 +8,11 @@ import pytest
 from eventually import eventually
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.model_process import supervisor
-from gpu_pool.model_process.handle import ModelLaunch, ModelProcess
-from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, Quarantine, Respawn, judge
+from gpu_pool.model_process.handle import ModelProcess
+from gpu_pool.model_process.launch import ModelLaunch
+from gpu_pool.model_process.quarantine import BatchVerdict, Quarantine, judge
+from gpu_pool.model_process.respawn import Respawn
+from gpu_pool.model_process.supervisor import ModelSupervisor
 
 GOOD, INVALID, NEITHER = BatchVerdict.GOOD, BatchVerdict.INVALID, BatchVerdict.NEITHER
 VERDICTS = {"G": GOOD, "X": INVALID, "N": NEITHER}

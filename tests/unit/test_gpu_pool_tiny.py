@@ -16,7 +16,8 @@ from gpu_pool.backends.tiny.generate import TinyModel
 from gpu_pool.backends.tiny.model import BEGIN, END, PATH, WeightsError, load_network
 from gpu_pool.backends.tiny.row import StreamBuffer, TinySequence
 from scheduler.errors import StartError
-from scheduler.payload import Task, read_vector
+from scheduler.payload import Task
+from scheduler.vectors import read_vector
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is a compiler?", "The kernel is", "A hacker is someone who", "", "In the early days of the network,"]

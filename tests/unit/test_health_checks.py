@@ -8,9 +8,9 @@ from msgspec.structs import replace as changed
 
 from gateway.direct.workers import Unreachable
 from gateway.operations.health.checks import health
-from gateway.operations.health.losses import Loss
 from gateway.operations.health.model import Health
 from gateway.operations.health.tiers import Flow, shedding
+from gateway.operations.health.worker_losses import LostWorker
 from health_inputs import (
     DOWN,
     INACTIVE,
@@ -199,14 +199,14 @@ ADMITTED = Flow(100.0, 0.0, 100.0)
 @pytest.mark.parametrize(
     ("tiers", "losses", "share", "reason"),
     [
-        ({"paid": ADMITTED, "free": ADMITTED}, (Loss("gpu-3", AT_14_02),), 0.0, None),
+        ({"paid": ADMITTED, "free": ADMITTED}, (LostWorker("gpu-3", AT_14_02),), 0.0, None),
         ({"free": Flow(100.0, 1.9, 100.0)}, (), 0.0, None),  # below the minimum share
         ({"free": Flow(1.0, 0.4, 1.0)}, (), 0.0, None),  # below the minimum rate
         ({"free": Flow(280.0, 28.0, 280.0)}, (), 0.1, "Rejecting 10% of free requests: queues are too long"),
         ({"free": Flow(0.0, 5.0, 400.0)}, (), 1.0, "Rejecting 100% of free requests: 400/s demand exceeds 310/s"),
         (
             {"paid": Flow(200.0, 10.0, 200.0), "free": Flow(280.0, 280.0, 280.0)},
-            (Loss("gpu-1", AT_14_02 + 90_000), Loss("gpu-3", AT_14_02)),
+            (LostWorker("gpu-1", AT_14_02 + 90_000), LostWorker("gpu-3", AT_14_02)),
             1.0,
             (
                 "Rejecting 5% of paid requests, 100% of free requests: 480/s demand exceeds 310/s capacity since gpu-3 and "
@@ -216,7 +216,7 @@ ADMITTED = Flow(100.0, 0.0, 100.0)
     ],
 )
 def test_rejections_for_lack_of_capacity(
-    tiers: dict[str, Flow], losses: tuple[Loss, ...], share: float, reason: str | None
+    tiers: dict[str, Flow], losses: tuple[LostWorker, ...], share: float, reason: str | None
 ) -> None:
     """The reason has the share of each tier, the cause, and since when workers are missing."""
     finding = shedding(tiers, 310.0, losses)

@@ -3,16 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.operations.health.losses import (
-    GATEWAY_LOSS_KEEP_MS,
-    LOSS_KEEP_MS,
-    RESTART_REPORTED_MS,
-    GatewayLosses,
-    Loss,
-    Losses,
-    LostGateway,
-    Restart,
-    Restarts,
+from gateway.operations.health.gateway_losses import GATEWAY_LOSS_KEEP_MS, GatewayLosses, LostGateway
+from gateway.operations.health.restarts import RESTART_REPORTED_MS, Restart, Restarts
+from gateway.operations.health.role_checks import (
     ended_tasks,
     lost_gateways,
     repaired_keys,
@@ -20,6 +13,7 @@ from gateway.operations.health.losses import (
     scheduling,
     scheduling_level,
 )
+from gateway.operations.health.worker_losses import WORKER_LOSS_KEEP_MS, LostWorker, WorkerLosses
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 from scheduler.tasks import EndedTask
 
@@ -57,21 +51,21 @@ PAUSING = replace(worker("gpu-2", healthy=False, status="paused"), pausing=True)
             [(1000, [ONE, TWO, worker("gpu-3")]), (2000, [ONE, TWO]), (3000, [ONE])],
             {"gpu-2": 3000, "gpu-3": 2000},
         ),
-        ([(1000, [ONE, TWO]), (2000, [ONE]), (2000 + LOSS_KEEP_MS, [ONE])], {}),
+        ([(1000, [ONE, TWO]), (2000, [ONE]), (2000 + WORKER_LOSS_KEEP_MS, [ONE])], {}),
     ],
 )
 def test_lost_workers(looks: list[tuple[int, list[WorkerView]]], lost: dict[str, int]) -> None:
     """A worker is lost from its last heartbeat until it is healthy again, unless an operator took it away."""
-    losses = Losses()
+    losses = WorkerLosses()
     for now_ms, workers in looks:
         losses.update(workers, now_ms)
 
-    assert losses.all == tuple(Loss(name, at_ms) for name, at_ms in lost.items())
+    assert losses.all == tuple(LostWorker(name, at_ms) for name, at_ms in lost.items())
 
 
 def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
     """Redis lists it for five minutes. A replacement serves, was first observed after the loss, and replaces one worker."""
-    losses, gone = Losses(), worker("gpu-2", healthy=False, age_ms=2000.0)
+    losses, gone = WorkerLosses(), worker("gpu-2", healthy=False, age_ms=2000.0)
     for now_ms, workers, shown, lost in (
         (10_000, [ONE, TWO], ["gpu-1", "gpu-2"], []),
         (12_000, [ONE, gone], ["gpu-1", "gpu-2"], ["gpu-2"]),
@@ -92,7 +86,7 @@ def test_a_lost_worker_with_a_replacement_is_not_reported() -> None:
 
 def test_a_worker_that_serves_another_cell_is_not_lost() -> None:
     """It may leave within one observation; a row that it could not remove is not shown; it may return and be lost."""
-    losses = Losses()
+    losses = WorkerLosses()
     for now_ms, workers, elsewhere, shown, lost in (
         (10_000, [ONE, TWO], [], ["gpu-1", "gpu-2"], []),
         (11_000, [ONE], [], ["gpu-1"], ["gpu-2"]),  # The other cell is observed a little later.
@@ -108,7 +102,7 @@ def test_a_worker_that_serves_another_cell_is_not_lost() -> None:
 
 def test_a_replacement_may_start_when_no_worker_is_listed() -> None:
     """The last worker was lost, and Redis does not list it any more when another one starts."""
-    losses = Losses()
+    losses = WorkerLosses()
     for now_ms, workers, lost in ((10_000, [ONE], []), (11_000, [], ["gpu-1"]), (12_000, [TWO], [])):
         losses.update(workers, now_ms)
         assert [each.worker for each in losses.all] == lost

@@ -14,8 +14,10 @@ from msgspec.structs import replace as changed
 from gateway.direct.workers import Unreachable
 from gateway.operations.health.advice import ADVICE
 from gateway.operations.health.checks import HealthInputs, health
-from gateway.operations.health.losses import Loss, LostGateway, Restart
+from gateway.operations.health.gateway_losses import LostGateway
 from gateway.operations.health.outcomes import TierObjective
+from gateway.operations.health.restarts import Restart
+from gateway.operations.health.worker_losses import LostWorker
 from gpu_pool.backends.openai_endpoint.availability import SILENT
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from health_inputs import DOWN, INACTIVE, LOST, PAUSING, REDIS_DOWN, SERVING, inputs, observation, worker
@@ -76,7 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     "requests fail otherwise": {"observation": seen(invalid_output=4, internal_error=1), "held": ALL_DOWN, **FREE},
     "the model refuses requests": {"observation": changed(seen(), gateways=[REFUSING]), **FREE},
     "more demand than capacity": {"observation": seen(shed=81.0), **FREE},
-    "the same, after a loss": {"observation": seen(shed=81.0), "losses": (Loss("worker-2", 50_520_000),), **FREE},
+    "the same, after a loss": {"observation": seen(shed=81.0), "losses": (LostWorker("worker-2", 50_520_000),), **FREE},
     "queues are too long": {"observation": seen(shed=10.0), "capacity_rps": 500.0, **FREE},
     "rejections by a fault": {"observation": seen(LOST, shed=10.0), **FREE},
     "limits": {"factors": {"paid": 1.0, "free": 0.4}},

@@ -11,15 +11,18 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http.request import prefers_async
 from gateway.jobs import inbox as jobs_inbox
-from gateway.jobs.inbox import GRACE_S, KEEP_S, OFFER_EVERY_S, JobInbox, JobStep, end_of, end_without_reply, next_step
-from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
+from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
+from gateway.jobs.job_end import end_of, end_without_reply
+from gateway.jobs.next_step import GRACE_S, JobStep, next_step
+from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, write_groups
 from gateway.jobs.results import job_result
 from gateway.jobs.store import MAX_PENDING, CallBatcher
 from gateway.jobs.submit import read_job
 from ledger import jobs as ledger_jobs
 from ledger.jobs import NEWS_S, UNTRIED, JobEnd, JobRow, JobSession, StoreUnavailable
 from scheduler.errors import RequestError
-from scheduler.protocol.replies import Reply, RequestStatus
+from scheduler.protocol.replies import Reply
+from scheduler.protocol.request_status import RequestStatus
 
 URL = "https://example.com/hook"
 
@@ -133,11 +136,11 @@ def test_ends_are_written_in_groups() -> None:
     many = [JobEnd(f"r{n}", "") for n in range(WRITE_ROWS + 1)]
     large = [JobEnd(f"r{n}", "", "x" * (WRITE_BYTES // 2 + 1)) for n in range(3)]
 
-    assert groups([]) == []
-    assert [len(group) for group in groups(many)] == [WRITE_ROWS, 1]
-    assert [len(group) for group in groups(large)] == [1, 1, 1]
-    assert groups([JobEnd("r1", "cancelled"), JobEnd("r1", "")]) == [[JobEnd("r1", "cancelled")]]
-    assert groups([JobEnd("r1", "", "x" * (2 * WRITE_BYTES))])[0][0].id == "r1"
+    assert write_groups([]) == []
+    assert [len(group) for group in write_groups(many)] == [WRITE_ROWS, 1]
+    assert [len(group) for group in write_groups(large)] == [1, 1, 1]
+    assert write_groups([JobEnd("r1", "cancelled"), JobEnd("r1", "")]) == [[JobEnd("r1", "cancelled")]]
+    assert write_groups([JobEnd("r1", "", "x" * (2 * WRITE_BYTES))])[0][0].id == "r1"
 
 
 async def test_calls_that_arrive_during_a_call_share_the_next_one() -> None:

@@ -6,6 +6,8 @@ import socket
 import pytest
 
 from gateway.host_lists import CallbackHosts, host_list, split_entry
+from gateway.jobs.callback_url import MAX_URL_CHARACTERS, url_problem
+from gateway.jobs.paused_hosts import PausedHosts
 from gateway.jobs.webhook_security import (
     checked_sockets,
     customer_key,
@@ -14,7 +16,7 @@ from gateway.jobs.webhook_security import (
     secret_text,
     signed,
 )
-from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, PausedHosts, retry_after_s, url_problem
+from gateway.jobs.webhooks import DELAYS_S, retry_after_s
 
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
@@ -73,7 +75,7 @@ def test_allowed_urls(url: str) -> None:
         "https://" + "a" * 64 + ".example.org/",
         "https://" + "a." * 130 + "example.org/",
         "http://127.0.0.1/",
-        "https://hooks.example.com/" + "a" * MAX_CHARACTERS,
+        "https://hooks.example.com/" + "a" * MAX_URL_CHARACTERS,
     ],
 )
 def test_rejected_urls(url: str) -> None:

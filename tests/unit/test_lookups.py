@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from gateway.operations import lookups
-from gateway.operations.action_requests import AuditedTransaction
+from gateway.operations.audited_transaction import AuditedTransaction
 from gateway.operations.lookups import Lookups
 from ledger.audit.queries import FailedRequest
 from scheduler.errors import RequestError

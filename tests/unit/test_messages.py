@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.format import InferenceRequest, missing_capability
+from gateway.translations.message_body import ToolUseBlock
 from gateway.translations.message_endpoints import MESSAGES, error_body, header_lines
 from gateway.translations.message_events import MAX_HELD_BYTES, MessageChunks, MessageContent, message_of
-from gateway.translations.messages import MAX_STOPS, ToolUseBlock, read_messages, read_prompt
-from scheduler.chat_document import DOCUMENT, Capability, output_line
+from gateway.translations.messages import MAX_STOPS, read_messages, read_prompt
+from scheduler.capabilities import Capability
+from scheduler.chat_document import DOCUMENT, output_line
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 

@@ -8,18 +8,11 @@ import pytest
 
 from ledger.catalog.snapshot import CellRow, Customer, Model, Snapshot, Tier
 from ratelimit.shares import TierShare
-from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.cells.moves import PoolPlan
 from tierlane.roles.allotter import SharedCustomers
-from tierlane.roles.scheduler import (
-    DEFAULT_TIERS,
-    LEAVING_S,
-    LeavingTiers,
-    batch_policy,
-    pool_model,
-    pool_plan,
-    without_paused,
-)
+from tierlane.roles.leaving_tiers import LEAVING_S, LeavingTiers
+from tierlane.roles.pool_policy import DEFAULT_TIERS, batch_policy, pool_model, pool_plan, without_paused
 from tierlane.settings.model import Settings
 
 SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03, background_share=0.1, gone_ms=1200)

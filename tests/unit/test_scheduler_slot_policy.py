@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from scheduler.batching.policy import FREE_SLOT, BatchPolicy, PoolSnapshot, TierPolicy, TierQueue, WakeCondition
+from scheduler.batching.decision import FREE_SLOT, WakeCondition
 from scheduler.batching.slot_policy import MOST_AT_ONCE, fill, kept_free
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.protocol.pool_view import SlotView
 
 TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service, target_size, window_ms
+from scheduler.batching.arrival_rate import ArrivalRate
+from scheduler.batching.service import UNKNOWN, Service, pool_service
+from scheduler.batching.target_size import target_size, window_ms
 from scheduler.protocol.pool_view import WorkerView
 
 

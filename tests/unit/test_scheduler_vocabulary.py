@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.errors import HTTP, ErrorCode, http_status
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import AcceptedRecord, Closed, EndedRecord, Entered, decode_entry, encode_records
+from scheduler.protocol.audit_records import AcceptedRecord, Closed, EndedRecord, Entered, decode_entry, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_at, created_ms, new_request_id
 

@@ -11,16 +11,12 @@ from gateway.api.format import TokenUsage, missing_capability
 from gateway.http.response import HttpResponse
 from gateway.translations.response_document import ResponseDocument, started
 from gateway.translations.response_handlers import page_of, stored_items
-from gateway.translations.response_output import (
-    RESPONSES,
-    Output,
-    ResponseChunks,
-    response_to,
-    whole,
-)
-from gateway.translations.responses import ResponsesRequest, read_responses, request_of, response_id
+from gateway.translations.response_id import response_id
+from gateway.translations.response_output import RESPONSES, Output, ResponseChunks, response_to, whole
+from gateway.translations.responses import ResponsesRequest, read_responses, request_of
 from response_events import events_of, joined
-from scheduler.chat_document import DOCUMENT, Capability
+from scheduler.capabilities import Capability
+from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id

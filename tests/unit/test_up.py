@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gpu_pool.model_process.handle import ModelLaunch
+from gpu_pool.model_process.launch import ModelLaunch
 from scheduler.protocol.direct import direct_token
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.redis_client.keys import pools_of, pools_to_serve

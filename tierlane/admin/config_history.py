@@ -7,8 +7,9 @@ from ledger.admin.changes import Row
 from ledger.admin.errors import THINGS
 from ledger.admin.rows import list_config_changes
 from ledger.postgres import Connection
+from tierlane.admin.change_result import changed_columns
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import fetch, steps_of
+from tierlane.admin.runner import fetch
 from tierlane.output import Column, print_rows, readable
 
 COLUMNS = (
@@ -61,7 +62,7 @@ def words_of(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
         return f"created: {', '.join(values)}" if values else "created"
     if new is None:
         return "deleted"
-    return ", ".join(f"{column} {step}" for column, step in steps_of(_with_times(old), _with_times(new)))
+    return ", ".join(f"{column} {step}" for column, step in changed_columns(_with_times(old), _with_times(new)))
 
 
 def _with_times(values: dict[str, Any]) -> dict[str, Any]:

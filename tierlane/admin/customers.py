@@ -17,8 +17,10 @@ from ledger.admin.rows import check_tier, count_of, find_customer, find_key, lis
 from ledger.catalog.quotas import parse_quota
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
+from tierlane.admin.change_result import ChangeResult
+from tierlane.admin.limit_columns import LIMITS
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
+from tierlane.admin.runner import apply, fetch, show_rows
 from tierlane.connect import UsageError, VerbError
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 

@@ -10,8 +10,11 @@ from ledger.admin.rows import remove_price as delete_price
 from ledger.admin.rows import set_price as upsert_price
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
-from tierlane.admin.options import VerbCall, Work, without_sql
-from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
+from tierlane.admin.change_result import ChangeResult
+from tierlane.admin.fields import without_sql
+from tierlane.admin.limit_columns import LIMITS
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import apply, fetch, show_rows
 from tierlane.connect import UsageError
 from tierlane.output import Column, print_json, print_rows, readable
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gateway.api import chat, completions, embeddings
 from gpu_pool.model_process.backend_registry import BACKENDS
 from ratelimit.__main__ import Pages, update
-from scheduler.chat_document import Capability, capabilities
+from scheduler.capabilities import Capability, capabilities
 
 _NEEDS = chat.NEEDS | completions.NEEDS | embeddings.NEEDS
 _OTHERS = {

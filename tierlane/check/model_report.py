@@ -55,7 +55,10 @@ def suggest(timed: Sequence[Timed]) -> Suggestion | None:
     if not timed:
         return None
     full = _knee(timed)
-    item_ms, base_ms = _fit(timed)
+    service = ServiceTime()
+    for size, ms in timed:
+        service.record(size, ms)
+    item_ms, base_ms = service.fit()
     wait_ms = round(min(base_ms, LONGEST_WAIT_MS))
     return Suggestion(full.size, wait_ms, _rounded(full.items_per_s), round(base_ms, 3), round(item_ms, 4))
 
@@ -65,13 +68,6 @@ def _knee(timed: Sequence[Timed]) -> Timed:
     short = [one for one in timed if one.ms <= longest_ms]
     best = max(one.items_per_s for one in short)
     return min(one for one in short if one.items_per_s >= ENOUGH * best)
-
-
-def _fit(timed: Sequence[Timed]) -> tuple[float, float]:
-    service = ServiceTime()
-    for size, ms in timed:
-        service.record(size, ms)
-    return service.fit()
 
 
 def _rounded(rate: float) -> float:

@@ -30,12 +30,7 @@ from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
 from scheduler.cells.places import cell_urls, cells_of
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.protocol.limits import (
-    LimitState,
-    RejectionRecord,
-    find_rejection,
-    recent_rejections,
-)
+from scheduler.protocol.limits import LimitState, RejectionRecord, find_rejection, recent_rejections
 from scheduler.protocol.pool_view import CustomerQueue, Observation, QueuePlace, WaitingView
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results

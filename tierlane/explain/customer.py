@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from ratelimit.limits import BUCKETS, MAX_CONCURRENCY, NO_BUCKET, LimitColumn, RemainingLimits, effective
-from ratelimit.quotas import quota_title, shown_amount
+from ratelimit.limit_figures import LimitFigures, limit_figures
+from ratelimit.limits import NO_BUCKET, RemainingLimits, effective
 from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import CustomerQueue, Observation
 from tierlane.explain.factor import (
@@ -166,44 +166,18 @@ def _reasons(
 
 def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | None) -> list[LimitLine]:
     """Every limit. Without a factor the effective values of reduced limits are not known."""
-    customer = row.customer
-    base, now = effective(row.as_identity()), effective(row.as_identity(), factor or 0.0)
-    levels = {b.kind: level.left for b, level in zip(base.buckets, left.buckets, strict=False)} if left else {}
-    known = {bucket.kind: (bucket, part) for bucket, part in zip(base.buckets, now.buckets, strict=True)}
-
-    def line(column: LimitColumn, base: float | None, part: float | None, rest: float | None = None) -> LimitLine:
-        owner = "own" if column.name in row.own else f"tier {customer.tier}"
-        return LimitLine(column.name, base, owner, None if part is None or factor is None else round(part, 4), rest)
-
-    lines: list[LimitLine] = []
-    for kind in BUCKETS:
-        whole, part = known.get(kind, (None, None))
-        rate = line(kind.rate, whole and whole.rate, part and part.rate, None if kind.size else levels.get(kind))
-        lines.append(rate)
-        if kind.size:
-            lines.append(line(kind.size, whole and whole.size, part and part.size, levels.get(kind)))
-    free = max(0, base.max_concurrency - left.in_use) if left else None
-    concurrency = line(MAX_CONCURRENCY, base.max_concurrency, base.max_concurrency, free)
-    if factor is None:  # It is never reduced.
-        concurrency = msgspec.structs.replace(concurrency, effective=base.max_concurrency)
-    return [*lines, concurrency, *_quotas(customer, left), *[each for key in row.keys for each in _of_key(key, factor)]]
+    identity = row.as_identity()
+    now = None if factor is None else effective(identity, factor)
+    lines = [_line(each, row) for each in limit_figures(effective(identity), now, left)]
+    return [*lines, *[each for key in row.keys for each in _of_key(key, factor)]]
 
 
-def _quotas(customer: Customer, left: RemainingLimits | None) -> list[LimitLine]:
-    """Quotas are not reduced. `left` has them in the same order."""
-    known = list(left.quotas) if left else []
-    rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
-    return [
-        LimitLine(
-            quota_title(name),
-            shown_amount(name, amount),
-            "quotas",
-            shown_amount(name, amount),
-            None if rest is None else shown_amount(name, rest),
-            anew_in_ms,
-        )
-        for (name, amount), (rest, anew_in_ms) in zip(customer.quotas, rests, strict=False)
-    ]
+def _line(limit: LimitFigures, row: CustomerRecord) -> LimitLine:
+    owner, now = "quotas", limit.effective
+    if limit.column is not None:
+        owner = "own" if limit.name in row.own else f"tier {row.customer.tier}"
+        now = None if now is None else round(now, 4)
+    return LimitLine(limit.name, limit.base, owner, now, limit.left, limit.reset_ms)
 
 
 def _of_key(key: Identity, factor: float | None) -> list[LimitLine]:

@@ -23,8 +23,9 @@ from scheduler.protocol.pool_view import Remaining, Unfinished
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import check_server, command_client, diagnosed, server_url, tag_at
 from scheduler.redis_client.keys import Keys, pools_of
+from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, apply
+from tierlane.admin.runner import APPLICATION, actor_of, apply
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, counted, print_rows
 

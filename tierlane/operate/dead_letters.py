@@ -8,21 +8,14 @@ import msgspec
 import typer
 
 from ledger.admin.transaction import as_actor
-from ledger.dead_letters import (
-    DeadLetterRow,
-    count_letters,
-    find_letter,
-    list_letters,
-    note,
-    purge_letters,
-    read_body,
-)
+from ledger.dead_letters import DeadLetterRow, count_letters, find_letter, list_letters, note, purge_letters, read_body
 from scheduler.payload import decode_payload
 from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import actor_of, duration
+from tierlane.admin.runner import actor_of
+from tierlane.admin.values import duration
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import redis_at, urls_of_cells
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable

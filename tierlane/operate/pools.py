@@ -17,8 +17,9 @@ from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import tag_at
 from scheduler.redis_client.keys import Keys, is_pool_name, place_name, pools_of
+from tierlane.admin.change_result import ChangeResult
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import APPLICATION, ChangeResult, apply
+from tierlane.admin.runner import APPLICATION, apply
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.operate.cells import redis_at, urls_of_cells
 from tierlane.output import Column, counted, print_rows, printable

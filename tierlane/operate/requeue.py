@@ -1,8 +1,7 @@
-"""`tierlane dlq requeue`: dead letters run again under new ids.
+"""`tierlane dlq requeue`: dead letters run again under new ids, with the steps of `gateway.jobs.dead_letter_rerun`.
 
-The command registers as a gateway without HTTP while it runs. Customers are not charged and get no response: the requests
-are submitted as accepted before. The dead letter is marked first, so that of two operators only one requeues it; the mark
-is removed if Redis did not queue the request.
+No gateway has to run: the command registers as one without HTTP while it waits. Each dead letter is requeued or rejected
+by itself.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
-from redis.asyncio import Redis
 from uuid_utils import uuid7
 
 from gateway.jobs.dead_letter_rerun import (
@@ -24,10 +22,12 @@ from gateway.jobs.dead_letter_rerun import (
     NoSuchLetter,
     NotRerun,
     candidate,
+    mark,
     new_ids,
+    unmark,
 )
 from ledger.admin.transaction import as_actor
-from ledger.dead_letters import mark_requeued, note, unmark_requeued
+from ledger.dead_letters import note
 from ledger.postgres import Connection
 from ratelimit.request_limits import RequestLimits
 from scheduler.errors import RedisUnavailable
@@ -53,37 +53,6 @@ BEAT_S = 0.5
 BY_ID = "by id"
 
 
-class RequeueGateway(DeadLetterReruns):
-    """A gateway without HTTP in one pool. Methods raise RedisUnavailable."""
-
-    def __init__(self, client: Redis, keys: Keys, settings: "Settings") -> None:
-        self._id = f"dlq-requeue-{uuid7().hex}"
-        self._life = Presence(client, keys, gone_ms=settings.gone_ms)
-        super().__init__(client, keys, self._id, settings.gone_ms, settings.request_limits)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Be registered until the end of the block."""
-        await self._beat()
-        beating = asyncio.create_task(self._keep_beating())
-        try:
-            yield
-        finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-            with contextlib.suppress(RedisUnavailable):
-                await self._life.gateway_gone(self._id)
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            with contextlib.suppress(RedisUnavailable):
-                await self._beat()
-
-    async def _beat(self) -> None:
-        await self._life.gateway_beat(GatewayStats(self._id, 0.0, {}))
-
-
 def requeue(request_ids: Sequence[str], cell: str | None, *, again: bool) -> Work:
     """Requeue dead letters in a cell, or in the first one with a healthy worker; the exit code is 0 if all completed.
 
@@ -104,39 +73,61 @@ async def _requeue(settings: "Settings", ids: Sequence[str], by: str, cell: str 
         async with database(settings, APPLICATION) as connection:
             urls, chosen = [await urls_of_cells(connection, settings, only) for only in (None, cell)]
             forget, completed = partial(forget_dead, settings, urls), 0
-            async with _gateway(settings, chosen) as gateway:
+            async with _reruns(settings, chosen) as reruns:
                 for at in range(0, len(ids), MAX_RERUNS):
                     batch = [
-                        await _candidate(connection, settings.pool, request_id, gateway.limits, again=again)
+                        await _candidate(connection, settings.pool, request_id, reruns.limits, again=again)
                         for request_id in ids[at : at + MAX_RERUNS]
                     ]
                     known = [each for each in batch if each is not None]
-                    completed += await _run_batch(connection, gateway, known, by, forget)
+                    completed += await _run_batch(connection, reruns, known, by, forget)
     except RedisUnavailable as error:
         raise VerbError(f"Nothing more was requeued: {error}.") from error
     return 0 if completed == len(ids) else 1
 
 
 @asynccontextmanager
-async def _gateway(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterator[RequeueGateway]:
-    """The gateway in the first of these cells that has a healthy worker. Raises VerbError if none has one."""
-    fault = ""
+async def _reruns(settings: "Settings", urls: Mapping[str, str]) -> AsyncIterator[DeadLetterReruns]:
+    """Reruns in the first of these cells that has a healthy worker. Raises VerbError if none has one."""
+    gateway_id, fault = f"dlq-requeue-{uuid7().hex}", ""
     for url in urls.values():
         client = command_client(await server_url(url))
         try:
             keys = Keys(settings.pool, tag_at(client))
-            gateway = RequeueGateway(client, keys, settings)
+            reruns = DeadLetterReruns(client, keys, gateway_id, settings.gone_ms, settings.request_limits)
             try:
-                await gateway.check_workers()
+                await reruns.check_workers()
             except (NotRerun, RedisUnavailable) as error:
                 fault = fault or str(error)
                 continue
-            async with gateway.open():
-                yield gateway
+            async with _registered(Presence(client, keys, gone_ms=settings.gone_ms), gateway_id):
+                yield reruns
                 return
         finally:
             await client.aclose()
     raise VerbError(fault)
+
+
+@asynccontextmanager
+async def _registered(presence: Presence, gateway_id: str) -> AsyncIterator[None]:
+    """Registered as a gateway during the block: the reaper ends requests of gateways without a heartbeat."""
+    stats = GatewayStats(gateway_id, 0.0, {})
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with contextlib.suppress(RedisUnavailable):
+                await presence.gateway_beat(stats)
+
+    await presence.gateway_beat(stats)
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        with contextlib.suppress(RedisUnavailable):
+            await presence.gateway_gone(gateway_id)
 
 
 async def _candidate(
@@ -154,7 +145,7 @@ async def _candidate(
 
 async def _run_batch(
     connection: Connection,
-    gateway: RequeueGateway,
+    reruns: DeadLetterReruns,
     batch: Sequence[Candidate],
     by: str,
     forget: Callable[[Sequence[str]], Awaitable[None]],
@@ -164,18 +155,20 @@ async def _run_batch(
     if not marked:
         return 0
     try:
-        entered = await gateway.submit([c.submission for c in marked])
+        running, rejected = await reruns.queue(marked)
     except RedisUnavailable as error:
         ids = ", ".join(c.submission.id for c in marked)
         raise VerbError(f"It is not known whether these run: {ids} ({error}).") from error
-    await _take_back(connection, [c for c in marked if c.submission.id not in entered], by)
-    running = [c for c in marked if c.submission.id in entered]
+    if rejected:
+        async with as_actor(connection, by):
+            await unmark(connection, rejected, BY_ID, _former_ids(rejected))
+        for each in rejected:
+            typer.echo(f"{each.letter.request_id}: Redis is out of memory, so it was not queued.", err=True)
     await forget([c.letter.request_id for c in running])
     completed = 0
     began = time.monotonic()
-    async for request_id, reply in gateway.replies([c.submission.id for c in running]):
-        old = next(c.letter.request_id for c in running if c.submission.id == request_id)
-        typer.echo(f"{old} -> {request_id}: {ending(reply, time.monotonic() - began)}")
+    async for old_id, new_id, reply in reruns.replies(running):
+        typer.echo(f"{old_id} -> {new_id}: {ending(reply, time.monotonic() - began)}")
         completed += reply is not None and reply.state == State.COMPLETED
     return completed
 
@@ -183,12 +176,9 @@ async def _run_batch(
 async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> list[Candidate]:
     """Mark the batch as requeued, in the dead letters and in config_changes; returns those that no one else had marked."""
     async with as_actor(connection, by):
-        # The same order for all operators prevents deadlocks.
-        ordered = sorted(batch, key=lambda c: c.letter.request_id)
-        marked = [c for c in ordered if await mark_requeued(connection, c.letter, c.submission.id)]
+        marked = await mark(connection, batch)
         if marked:
-            before = {c.letter.request_id: c.letter.requeued_as for c in marked}
-            await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": new_ids(marked)})
+            await note(connection, BY_ID, {"requeued_as": _former_ids(marked)}, {"requeued_as": new_ids(marked)})
     for each in batch:
         if each not in marked:
             typer.echo(
@@ -197,16 +187,8 @@ async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> 
     return marked
 
 
-async def _take_back(connection: Connection, refused: Sequence[Candidate], by: str) -> None:
-    if not refused:
-        return
-    async with as_actor(connection, by):
-        for each in refused:
-            await unmark_requeued(connection, each.letter, each.submission.id)
-        before = {each.letter.request_id: each.letter.requeued_as for each in refused}
-        await note(connection, BY_ID, {"requeued_as": new_ids(refused)}, {"requeued_as": before})
-    for each in refused:
-        typer.echo(f"{each.letter.request_id}: Redis is out of memory, so it was not queued.", err=True)
+def _former_ids(candidates: Sequence[Candidate]) -> dict[str, str | None]:
+    return {each.letter.request_id: each.letter.requeued_as for each in candidates}
 
 
 def ending(reply: Reply | None, waited_s: float) -> str:

@@ -21,7 +21,7 @@ from ledger.postgres import Connection, closing, connect
 from scheduler.protocol.admission import ReplayLimits
 from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of, with_cluster
-from tierlane.roles.scheduler import StandIn
+from tierlane.roles.stand_in import StandIn
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

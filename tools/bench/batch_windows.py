@@ -1,6 +1,6 @@
 """Adaptive batch windows beside speculative ones and a fixed one: waits and fill in simulated time.
 
-Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`) with Poisson arrivals of one tier.
+Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/target_size.py`) with Poisson arrivals of one tier.
 Batches take `--base-ms` and `--item-ms`, everything else takes no time, and the same seed prints the same table. With a
 fixed window, a batch starts at an idle worker when it is full or its first request has waited for the window. Without
 distances, part batches start when their windows end, however many workers are idle. With speculative windows one also starts
@@ -21,8 +21,12 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.batching.policy import BatchPolicy, Decision, PoolSnapshot, TierPolicy, TierQueue, WakeCondition, decide
-from scheduler.batching.timing import ArrivalRate, Service
+from scheduler.batching.arrival_rate import ArrivalRate
+from scheduler.batching.decision import Decision, WakeCondition
+from scheduler.batching.policy import decide
+from scheduler.batching.service import Service
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 
 TIER = "free"
 AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4

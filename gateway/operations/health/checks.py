@@ -12,17 +12,7 @@ from gateway.direct.mode import DirectView
 from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.limits.refusals import failing_customer
 from gateway.operations.health.advice import problem, with_impact
-from gateway.operations.health.losses import (
-    ACTIVE_STATUSES,
-    Loss,
-    LostGateway,
-    Restart,
-    ended_tasks,
-    lost_gateways,
-    repaired_keys,
-    restarted,
-    scheduling,
-)
+from gateway.operations.health.gateway_losses import LostGateway
 from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
     CauseInputs,
@@ -34,6 +24,8 @@ from gateway.operations.health.outcomes import (
     slow_batches,
     tier_results,
 )
+from gateway.operations.health.restarts import Restart
+from gateway.operations.health.role_checks import ended_tasks, lost_gateways, repaired_keys, restarted, scheduling
 from gateway.operations.health.tiers import (
     Obstacle,
     amplified_load,
@@ -43,6 +35,7 @@ from gateway.operations.health.tiers import (
     shedding,
     tier_figures,
 )
+from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -103,7 +96,7 @@ class HealthInputs:
     tokens_problem: str | None = None  # Why JWTs cannot be verified with current keys.
     gpus_elsewhere: int = 0  # Healthy GPUs in other cells of the pool: they move here when they are needed.
     registering: bool = False  # Redis lost its data a moment ago: workers have yet to register again.
-    losses: tuple[Loss, ...] = ()  # Lost workers, the latest first.
+    losses: tuple[LostWorker, ...] = ()  # Lost workers, the latest first.
     restarts: tuple[Restart, ...] = ()  # Recently replaced model processes.
     restarts_last_minute: int = 0
     lost_gateways: tuple[LostGateway, ...] = ()  # Without heartbeats, and not shut down; the latest first.
@@ -248,7 +241,9 @@ def _redis(inputs: HealthInputs) -> HealthFinding:
     age_s, direct = inputs.look_age_s, inputs.direct
     fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_OBSERVATION_S
     if direct is not None and _served_directly(direct):
-        reason = _direct_mode_reason(direct, fresh=fresh)
+        redis = "Redis is responding again, but is not used until it is stable" if fresh else "Redis is not responding"
+        workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
+        reason = f"{redis}; requests have been served by direct calls to {workers} for {direct.for_s:.1f} s."
         return problem("direct_mode", "redis:look_age", "datastore", "degraded", age_s, "s", reason)
     if fresh:
         return HealthFinding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
@@ -276,12 +271,6 @@ def _obstacle(inputs: HealthInputs) -> Obstacle | None:
     if seen is not None and seen.workers and not any(worker.healthy for worker in seen.workers):
         return Obstacle("no GPU is healthy", "gpus:healthy")
     return None
-
-
-def _direct_mode_reason(direct: DirectView, *, fresh: bool) -> str:
-    redis = "Redis is responding again, but is not used until it is stable" if fresh else "Redis is not responding"
-    workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
-    return f"{redis}; requests have been served by direct calls to {workers} for {direct.for_s:.1f} s."
 
 
 def _spool(direct: DirectView) -> HealthFinding:

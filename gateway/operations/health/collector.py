@@ -14,7 +14,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
 from gateway.operations.health.checks import HealthInputs, health
-from gateway.operations.health.losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
+from gateway.operations.health.gateway_losses import GatewayLosses, silent_gateways
 from gateway.operations.health.model import (
     LEVELS,
     CellHealth,
@@ -28,7 +28,10 @@ from gateway.operations.health.model import (
     TopCustomer,
 )
 from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
+from gateway.operations.health.restarts import Restarts
+from gateway.operations.health.role_checks import scheduling_level
 from gateway.operations.health.tiers import TOP_CUSTOMERS
+from gateway.operations.health.worker_losses import WorkerLosses
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.jobs import UNTRIED
@@ -51,7 +54,7 @@ class CollectedHealth(NamedTuple):
 class PoolMemory(NamedTuple):
     """State of one pool that a single observation does not show."""
 
-    losses: Losses
+    losses: WorkerLosses
     gateways: GatewayLosses
     restarts: Restarts
     held: HeldLevels
@@ -124,7 +127,7 @@ class HealthCollector:
 
     def _updated_memory(self, parts: PoolParts) -> PoolMemory:
         memory = self._memories.setdefault(
-            parts.config.place, PoolMemory(Losses(), GatewayLosses(), Restarts(), HeldLevels())
+            parts.config.place, PoolMemory(WorkerLosses(), GatewayLosses(), Restarts(), HeldLevels())
         )
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:

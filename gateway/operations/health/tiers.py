@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.advice import problem
-from gateway.operations.health.losses import Loss
 from gateway.operations.health.model import HealthFinding, TierHealth, TopCustomer
 from gateway.operations.health.outcomes import TierResult
+from gateway.operations.health.worker_losses import LostWorker
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
@@ -124,10 +124,9 @@ class Obstacle(NamedTuple):
 
 def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
     """Arrivals and rejections for lack of capacity, by tier."""
-    gateways = seen.gateways if seen else []
     found: dict[str, Flow] = {}
     for name in names:
-        stats = [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+        stats = _stats(name, seen)
         found[name] = Flow(
             sum(each.arrived_rps for each in stats),
             sum(each.shed_per_second for each in stats),
@@ -137,28 +136,28 @@ def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
 
 
 def shedding(
-    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], obstacle: Obstacle | None = None
+    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[LostWorker], obstacle: Obstacle | None = None
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
     `obstacle`: a cause that affects all requests; without it, the cause is the capacity or the queue length.
     """
-    shed = {name: _share(flow) for name, flow in tiers.items() if _is_reported(flow)}
+    shares = {name: _share(flow) for name, flow in tiers.items() if flow.shed >= MIN_SHED_RPS}
+    shed = {name: share for name, share in shares.items() if share >= MIN_SHED_SHARE}
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
-    shares = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
+    demand_rps, about = sum(flow.demand for flow in tiers.values()), ""
     if obstacle is not None:
         code, cause, about = "rejected_by_fault", f"{obstacle.cause} (see {obstacle.check})", obstacle.check
+    elif capacity_rps < demand_rps:
+        code, cause = "capacity_exceeded", f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
     else:
-        code, cause = _cause(sum(flow.demand for flow in tiers.values()), capacity_rps)
-        about = ""
-    reason = f"Rejecting {shares}: {cause}{_since(losses)}."
+        within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
+        code, cause = "queues_too_long", f"queues are too long, although {within}"
+    named = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
+    reason = f"Rejecting {named}: {cause}{_since(losses)}."
     return problem(code, "capacity:shed", "component", "degraded", worst, "ratio", reason, about)
-
-
-def _is_reported(flow: Flow) -> bool:
-    return flow.shed >= MIN_SHED_RPS and _share(flow) >= MIN_SHED_SHARE
 
 
 def _share(flow: Flow) -> float:
@@ -166,15 +165,7 @@ def _share(flow: Flow) -> float:
     return min(1.0, flow.shed / max(flow.arrived, flow.shed)) if flow.shed > 0 else 0.0
 
 
-def _cause(demand_rps: float, capacity_rps: float) -> tuple[str, str]:
-    """The code and the cause."""
-    if capacity_rps < demand_rps:
-        return "capacity_exceeded", f"{demand_rps:.0f}/s demand exceeds {capacity_rps:.0f}/s capacity"
-    within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
-    return "queues_too_long", f"queues are too long, although {within}"
-
-
-def _since(losses: Sequence[Loss]) -> str:
+def _since(losses: Sequence[LostWorker]) -> str:
     """The lost workers that were not replaced, and the time of the first loss, when the shortage began."""
     if not losses:
         return ""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_pool.backends.backend import Item, ItemResult, by_task
-from gpu_pool.backends.hf.directory import Unusable, read_directory
+from gpu_pool.backends.hf.directory import read_directory
+from gpu_pool.backends.hf.json_file import Unusable
 from scheduler.errors import StartError
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ import torch
 from gpu_pool.backends.backend import NO_EMBEDDINGS, Item, ItemResult
 from gpu_pool.backends.generation import named_turns, prompt_of, read_parameters
 from gpu_pool.backends.hf.decoding import HfDecoder, takes
-from gpu_pool.backends.hf.directory import Unusable
+from gpu_pool.backends.hf.json_file import Unusable
 from gpu_pool.backends.hf.row import HfSequence
 from gpu_pool.backends.stepping import RowLoop, run_all
 from scheduler.context_length import ContextOverflow
 from scheduler.errors import ErrorCode
-from scheduler.payload import PromptMessage, Task
+from scheduler.payload import Task
+from scheduler.prompt_messages import PromptMessage
 
 ENDLESS: Final = 1_000_000
 """Contexts from here on mean that transformers knows none."""
@@ -59,15 +60,14 @@ class PromptReader:
 
     def _template(self, messages: Sequence[PromptMessage]) -> str:
         # `developer` is OpenAI's newer name for `system`, which templates know.
-        turns = [{"role": _role(message), "content": message.content} for message in messages]
+        turns = [
+            {"role": "system" if message.role == "developer" else message.role, "content": message.content}
+            for message in messages
+        ]
         try:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise PromptRefused("The model's chat template does not take these messages.") from error
-
-
-def _role(message: PromptMessage) -> str:
-    return "system" if message.role == "developer" else message.role
 
 
 class CausalModel:
@@ -94,7 +94,8 @@ class CausalModel:
         self.context_tokens = context if context < ENDLESS else 0
         self._exact = network.dtype == torch.float32
         self._clock = clock
-        self._reader = PromptReader(tokenizer, _first_token(tokenizer, ends))
+        begins = tokenizer.bos_token_id
+        self._reader = PromptReader(tokenizer, int(begins) if begins is not None else min(ends, default=0))
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """A text for each item. Raises InvalidOutput if the network computes NaN or infinity."""
@@ -132,8 +133,3 @@ class CausalModel:
     def _decode(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
-
-
-def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
-    begins = tokenizer.bos_token_id
-    return int(begins) if begins is not None else min(ends, default=0)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item, ItemResult
-from gpu_pool.backends.hf.directory import Pooling, SentenceLayout
+from gpu_pool.backends.hf.sentence_layout import Pooling, SentenceLayout
 from scheduler.errors import ErrorCode
-from scheduler.payload import write_vector
+from scheduler.vectors import write_vector
 
 MOST_TOKENS = 8192
 """Tokens, padding included, that run together; more run in several passes, which shows progress and limits the memory.

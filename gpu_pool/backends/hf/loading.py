@@ -13,8 +13,9 @@ from transformers.utils import logging as transformers_logging
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.device import select_device
 from gpu_pool.backends.hf.causal import ENDLESS, CausalModel
-from gpu_pool.backends.hf.directory import ModelDirectory, Unusable
+from gpu_pool.backends.hf.directory import ModelDirectory
 from gpu_pool.backends.hf.embedding import EmbeddingModel
+from gpu_pool.backends.hf.json_file import Unusable
 from gpu_pool.backends.stepping import RowLoop
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}

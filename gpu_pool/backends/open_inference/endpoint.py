@@ -17,26 +17,20 @@ from gpu_pool.backends.generation import named_turns, prompt_of
 from gpu_pool.backends.open_inference.joining import Joiner, TensorItem
 from gpu_pool.backends.open_inference.model import UNREADABLE, ModelSpec, read_model
 from gpu_pool.backends.open_inference.tensors import Mismatch, call_body, read_item, read_outputs
-from gpu_pool.backends.openai_endpoint.availability import (
+from gpu_pool.backends.openai_endpoint.availability import SILENT
+from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
+from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
+from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
+from gpu_pool.backends.openai_endpoint.errors import KEY_STATUSES, NO_KEY, CallResult, Lost, read_refusal
+from gpu_pool.backends.openai_endpoint.messages import Body, traceparent_of
+from gpu_pool.backends.openai_endpoint.probe import (
     ABSENT,
     NAMED_MODELS,
     PROBE_TIMEOUT_S,
-    SILENT,
     ProbeResult,
     is_redirect,
     unexpected,
 )
-from gpu_pool.backends.openai_endpoint.client import CallTimeout, EndpointResponse, NoResponse, ResponseAborted
-from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
-from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad
-from gpu_pool.backends.openai_endpoint.errors import (
-    KEY_STATUSES,
-    NO_KEY,
-    CallResult,
-    Lost,
-    read_refusal,
-)
-from gpu_pool.backends.openai_endpoint.messages import Body, traceparent_of
 from gpu_pool.backends.openai_endpoint.requests import NO_ROUTE, TOO_SLOW, CallProgress, failure_of
 from gpu_pool.model_process import inputs
 from scheduler.errors import ErrorCode

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from gpu_pool.backends.backend import Item, ItemResult, Unwell
-from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
+from gpu_pool.backends.openai_endpoint.endpoint import Endpoint
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.serving import EndpointServing
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import take_access
-from gpu_pool.model_process.inputs import SlotListeners
+from gpu_pool.model_process.listeners import SlotListeners
 from scheduler.errors import ErrorCode
 
 
@@ -75,7 +75,9 @@ class EndpointBackend:
         async def answer(item: Item) -> ItemResult:
             found = await self._endpoint.answer(item, CallProgress())
             progress()
-            return found if isinstance(found, ItemResult) else _failure(found)
+            if isinstance(found, ItemResult):
+                return found
+            return ItemResult(found.reason, 0, ErrorCode.WORKER_LOST if found.counted else ErrorCode.NO_CAPACITY)
 
         return await asyncio.gather(*map(answer, items))
 
@@ -92,7 +94,3 @@ class EndpointBackend:
         """Close all connections and the event loop."""
         self._loop.run(self._endpoint.close())
         self._loop.close()
-
-
-def _failure(back: HandBack) -> ItemResult:
-    return ItemResult(back.reason, 0, ErrorCode.WORKER_LOST if back.counted else ErrorCode.NO_CAPACITY)

@@ -193,20 +193,6 @@ class Transport:
         within_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[OpenResponse]:
-        response = await self._head(method, url, body, within_s, headers)
-        try:
-            yield OpenResponse(response)
-        finally:
-            response.close()  # After a complete body the connection is in the pool already.
-
-    async def _head(
-        self,
-        method: str,
-        url: str,
-        body: bytes | AsyncIterator[bytes] | None,
-        within_s: float,
-        headers: Mapping[str, str] | None,
-    ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("the transport is used before open(); this is a bug")
         first_s = min(within_s, self._access.first_byte_ms / 1000 or within_s)
@@ -224,7 +210,10 @@ class Transport:
             raise CallTimeout("The endpoint did not begin its response in time.") from None
         if (told := response.headers.get("Keep-Alive")) is not None:
             self._shorten_idle(told)
-        return response
+        try:
+            yield OpenResponse(response)
+        finally:
+            response.close()  # After a complete body the connection is in the pool already.
 
     def _shorten_idle(self, told: str) -> None:
         """Close idle connections in half the time after which the server does, if that is shorter than the present one."""

@@ -15,23 +15,14 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import (
-    BUSY,
-    NO_MODEL,
-    PRIORITY_OWNER,
-    PROBE_TIMEOUT_S,
-    EndpointAvailability,
-    EndpointCapabilities,
-    Pauses,
-    ProbeResult,
-    probe,
-    takes_priority,
-)
+from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointAvailability, Pauses
 from gpu_pool.backends.openai_endpoint.call_times import Call
+from gpu_pool.backends.openai_endpoint.capabilities import PRIORITY_OWNER, EndpointCapabilities, takes_priority
 from gpu_pool.backends.openai_endpoint.client import CallTimeout, NoResponse, ResponseAborted, Transport
 from gpu_pool.backends.openai_endpoint.engine_load import EngineLoad, LoadReader
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, CallResult, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.messages import MISSING_BODY
+from gpu_pool.backends.openai_endpoint.probe import NO_MODEL, PROBE_TIMEOUT_S, ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.requests import (
     ABORTED,
     TOO_SLOW,
@@ -45,6 +36,7 @@ from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.backends.openai_endpoint.slots import SlotPolicy
 from gpu_pool.backends.openai_endpoint.stream_sweep import StreamSweep
 from gpu_pool.config import Access
+from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, StartError, TierlaneError
 
 MARGIN_S = 0.1
@@ -336,7 +328,7 @@ class Repeats:
     """How often each of the last requests failed in the same way, and since when."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._seen: BoundedDict[int, tuple[int, float]] = BoundedDict(MOST_REMEMBERED)
 
     def add(self, item: Item, now: float, most: int, answered_at: float) -> bool:
         """Count a failure; whether it is the last one of `most` and other requests had an output since the first one.
@@ -350,8 +342,6 @@ class Repeats:
         if count + 1 >= most and answered_at > first_at:
             return True
         self._seen[key] = count + 1, first_at
-        if len(self._seen) > MOST_REMEMBERED:
-            del self._seen[next(iter(self._seen))]
         return False
 
     def forget(self, item: Item) -> None:

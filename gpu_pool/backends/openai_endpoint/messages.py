@@ -7,13 +7,10 @@ import msgspec
 
 from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.body_store import StoredChat, is_reference
-from scheduler.chat_document import (
-    PRIORITY,
-    ROLES,
-    read_members,
-)
+from scheduler.chat_document import PRIORITY, ROLES, read_members
 from scheduler.errors import ErrorCode, TierlaneError
-from scheduler.payload import DOCUMENTS, Task, decode_messages
+from scheduler.payload import DOCUMENTS, Task
+from scheduler.prompt_messages import decode_messages
 
 ROUTES = {
     Task.COMPLETE: "/completions",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, refuses_priority, refuses_usage
+from gpu_pool.backends.openai_endpoint.capabilities import EndpointCapabilities, refuses_priority, refuses_usage
 from gpu_pool.backends.openai_endpoint.client import (
     MAX_ANSWER_BYTES,
     CallTimeout,
@@ -188,7 +188,10 @@ class EndpointCall:
                     raise _PriorityRefused
                 if usage and refuses_usage(reply):
                     raise _UsageRefused
-                return self._read_as_stream(reply)
+                result = self._read(reply)
+                if isinstance(result, ItemResult) and not result.error_code:
+                    self._emit(0, result.output)
+                return result
         except (ResponseAborted, InvalidOutput) as error:
             if completion.length:
                 return self._partial(completion, ABORTED)
@@ -199,12 +202,6 @@ class EndpointCall:
             raise
         except CallTimeout:
             return self._partial(completion, TOO_SLOW)
-
-    def _read_as_stream(self, reply: EndpointResponse) -> CallResult:
-        result = self._read(reply)
-        if isinstance(result, ItemResult) and not result.error_code:
-            self._emit(0, result.output)
-        return result
 
     async def _read_stream(
         self, opened: OpenResponse, completion: StreamedCompletion, first_at: float, until: float

@@ -12,15 +12,10 @@ from functools import partial
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
+from gpu_pool.model_process.deadlines import deadlines, stream_deadlines
 from gpu_pool.model_process.frame_socket import FrameConnection
-from gpu_pool.model_process.inputs import (
-    UNREADABLE,
-    SlotListeners,
-    deadlines,
-    read_items,
-    stream_deadlines,
-    with_late,
-)
+from gpu_pool.model_process.inputs import UNREADABLE, read_items, with_late
+from gpu_pool.model_process.listeners import SlotListeners
 from gpu_pool.model_process.messages import (
     Available,
     Done,
@@ -120,7 +115,11 @@ class EndpointServing:
         if isinstance(message, Withdraw):
             self._withdraw(message.seqs)
         elif isinstance(message, Drop):
-            self._drop(message.seq)
+            request = self._running.get(message.seq)
+            if request is not None and not request.withdrawn:
+                request.dropped = True
+                self._listeners.drop(message.seq)
+                request.stop()
         elif isinstance(message, TokenObjective):
             self._endpoint.policy.set_objective(message.tpot_ms)
         else:
@@ -138,13 +137,6 @@ class EndpointServing:
         )
         request = self._running[run.seq] = _Request(item, CallProgress())
         request.task = asyncio.create_task(self._answer(run.seq, request), name="request")
-
-    def _drop(self, seq: int) -> None:
-        request = self._running.get(seq)
-        if request is not None and not request.withdrawn:
-            request.dropped = True
-            self._listeners.drop(seq)
-            request.stop()
 
     def _withdraw(self, seqs: list[int]) -> None:
         for seq in seqs:

@@ -17,19 +17,13 @@ from torch.nn import functional
 
 from gpu_pool.backends.backend import Item, ItemResult, OutputListener, Padding
 from gpu_pool.backends.device import select_device
-from gpu_pool.backends.generation import (
-    Generation,
-    GenerationParameters,
-    prompt_of,
-    read_parameters,
-    running_text,
-)
+from gpu_pool.backends.generation import Generation, GenerationParameters, prompt_of, read_parameters, running_text
 from gpu_pool.backends.stepping import RowLoop
 from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.model import VERSION, Cache, Network, load_network, nothing
 from gpu_pool.backends.tiny.row import TinySequence
 from gpu_pool.backends.tiny.sampling import choose
-from scheduler.payload import write_vector
+from scheduler.vectors import write_vector
 
 LARGEST_BATCH = 64
 """Rows that run together; more wait until others have ended."""

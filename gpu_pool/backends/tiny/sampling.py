@@ -50,16 +50,12 @@ def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) 
     0 the likeliest token is chosen and the other two are ignored.
     """
     greedy = temperature == 0.0
-    tokens, clear = _likeliest(scores)
+    best = scores.topk(2, dim=-1)
+    tokens, clear = best.indices[:, 0], best.values[:, 0] - best.values[:, 1] > 2 * NOISE
     if not bool(greedy.all()):
         drawn, drawn_clear = _draw(scores, torch.where(greedy, 1.0, temperature), top_p, uniform)
         tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
     return ChosenTokens(tokens.tolist(), clear.tolist())
-
-
-def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    best = scores.topk(2, dim=-1)
-    return best.indices[:, 0], best.values[:, 0] - best.values[:, 1] > 2 * NOISE
 
 
 def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

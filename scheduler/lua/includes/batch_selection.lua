@@ -1,8 +1,8 @@
--- batch_selection: which requests leave their tier queues for a batch (needs row, finalize, owners and fair_order; ARGV as in
--- form_batch).
-local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
+-- batch_selection: which requests leave their tier queues for a batch (needs row, finalize, owners, fair_order, and the
+-- argument gone_ms).
+local formed_at, dropped = string.format('%d', now), 0
 local latest_deadline = now -- of the requests that were taken
-local NO_IDS, seen, READS_PER_PLACE = {}, {}, 4 -- limits the work that dead entries in a queue can cause
+local NO_IDS, seen = {}, {}
 
 -- end_code(row) -> the error code with which a queued request ends now, or nil if it may run.
 local function end_code(row)
@@ -25,6 +25,7 @@ end
 -- `visit` returns false is not counted.
 local function take(tier, count, visit)
   apart.used = apart.used and not apart.allowed -- a batch without a runnable request takes others
+  local READS_PER_PLACE = 4 -- limits the work that dead entries in a queue can cause
   local left, reads_left = apart.used and 0 or count, count * READS_PER_PLACE
   while left > 0 and reads_left > 0 do
     local ids = call('RPOP', P .. 'queue:' .. tier, math.min(reads_left, left))
@@ -70,12 +71,11 @@ local function select_oldest(picks, may_separate)
 end
 
 -- Selection by length within a token limit: a batch costs its size times its longest member, because shorter ones are padded.
-local CANDIDATES_PER_PLACE = 2 -- the oldest; the work does not grow with the queue
-local BYTES_PER_TOKEN = 4
 
 -- pop_candidates(picks) -> {{id, tier (index of the pick), n, tokens, age_ms}...}; all have left their queues.
 local function pop_candidates(picks)
-  local candidates = {}
+  local CANDIDATES_PER_PLACE = 2 -- the oldest; the work does not grow with the queue
+  local BYTES_PER_TOKEN, candidates = 4, {}
   for i, pick in ipairs(picks) do
     take(pick[1], pick[2] * CANDIDATES_PER_PLACE, function(id, row)
       local bytes = call('HSTRLEN', P .. 'request:' .. id, 'body')

@@ -1,5 +1,5 @@
--- coalescing: equal submissions share one run or get a cached reply (needs submissions, charge, enqueue, row and
--- coalescing_keys). Each has its own row, audit record and lease; only the primary is in a queue. With a cached reply, a
+-- coalescing: equal submissions share one run or get a cached reply (needs submissions, charge, enqueue, row,
+-- coalescing_keys, and the argument keep_ms). Each has its own row, audit record and lease; only the primary is in a queue. With a cached reply, a
 -- submission ends when it is admitted, and the reply is part of the verdict, not a message.
 local cached_outcomes = {}
 
@@ -11,7 +11,7 @@ local function finish_from_cache(g, o, key, charged, answer)
     cmsgpack.pack('completed', '', 0, -1, '', 0, '') .. tail .. packed.cache
   call('HSET', key, 'ended', string.format('%.0f', now), 'reply', reply)
   if submissions[o + RARE][1] ~= '' then
-    record_replay(id, g.customer_id, tonumber(ARGV[7]), arrived_at + submissions[o + TOTAL_MS], #reply)
+    record_replay(id, g.customer_id, keep_ms, arrived_at + submissions[o + TOTAL_MS], #reply)
   end
   if charged ~= 'nothing' then
     settle_charge(c, o, used, g.meter)

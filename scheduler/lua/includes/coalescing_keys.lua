@@ -1,8 +1,7 @@
 -- coalescing_keys: which request runs for all equal ones, and its cached reply (needs prelude). `same:<hash>` has `leader`, the
 -- id of the primary that is queued or runs, or `answer`: packed used tokens, bytes and tail of a reply, until it expires.
-local MAX_BYTES, MAX_CACHED, PRIMARY_SLACK_MS = 16384, 10000, 1000 -- at most 160 MB of replies
-
 local function set_primary(hash, id, ms_left)
+  local PRIMARY_SLACK_MS = 1000
   call('HSET', P .. 'same:' .. hash, 'leader', id)
   call('PEXPIRE', P .. 'same:' .. hash, math.ceil(ms_left) + PRIMARY_SLACK_MS)
 end
@@ -20,6 +19,7 @@ end
 -- cache_reply(hash, ttl_ms, version, used, bytes, tail): caches a small reply for equal requests, if it is of the model version
 -- that all workers had when the request was accepted. Beyond MAX_CACHED, the reply that expires first is deleted.
 local function cache_reply(hash, ttl_ms, version, used, bytes, tail)
+  local MAX_BYTES, MAX_CACHED = 16384, 10000 -- at most 160 MB of replies
   local _, _, _, reply_version = cmsgpack.unpack_limit(tail, 3)
   if ttl_ms <= 0 or version == '' or version ~= reply_version or bytes > MAX_BYTES then return end
   call('HSET', P .. 'same:' .. hash, 'answer', cmsgpack.pack(used, bytes, without_gpu_ms(tail)))

@@ -1,5 +1,5 @@
 -- decisions: the outcome of each submission, and its verdict (needs submissions, backlogs, bucket, charge, coalescing, customer,
--- enqueue and shedding).
+-- enqueue, shedding, and the arguments of admit).
 -- own_flow(g) -> the flow of the customer. `length`: the number of its ids in the backlogs, those of this call included.
 local function own_flow(g)
   if g.flow then return g.flow end
@@ -15,9 +15,8 @@ end
 -- is_within_share(g, count): whether a customer has no more than its part of the backlogs, by weight, or, without backlogs, few
 -- open requests. Such a customer is not rejected because others have emptied the bucket of the tier: the bucket goes into debt, of
 -- at most its size.
-local OPEN = 2 -- for every customer
 local function is_within_share(g, count)
-  local t, c, b = g.tier, g.customer, g.tier_bucket
+  local t, c, b, OPEN = g.tier, g.customer, g.tier_bucket, 2 -- for every customer
   if b.tokens - count < -b.burst then return false end
   if t.waiting == 0 then
     return c.max_concurrency > 0 and c.in_use + count <= math.max(OPEN, c.weight * t.open)

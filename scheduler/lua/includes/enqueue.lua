@@ -1,8 +1,6 @@
--- enqueue: Idempotency-Keys, and how accepted submissions are stored (needs row, backlogs, submissions and retry_budget).
--- `idem:<value>` names the request of an Idempotency-Key. replay_ms, replay_rows, replay_bytes: how long replies are stored, and
--- how many of them for one customer.
-local replay_ms, replay_rows, replay_bytes, keys_claimed = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), {}
-local MAX_EVICTIONS = 64 -- per call, plus two for each key that it stores: lowered limits take some calls to apply
+-- enqueue: Idempotency-Keys, and how accepted submissions are stored (needs row, backlogs, submissions, retry_budget, and the
+-- arguments of admit). `idem:<value>` names the request of an Idempotency-Key.
+local keys_claimed = {}
 
 -- find_by_key(value, fingerprint) -> 'replayed' or 'in_progress' and the id of the request with this key, or 'reused'; nil if
 -- the key may be claimed: it is new or expired, or its request failed for a reason other than its input.
@@ -53,13 +51,13 @@ end
 
 -- evict_replays(): for the customers that claimed keys in this call. Only requests that have ended are in their lists.
 local function evict_replays()
+  local MAX_EVICTIONS = 64 -- per call, plus two for each key that it stores: lowered limits take some calls to apply
   for customer, count in pairs(keys_claimed) do evict(P .. 'replays:' .. customer, MAX_EVICTIONS + 2 * count) end
 end
 
 -- store(g, o, ...) for each accepted submission of group g; then enqueue() queues and records all of them at once. Deadlines
 -- count from `arrived_at`, when the gateway sent the call. The state is 'queued' unless another one is given.
 local accepted, fresh = {}, 0
-local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch
 local LISTED = {listed = true, ['listed+'] = true} -- of `charged`: the cost of each bucket is a field
 
 -- who_field(g, charged, marks) -> the field `who` of a group's requests; `marks` is what only some of them have.
@@ -67,7 +65,7 @@ local function who_field(g, charged, marks)
   local kind = charged .. marks
   if g.who[kind] then return g.who[kind] end
   local tail = string.find(charged, 'nothing', 1, true) and '-' or (g.key and g.key_id or '-') .. g.customer.windows
-  g.who[kind] = table.concat({gateway, g.customer_id, g.tier.name, charged, tail}, ' ') .. marks
+  g.who[kind] = table.concat({gateway_id, g.customer_id, g.tier.name, charged, tail}, ' ') .. marks
   return g.who[kind]
 end
 
@@ -91,8 +89,9 @@ local function store(g, o, key, body, keep_ms, arrived_at, charged, state)
   local id, total_ms, rare, n = submissions[o + ID], submissions[o + TOTAL_MS], submissions[o + RARE], #accepted
   local env = time_column[now] .. time_column[arrived_at + total_ms] .. time_column[arrived_at + submissions[o + QUEUE_MS]] ..
     token_column[submissions[o + TOKENS]] .. submissions[o + NONCE]
+  local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch
   local has_key, marks = rare and rare[1] ~= '', submissions[o + LENGTH] > LARGE_BYTES and ' large' or ''
-  if has_key then marks = marks .. ' idem ' .. ARGV[7] end
+  if has_key then marks = marks .. ' idem ' .. decimal[keep_ms] end
   call('HSET', key, 'state', state or 'queued', 'env', env, 'who', marks == '' and g.who[charged] or who_field(g, charged, marks),
     'body', body)
   if LISTED[charged] then call('HSET', key, 'charged', charged_field(g.customer, o, g.meter)) end
@@ -114,7 +113,7 @@ local function enqueue()
     if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
     backlogs.push(name, t.backlogs)
   end
-  call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(accepted) .. ARGV[17])
+  call('LPUSH', P .. 'outbox', '\145\149\161c' .. packed[gateway_id] .. packed_groups .. cmsgpack.pack(accepted) .. packed_endpoints)
   if fresh > 0 then deposit(fresh) end
   return true
 end

@@ -1,7 +1,6 @@
 -- fair_order: moves ids of the backlogs into their tier queue, in fair order (needs prelude and backlogs).
 -- `charged[id]`: the flow of an id that was moved in this call; its customer was charged the mean cost of its requests.
 local charged, estimates, has_estimates = {}, {}, false
-local QUANTA = 4 -- visits of each customer for one batch: a visit costs a command
 
 -- place(entries, flow): inserts a flow into the entries, which are sorted by tag. Usually its tag is now one of the highest.
 local function place(entries, flow)
@@ -76,6 +75,7 @@ end
 
 -- visit(tier, entries, count, highest, moved) -> ids, in one pass over the entries.
 local function visit(tier, entries, count, highest, moved)
+  local QUANTA = 4 -- visits of each customer for one batch: a visit costs a command
   local fair, ids, gone = backlogs.tier(tier), {}, {}
   local least = math.max(1, math.floor(count / (QUANTA * #entries)))
   while #ids < count and entries[entries.first] and entries[entries.first].tag <= highest do
@@ -112,8 +112,8 @@ end
 
 -- move_up(tier, count) -> how many ids were moved into the tier queue, at most `count`, and few enough for Lua's `unpack`, which
 -- fails at 8,000 values.
-local MOST_AT_ONCE = 1000
 local function move_up(tier, count)
+  local MOST_AT_ONCE = 1000
   count = math.min(count, MOST_AT_ONCE)
   local costs = estimates[tier] or {}
   estimates[tier] = costs

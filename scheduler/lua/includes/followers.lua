@@ -3,7 +3,7 @@
 -- processes a limited number of them; `sharing` names the primaries with remaining ones.
 -- Followers get a result that another run would repeat. Any other end concerns the primary only, and the next follower runs,
 -- with the primary's losses, so that an input that kills workers has no more attempts than one request.
-local visits_left, PROMOTED_LEASE_MS, PROMOTED_KEEP_MS = 64, 600, 60000
+local visits_left = 64
 
 -- each_follower(primary, visit) -> whether there may be more: visit(id, row) for those that still wait, until it returns true.
 local function each_follower(primary, visit)
@@ -40,6 +40,7 @@ end
 -- queue_follower(id, row, losses): a follower runs in place of its primary, first in its tier; its queue timeout no longer
 -- applies. With losses it is a batch by itself, because it must not join new requests.
 local function queue_follower(id, row, losses)
+  local PROMOTED_LEASE_MS, PROMOTED_KEEP_MS = 600, 60000
   local key, tier, env = P .. 'request:' .. id, account_of(row).tier, row[ENV]
   local batch = {id = sub(id, 5), losses = losses, last = row[DEADLINE]}
   -- A former primary may still be in its tier queue: with two entries it would run twice.
@@ -69,7 +70,7 @@ local function promote_follower(primary, hash, losses)
   end)
 end
 
-local followers_left, SHARING_KEEP_MS = false, 60000
+local followers_left = false
 local REPEATABLE_FAILURES = {poison_request = true, invalid_output = true, invalid_request = true,
   context_length_exceeded = true, request_too_large = true}
 
@@ -86,6 +87,7 @@ end
 
 -- end_primary(...): for a coalesced request that was finalized; `run` is false if its output is not in Redis.
 local function end_primary(id, row, state, code, batch, run)
+  local SHARING_KEEP_MS = 60000
   local stored = redis.pcall('HMGET', P .. 'request:' .. id, 'same', 'losses')
   if stored.err then return end
   local hash, ttl_ms, version = string.match(stored[1] or '', '^(%S+) (%d+) (.*)$')

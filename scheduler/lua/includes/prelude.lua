@@ -1,5 +1,6 @@
--- prelude: what every script starts with. ARGV[1] is the pool's key prefix; the clock is Redis TIME, in ms. T is the hash
--- tag of a cluster, with which the names of keys that all pools share begin; '' on other servers.
+-- prelude: what every script starts with. ARGV[1] is the pool's key prefix; the other arguments are locals of their names, which
+-- scheduler/redis_client/scripts.py writes before the next include. The clock is Redis TIME, in ms. T is the hash tag of a cluster,
+-- with which the names of keys that all pools share begin; '' on other servers.
 local call, P = redis.call, ARGV[1]
 local T = string.match(P, '^{cell:[^}]*}:') or ''
 -- While single keys of the slot are moved to another server, a missing key raises an error; here, before anything is written.

@@ -1,10 +1,11 @@
 -- retry_budget: how many retries the pool may start now, so that a wave of losses does not double the load (needs prelude).
 -- As in Finagle: 20 % of the recently accepted requests, plus ten per second. The balance decays towards FLOOR, ten seconds of
 -- ten per second, with the time constant DECAY_US.
-local PER_ACCEPTED, FLOOR, DECAY_US, KEEP_MS = 0.2, 100, 10000000, 60000
+local FLOOR = 100
 
 -- decayed(tokens, elapsed_us): the balance after that time; no time has passed if TIME went backwards.
 local function decayed(tokens, elapsed_us)
+  local DECAY_US = 10000000
   return FLOOR + (tokens - FLOOR) * math.exp(-math.max(0, elapsed_us) / DECAY_US)
 end
 
@@ -15,11 +16,13 @@ local function balance()
 end
 
 local function set_balance(tokens)
+  local KEEP_MS = 60000 -- by then it is FLOOR again, the value of a missing key
   call('HSET', P .. 'retry_budget', 'tokens', string.format('%.6f', tokens), 'at', string.format('%.0f', now_us))
-  call('PEXPIRE', P .. 'retry_budget', KEEP_MS) -- by then it is FLOOR again, the value of a missing key
+  call('PEXPIRE', P .. 'retry_budget', KEEP_MS)
 end
 
 local function deposit(accepted)
+  local PER_ACCEPTED = 0.2
   set_balance(balance() + accepted * PER_ACCEPTED)
 end
 

@@ -6,9 +6,9 @@
 -- After the quota windows follow "large" for a large body, and "idem <ms>" for an Idempotency-Key: how long after its deadline
 -- the row would live without one.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
-local sub, accounts, COALESCED = string.sub, {}, 43
+local sub, accounts = string.sub, {}
 local NONCE = 53 -- bytes of `env` before the nonce, which is empty for a job
-local damaged, DAMAGED_MAX, DAMAGED_MS = {}, 1000, 30000
+local damaged = {}
 
 -- number[text], time_column[ms], token_column[tokens]: parse and format the columns of `env`; 13 digits last until the year 2286.
 local number = setmetatable({}, {__index = function(memo, text)
@@ -30,7 +30,7 @@ end})
 -- account_of(row) -> {gateway, customer, tier, charged, key ('-' without a limit of its own), windows, coalesced, large,
 -- keep_ms (with an Idempotency-Key)}: the parsed field `who`; nil if it is not valid.
 local function account_of(row)
-  local text = row[WHO]
+  local text, COALESCED = row[WHO], 43
   local account = accounts[text]
   if account or not text then return account end
   local gateway, customer, tier, charged, key, windows = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
@@ -52,7 +52,7 @@ end
 -- quarantine(id, row): a row that cannot be read becomes a failed request, so that no script reads it again. It is recorded
 -- without the input. `flush` reports its end to its gateway and the audit, if the row still names them.
 local function quarantine(id, row)
-  local key = P .. 'request:' .. id
+  local key, DAMAGED_MAX, DAMAGED_MS = P .. 'request:' .. id, 1000, 30000
   if row.err then call('DEL', key)
   else
     call('HSET', key, 'state', 'failed', 'code', 'internal_error', 'ended', string.format('%.0f', now), 'body', '')
@@ -95,7 +95,6 @@ local function charged_tokens(row) return number[sub(row[ENV], 43, 52)] or 0 end
 -- here cannot block its reply.
 -- Another run would fail in the same way.
 local PERMANENT_FAILURES = {poison_request = true, invalid_request = true, context_length_exceeded = true, request_too_large = true}
-local COST, COST_PER_BYTE = 1200, 1.25
 
 local function is_replayable(state, code) return state == 'completed' or PERMANENT_FAILURES[code] end
 
@@ -111,6 +110,7 @@ end
 -- record_replay(id, customer, keep_ms, deadline, bytes): records a request that has ended, with the size of its reply. Without
 -- `bytes` (its reply must not be replayed) the row lives as long as other rows: until `keep_ms` after its deadline.
 local function record_replay(id, customer, keep_ms, deadline, bytes)
+  local COST, COST_PER_BYTE = 1200, 1.25
   local key, list = P .. 'request:' .. id, P .. 'replays:' .. customer
   local value, ms, normal_ms = call('HGET', key, 'idem'), call('PTTL', key), math.max(0, deadline - now) + keep_ms
   if not value or ms <= normal_ms then return end

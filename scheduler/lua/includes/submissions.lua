@@ -1,14 +1,13 @@
--- submissions: unpacks the arguments of admit (needs prelude, backlogs, bucket, customer and shedding): one flat list of
+-- submissions: unpacks the arguments of admit (needs them, prelude, backlogs, bucket, customer and shedding): one flat list of
 -- submissions, and one entry per group for what the submissions of one key have in common.
 -- submissions[o + FIELD] for o = 0, SIZE, 2 * SIZE...; its RARE is false or {idempotency, fingerprint, again, together, same,
 -- keep_answer_ms, model_version}, as in Submission; group(n) -> the n-th {tier, customer, tier bucket, key bucket...}.
 local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, SIZE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10
-local gateway, capacity, tiers, groups, submissions =
-  ARGV[2], tonumber(ARGV[3]), {}, cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
-local keys, sent_at, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- keys: of the row of each submission, in order
+local tiers, groups, submissions = {}, cmsgpack.unpack(packed_groups), cmsgpack.unpack(packed_submissions)
+local keys = {} -- of the row of each submission, in order
 local arrived_at = sent_at > 0 and math.min(now, sent_at) or now
-local paused = scheduler_is_paused(tonumber(ARGV[15]))
-bucket_kinds = cmsgpack.unpack(ARGV[16])
+local paused = scheduler_is_paused(pass_ms)
+bucket_kinds = cmsgpack.unpack(packed_kinds)
 local max_ahead = #submissions / SIZE -- the most requests that can be queued after this call
 
 local function read_tiers(limits, names)
@@ -24,14 +23,14 @@ local function read_tiers(limits, names)
   end
 end
 
-read_tiers(cmsgpack.unpack(ARGV[4]), {})
+read_tiers(cmsgpack.unpack(packed_tiers), {})
 for _, t in pairs(tiers) do set_shed_bounds(t, max_ahead, capacity) end
 
 -- in_background[n]: whether the n-th group waits in the background queue of its tier. Its requests take nothing from the bucket of
 -- the tier: `rl:tier:<tier>.background` has the same rate. The buckets of customer and key are the same.
 -- homes[n]: Residence of its customer.
-local in_background = ARGV[18] ~= '' and cmsgpack.unpack(ARGV[18]) or {}
-local homes = ARGV[19] ~= '' and cmsgpack.unpack(ARGV[19]) or {}
+local in_background = packed_background ~= '' and cmsgpack.unpack(packed_background) or {}
+local homes = packed_homes ~= '' and cmsgpack.unpack(packed_homes) or {}
 
 local function group(n)
   local g = groups[n]
@@ -48,4 +47,4 @@ local function group(n)
 end
 
 for o = 1, #submissions, SIZE do keys[#keys + 1] = P .. 'request:' .. submissions[o] end
-local may_be_known = ARGV[11] == '1' or call('EXISTS', unpack(keys)) > 0 -- rare: a call that is sent again
+local may_be_known = has_repeats == 1 or call('EXISTS', unpack(keys)) > 0 -- rare: a call that is sent again

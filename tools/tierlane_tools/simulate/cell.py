@@ -1,6 +1,6 @@
 """A cell in virtual time: gateways, queues and dispatcher of one pool, with the system's own policies.
 
-Real are the batch policy (`scheduler/batching/policy.py`, `plan`), the arrival rate and service times (`timing.py`), demand
+Real are the batch policy (`scheduler/batching/policy.py`, `plan`), the arrival rate and service times, demand
 meter, capacity, tier limits and customer limits of the gateway (`gateway/limits/`). Models are the queues (`fair_queue`) and
 the checks of admission (`admission`). All gateways of a cell compute the same limits, so one of them is simulated; of two
 schedulers the first acts, so one dispatcher is simulated.
@@ -19,20 +19,14 @@ from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.request_limits import FUNCTION
+from scheduler.batching.arrival_rate import ArrivalRate
+from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, WakeCondition
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
-from scheduler.batching.policy import (
-    FIRST_IDLE,
-    NEVER,
-    BatchPolicy,
-    Decision,
-    PoolSnapshot,
-    TierPolicy,
-    TierQueue,
-    WakeCondition,
-    choose,
-    plan,
-)
-from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
+from scheduler.batching.policy import plan
+from scheduler.batching.service import UNKNOWN, Service, pool_service
+from scheduler.batching.snapshot import PoolSnapshot, TierQueue
+from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_shares import choose
 from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission

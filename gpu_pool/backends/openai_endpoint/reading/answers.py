@@ -9,7 +9,8 @@ from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.reading.tolerant import TolerantReader, has_escaped_halves
 from scheduler.chat_document import DOCUMENT, LineHead, ServerUsage, line_of, output_line, read_head, text_of
 from scheduler.errors import ErrorCode
-from scheduler.payload import DOCUMENTS, Task, write_vector
+from scheduler.payload import DOCUMENTS, Task
+from scheduler.vectors import write_vector
 
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 MOST_TOKENS = 2**30 - 1

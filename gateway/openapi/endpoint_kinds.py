@@ -1,0 +1,207 @@
+"""The kinds of endpoints: inference, account, static page, probe and operator, each with its methods, errors and headers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.auth.service_tier import KNOWN
+from gateway.http.response import JSON
+from gateway.http.response_headers import Schema
+from gateway.http.sse import EVENTS
+from gateway.http.static import page_headers
+from gateway.inference.submission import HEADER, MAX_CHARACTERS
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.schemas import only
+from scheduler.errors import ErrorCode
+
+LIMIT_HEADERS = (
+    "RateLimit-Policy",
+    "RateLimit",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+)
+"""Headers of every response to an authenticated customer."""
+
+TOKEN_LIMIT_HEADERS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""Headers that are added if the customer has a limit of tokens."""
+
+READ_METHODS = ("GET", "HEAD")
+ANY_PATH_ERRORS = frozenset(
+    {
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.METHOD_NOT_ALLOWED,
+        ErrorCode.REQUEST_TIMEOUT,
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.INTERNAL_ERROR,
+    }
+)
+"""Errors of the server itself, at any path: invalid HTTP, wrong method, too slow, too many connections, a fault."""
+
+SERVICE_ERRORS = ANY_PATH_ERRORS | {ErrorCode.INVALID_API_KEY, ErrorCode.RATE_LIMIT_EXCEEDED}
+CUSTOMER_ERRORS = SERVICE_ERRORS | {
+    ErrorCode.ACCOUNT_SUSPENDED,
+    ErrorCode.CATALOG_UNAVAILABLE,
+    ErrorCode.TOO_MANY_CONNECTIONS,
+}
+NOT_INFERENCE_ERRORS = frozenset(
+    {ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE}
+)
+"""Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
+
+IDEMPOTENCY_KEY = Parameter(
+    HEADER,
+    "header",
+    "Identifies this request: a retry with the same body gets the stored response, usually for 24 hours.",
+    {
+        "type": "string",
+        "pattern": r'^("([!#-\[\]-~]|\\["\\])+"|[!#-~][!-~]*)$',
+        "minLength": 1,
+        "maxLength": MAX_CHARACTERS,
+    },
+)
+SERVICE_TIER = {"service_tier": only(None, *KNOWN)}
+"""The rule of the field in OpenAI's formats and our own."""
+
+TRACEPARENT = Parameter("traceparent", "header", "W3C trace context; the trace id is stored in the audit row.")
+
+
+def inference_endpoint(
+    path: str,
+    body: type,
+    result: Any,
+    summary: str,
+    *,
+    example: Mapping[str, Any],
+    rules: Mapping[str, Schema] = {},
+    conditions: tuple[Schema, ...] = (),
+    events: Any = None,
+    parameters: tuple[Parameter, ...] = (),
+    responses: Mapping[int, ResponseDescription] = {},
+    description: str = "",
+    errors: frozenset[ErrorCode] = frozenset(),
+) -> ApiEndpoint:
+    """An endpoint in one API format. `events`: the type of a stream's event, None if it cannot stream.
+
+    `errors`: those that other formats do not have.
+    """
+    completed = ResponseDescription(
+        description="Completed.",
+        content={JSON: result} if events is None else {JSON: result, EVENTS: events},
+        headers=("x-request-id", *LIMIT_HEADERS) if events else ("x-request-id", "Server-Timing", *LIMIT_HEADERS),
+        optional_headers=(
+            *TOKEN_LIMIT_HEADERS,
+            "Idempotent-Replayed",
+            "Cache-Status",
+            *(("Server-Timing", "Cache-Control") if events else ()),  # One in JSON responses, the other in streams.
+        ),
+    )
+    return ApiEndpoint(
+        path=path,
+        methods=("POST",),
+        tag="inference",
+        summary=summary,
+        token="key",  # noqa: S106  # the kind of token
+        body=body,
+        example=example,
+        rules=rules,
+        conditions=conditions,
+        parameters=(IDEMPOTENCY_KEY, TRACEPARENT, *parameters),
+        responses={200: completed, **responses},
+        errors=frozenset(ErrorCode) - NOT_INFERENCE_ERRORS | errors,
+        description=description,
+    )
+
+
+def account_endpoint(
+    path: str,
+    summary: str,
+    kind: Any,
+    *errors: ErrorCode,
+    headers: tuple[str, ...] = (),
+    optional_headers: tuple[str, ...] = (),
+    **fields: Any,
+) -> ApiEndpoint:
+    """An endpoint where a customer reads something, free of charge."""
+    found = ResponseDescription(
+        description="Found.",
+        content={JSON: kind},
+        headers=("x-request-id", *headers, *LIMIT_HEADERS),
+        optional_headers=(*optional_headers, *TOKEN_LIMIT_HEADERS),
+    )
+    defaults: dict[str, Any] = {
+        "methods": READ_METHODS,
+        "tag": "account",
+        "token": "key",
+        "errors": CUSTOMER_ERRORS | set(errors),
+    }
+    return ApiEndpoint(path=path, summary=summary, **({"responses": {200: found}} | defaults | fields))
+
+
+def token_count_endpoint(path: str, summary: str, kind: type, *errors: ErrorCode, **fields: Any) -> ApiEndpoint:
+    """An endpoint that estimates the tokens of a prompt, free of charge."""
+    return account_endpoint(
+        path,
+        summary,
+        kind,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ErrorCode.UNSUPPORTED_ENCODING,
+        ErrorCode.DRAINING,
+        *errors,
+        methods=("POST",),
+        description=(
+            "The estimate that admission charges for the prompt until the model has counted: a token for each four bytes, "
+            "1,000 for an image or a document."
+        ),
+        **fields,
+    )
+
+
+def static_page(path: str, summary: str, *media: str, kind: Any = str, **fields: Any) -> ApiEndpoint:
+    """A page that is the same for all clients."""
+    headers = ("x-request-id", "ETag", *(name for name, _ in page_headers(media[0])))
+    found = ResponseDescription(description="The page.", content=dict.fromkeys(media, kind), headers=headers)
+    unchanged = ResponseDescription(description="The client has this version (If-None-Match).", headers=headers)
+    etag = Parameter("If-None-Match", "header", "The ETag of the client's copy.")
+    defaults: dict[str, Any] = {"methods": READ_METHODS, "tag": "pages", "errors": ANY_PATH_ERRORS}
+    parameters = (etag, *fields.pop("parameters", ()))
+    return ApiEndpoint(
+        path=path,
+        summary=summary,
+        parameters=parameters,
+        responses={200: found, 304: unchanged},
+        **(defaults | fields),
+    )
+
+
+def probe_endpoint(path: str, summary: str, responses: Mapping[int, tuple[str, Any]]) -> ApiEndpoint:
+    """An endpoint for load balancers. `responses`: status -> description and type."""
+    found = {
+        status: ResponseDescription(description=description, content={JSON: kind})
+        for status, (description, kind) in responses.items()
+    }
+    return ApiEndpoint(
+        path=path, methods=READ_METHODS, tag="operations", summary=summary, responses=found, errors=ANY_PATH_ERRORS
+    )
+
+
+def operator_endpoint(
+    path: str, summary: str, responses: Mapping[int, tuple[str, Any]], *errors: ErrorCode, **fields: Any
+) -> ApiEndpoint:
+    """An endpoint that needs the service token. `responses`: status -> description, and type or content."""
+    found = {
+        status: ResponseDescription(
+            description=description,
+            content=kind if isinstance(kind, Mapping) else {JSON: kind},
+            headers=("x-request-id", "Cache-Control"),
+        )
+        for status, (description, kind) in responses.items()
+    }
+    defaults: dict[str, Any] = {
+        "methods": ("GET",),
+        "tag": "operations",
+        "token": "service",
+        "errors": SERVICE_ERRORS | set(errors),
+    }
+    return ApiEndpoint(path=path, summary=summary, responses=found, **(defaults | fields))

@@ -1,0 +1,123 @@
+"""The dashboard: its page, its files and its event stream.
+
+A browser logs in with `POST /internal/dashboard/session` and the service token, and gets a cookie; programs send the token
+with every request. The files are in gateway/static/dashboard. The page loads nothing from other hosts and has no inline
+scripts. Charts are drawn by uPlot, which is included with its licence; without it, the page shows figures only.
+"""
+
+from importlib.resources import files
+from typing import TypedDict
+
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.http.sse import EVENTS, EventStream
+from gateway.http.static import HTML, StaticPage
+from gateway.operations.dashboard.snapshots import DashboardSnapshots
+from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
+from gateway.operations.uncached import uncached
+from scheduler.errors import ErrorCode, RequestError
+
+CSS = "text/css; charset=utf-8"
+ICON = "image/svg+xml"
+SCRIPT = "text/javascript; charset=utf-8"
+ASSETS = {
+    "charts.js": SCRIPT,
+    "customers.js": SCRIPT,
+    "dashboard.css": CSS,
+    "dashboard.js": SCRIPT,
+    "dead_letters.js": SCRIPT,
+    "details.js": SCRIPT,
+    "dialog.js": SCRIPT,
+    "events.js": SCRIPT,
+    "format.js": SCRIPT,
+    "history.js": SCRIPT,
+    "icon.svg": ICON,
+    "login.js": SCRIPT,
+    "status.js": SCRIPT,
+    "tiers.js": SCRIPT,
+    "uplot.css": CSS,
+    "uplot.js": SCRIPT,
+    "workers.js": SCRIPT,
+}
+FILES = files("gateway").joinpath("static", "dashboard")
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+
+
+def asset_pages() -> dict[str, StaticPage]:
+    """The files of the page, by name."""
+    return {
+        name: StaticPage(FILES.joinpath(name).read_bytes(), kind)
+        for name, kind in ASSETS.items()
+        if FILES.joinpath(name).is_file()
+    }
+
+
+def html_headers() -> Headers:
+    """The headers of the page and of the login page."""
+    return [
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Content-Security-Policy", POLICY),
+        ("Referrer-Policy", "no-referrer"),
+    ]
+
+
+class Session(TypedDict):
+    """Seconds until the session expires; 0: the browser must log in."""
+
+    lasts_s: int
+
+
+class Dashboard:
+    """The handlers of the dashboard."""
+
+    def __init__(self, session_auth: SessionAuth, snapshots: DashboardSnapshots) -> None:
+        self._session_auth = session_auth
+        self._snapshots = snapshots
+        self._page, self._login = (FILES.joinpath(name).read_bytes() for name in ("page.html", "login.html"))
+        self._assets = asset_pages()
+
+    async def page(self, call: RoutedRequest) -> HttpResponse:
+        """The page. A browser without a session gets the login page; this is not a failed authentication."""
+        is_browser = "Authorization" not in call.headers and "text/html" in call.headers.get("Accept", "")
+        if is_browser and not self._session_auth.left_s(call):
+            return self._html(call, 401, self._login)
+        self._session_auth.check(call)
+        return self._html(call, 200, self._page)
+
+    async def log_in(self, call: RoutedRequest) -> HttpResponse:
+        """Set the session cookie, for the service token. Failed attempts are throttled as in all authentication."""
+        return self._session(call, self._session_auth.issue(call), LASTS_S)
+
+    async def log_out(self, call: RoutedRequest) -> HttpResponse:
+        """Delete the session cookie."""
+        self._session_auth.check(call)
+        return self._session(call, "", 0)
+
+    async def events(self, call: RoutedRequest) -> HttpResponse:
+        """The event stream if the client accepts one, else the latest state."""
+        lasts_s = self._session_auth.check(call)
+        latest = await self._snapshots.current()
+        if EVENTS not in call.headers.get("Accept", ""):
+            return uncached(call, latest.state)
+        subscribers = self._snapshots.subscribers
+        subscribers.check_limit()
+        pool = call.request.rel_url.query.get("pool", "")
+        stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(pool), lasts_s))
+        stream.headers.append(("x-request-id", call.request_id))
+        return stream
+
+    async def asset(self, call: RoutedRequest) -> HttpResponse:
+        """A file of the page. Files contain no data and need no token. Raises RequestError `not_found`."""
+        found = self._assets.get(call.tail)
+        if found is None:
+            raise RequestError(ErrorCode.NOT_FOUND)
+        return await found(call)
+
+    def _session(self, call: RoutedRequest, value: str, lasts_s: int) -> HttpResponse:
+        cookie = set_cookie(value, lasts_s=lasts_s, secure=call.headers.get("X-Forwarded-Proto") == "https")
+        headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), ("Set-Cookie", cookie)]
+        return HttpResponse.of(200, Session(lasts_s=lasts_s), headers)
+
+    def _html(self, call: RoutedRequest, status: int, body: bytes) -> HttpResponse:
+        return HttpResponse(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)

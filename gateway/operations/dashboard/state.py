@@ -1,0 +1,348 @@
+"""The dashboard state: one document, made once a second from the health of the pools.
+
+All functions are pure. Rates are requests/s over all gateways, times are milliseconds; unknown values are null, never 0.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from gateway.catalog import TierRow
+from gateway.limits.gpu_time import tier_gpu_time
+from gateway.operations.health.collector import CollectedHealth
+from gateway.operations.health.model import Health, Status
+from ledger.batches import OpenBatches
+from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
+
+MAX_CUSTOMERS = 5
+
+
+class TierState(msgspec.Struct, frozen=True):
+    """One tier over all pools and gateways.
+
+    `share`: of all responses; `limit_ratio`: the share of its limits in force; `failed_rps`: SLO failures. `fairness`: as in
+    TierHealth; `background_depth`: queued jobs.
+    """
+
+    name: str
+    guaranteed_share: float
+    depth: int
+    oldest_ms: float
+    in_rps: float
+    out_rps: float
+    shed_rps: float
+    demand_rps: float
+    allocated_rps: float
+    limit_ratio: float
+    share: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    failed_rps: float = 0.0
+    shed_depth: int | None = None
+    max_queue_depth: int = 0
+    slo_ms: float | None = None
+    fairness: float = 1.0
+    background_depth: int = 0
+
+
+class GpuState(msgspec.Struct, frozen=True):
+    """A worker's GPU as reported by its driver."""
+
+    utilization: float
+    memory_used_mb: int
+    memory_total_mb: int
+    temperature_c: int
+    fault: str
+    note: str = ""
+
+
+class CustomerState(msgspec.Struct, frozen=True):
+    """One of the top customers, over all pools and gateways. `gpu_share`: of the GPU time of its tier in the last minute."""
+
+    name: str
+    tier: str
+    rps: float
+    gpu_ms: float = 0.0
+    gpu_share: float = 0.0
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported. `slots`: requests
+    that may run at a time, 0 if it runs batches.
+
+    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches.
+    """
+
+    id: str
+    pool: str
+    status: str
+    healthy: bool
+    utilization: float
+    in_flight: int
+    age_ms: int
+    rps: float
+    service_p95_ms: float
+    backend: str
+    version: str
+    gpu: GpuState | None
+    capacity_rps: float = 0.0
+    cordoned: bool = False
+    pausing: bool = False
+    model_pid: int = 0
+    slots: int = 0
+    slots_source: str = ""
+
+
+class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
+    """A change of the state. `level`: `good`, `bad` or `news`. `pool`: "" if it concerns all pools.
+
+    `kind`: status, redis, limits, dead_letters, loss, restart, worker, cordon, config or gateway.
+    """
+
+    at_ms: int
+    level: str
+    text: str
+    kind: str = ""
+    pool: str = ""
+
+
+class HealthReason(msgspec.Struct, frozen=True):
+    """One reason of health: what is wrong, what to do, and the page that says more; "" where a check has none."""
+
+    check: str
+    reason: str
+    code: str
+    action: str
+    runbook: str
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one pool. `batch_fill`: fill of the batches, 0..1, null if none ran. `slots`, `running`: as in health."""
+
+    name: str
+    status: Status
+    in_rps: float
+    out_rps: float
+    shed_rps: float
+    demand_rps: float
+    capacity_rps: float
+    capacity_evidence: str
+    capacity_confidence: float
+    queue_depth: int
+    healthy_gpus: int
+    total_gpus: int
+    gpu_utilization: float
+    padding_waste: float
+    batch_fill: float | None
+    dlq: int
+    tiers: list[TierState]
+    slots: int = 0
+    running: int = 0
+
+
+class DashboardState(PoolState, frozen=True, kw_only=True):
+    """The document; its figures are those of all pools, `pools` has those of each if there are several.
+
+    `look_age_s`: age of the last observation of Redis, null before the first. `batches`: those of /v1/batches, null if unknown.
+    """
+
+    at_ms: int
+    gateway: str
+    reasons: list[str]
+    problems: list[HealthReason]
+    redis_problem: str | None
+    look_age_s: float | None
+    audit_lag_ms: int | None
+    workers: list[WorkerState]
+    pools: list[PoolState] = []
+    customers: list[CustomerState]
+    gateways: list[str]
+    events: list[DashboardEvent]
+    batches: OpenBatches | None = None
+
+
+def state(
+    pools: Mapping[str, CollectedHealth],
+    whole: Health,
+    rows: Sequence[TierRow],
+    *,
+    at_ms: int,
+    gateway: str,
+    cordoned: Collection[str] = (),
+    batches: OpenBatches | None = None,
+) -> DashboardState:
+    """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
+    gateways = _gateways(pools)
+    ages_s = [each.inputs.look_age_s for each in pools.values()]
+    known_s = [age_s for age_s in ages_s if age_s is not None]
+    redis_problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
+    return DashboardState(
+        **msgspec.structs.asdict(_pool("", pools, whole, rows)),
+        at_ms=at_ms,
+        gateway=gateway,
+        reasons=whole["reasons"],
+        problems=problems(whole),
+        redis_problem=redis_problems[0] if redis_problems else None,
+        look_age_s=round(max(known_s), 2) if known_s and len(known_s) == len(ages_s) else None,
+        audit_lag_ms=whole["audit_lag_ms"],
+        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
+        customers=top_customers(gateways),
+        gateways=sorted({each.gateway_id for each in gateways}),
+        events=[],
+        batches=batches,
+        pools=[_pool(name, {name: each}, each.document, rows) for name, each in pools.items()]
+        if len(pools) > 1
+        else [],
+    )
+
+
+def problems(whole: Health) -> list[HealthReason]:
+    """The reasons in their order, each with the action and the runbook of the check that reports it."""
+    found: dict[str, HealthReason] = {}
+    for name, checks in whole["checks"].items():
+        for check in checks:
+            if reason := check.get("output"):
+                details = (check.get("code", ""), check.get("action", ""), check.get("runbook", ""))
+                found.setdefault(reason, HealthReason(name, reason, *details))
+    return [_problem_of(reason, found) for reason in whole["reasons"]]
+
+
+def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
+    """With several pools, a reason may be that of a check behind the name of its pool."""
+    known = found.get(reason) or next((each for text, each in found.items() if reason.endswith(f": {text}")), None)
+    return msgspec.structs.replace(known, reason=reason) if known else HealthReason("", reason, "", "", "")
+
+
+def _gateways(pools: Mapping[str, CollectedHealth]) -> list[GatewayStats]:
+    observations = [each.inputs.observation for each in pools.values()]
+    return [gateway for seen in observations if seen for gateway in seen.gateways]
+
+
+def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
+    """Fill of the batches of the last two seconds, 0..1; None if there were none."""
+    batches = sum(each.batches_per_second for each in gateways)
+    return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
+
+
+def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
+    """The customers with the most GPU time in the last minute, then those with the highest rates."""
+    rates: dict[tuple[str, str], float] = {}
+    for each in gateways:
+        for customer in each.busiest:
+            key = (customer.name, customer.tier)
+            rates[key] = rates.get(key, 0.0) + customer.rps
+    used: dict[tuple[str, str], tuple[float, float]] = {}
+    for tier in dict.fromkeys(timed.tier for each in gateways for timed in each.gpu_times):
+        gpu_time = tier_gpu_time(tier, gateways)
+        used |= {(each.name, tier): (each.gpu_ms, gpu_time.share(each.gpu_ms)) for each in gpu_time.customers}
+    found = [(used.get(key, (0.0, 0.0)), rates.get(key, 0.0), key) for key in {**used, **rates}]
+    found.sort(key=lambda each: (-each[0][0], -each[1], each[2]))
+    return [
+        CustomerState(*key, round(rps, 1), round(gpu_ms, 1), round(share, 4))
+        for (gpu_ms, share), rps, key in found[:MAX_CUSTOMERS]
+    ]
+
+
+def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[TierRow]) -> PoolState:
+    """The figures of one pool, or of several together."""
+    gateways = _gateways(pools)
+    stats = {row.name: [each.tiers[row.name] for each in gateways if row.name in each.tiers] for row in rows}
+    answered = sum(each.answered_rps for several in stats.values() for each in several)
+    tiers = [_tier(row, stats[row.name], whole, answered) for row in rows if row.name in whole["tiers"]]
+    return PoolState(
+        name=name,
+        status=whole["status"],
+        in_rps=_total(tier.in_rps for tier in tiers),
+        out_rps=_total(tier.out_rps for tier in tiers),
+        shed_rps=_total(tier.shed_rps for tier in tiers),
+        demand_rps=_total(tier.demand_rps for tier in tiers),
+        capacity_rps=whole["capacity_rps"],
+        capacity_evidence=whole["capacity_evidence"],
+        capacity_confidence=whole["capacity_confidence"],
+        queue_depth=whole["queue_depth"],
+        healthy_gpus=whole["healthy_gpus"],
+        total_gpus=whole["total_gpus"],
+        gpu_utilization=whole["gpu_utilization"],
+        padding_waste=whole["padding_waste"],
+        batch_fill=batch_fill(gateways),
+        dlq=whole["dlq"],
+        tiers=tiers,
+        slots=whole["slots"],
+        running=whole["running"],
+    )
+
+
+def _total(rates: Iterable[float]) -> float:
+    return round(sum(rates), 3)
+
+
+def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
+    health = whole["tiers"][row.name]
+    out_rps = _total(each.answered_rps for each in stats)
+    return TierState(
+        name=row.name,
+        guaranteed_share=row.guaranteed_share,
+        depth=health["depth"],
+        oldest_ms=health["oldest_ms"],
+        in_rps=_total(each.arrived_rps for each in stats),
+        out_rps=out_rps,
+        shed_rps=health["shed_per_second"],
+        demand_rps=_total(each.demand_rps for each in stats),
+        allocated_rps=health["allocated_rps"],
+        limit_ratio=health["effective_limit_ratio"],
+        share=round(out_rps / answered_rps, 4) if answered_rps else 0.0,
+        # The highest of all gateways: percentiles cannot be added.
+        p50_ms=max((each.p50_ms for each in stats), default=0.0) or None,
+        p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
+        p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
+        failed_rps=_total(each.failed_rps for each in stats),
+        shed_depth=row.shed_depth,
+        max_queue_depth=row.max_queue_depth,
+        slo_ms=health["slo_ms"],
+        fairness=health["fairness"],
+        background_depth=health["background_depth"],
+    )
+
+
+def _workers(pool: str, health: CollectedHealth, cordoned: Collection[str]) -> list[WorkerState]:
+    seen = health.inputs.observation
+    workers = sorted(seen.workers, key=lambda worker: worker.id) if seen else []
+    capacities = capacity_by_worker(health.inputs.capacity_rps, workers)
+    return [_worker(pool, each, capacities.get(each.id, 0.0), cordoned) for each in workers]
+
+
+def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> dict[str, float]:
+    """The part of each healthy worker in the capacity, requests/s. A worker without a measured rate counts as the mean."""
+    rates = {worker.id: worker.rps for worker in workers if worker.healthy}
+    measured = [rate for rate in rates.values() if rate > 0]
+    assumed = sum(measured) / len(measured) if measured else 1.0
+    total = sum(rate or assumed for rate in rates.values())
+    return {each: round(capacity_rps * (rate or assumed) / total, 1) for each, rate in rates.items()}
+
+
+def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collection[str]) -> WorkerState:
+    return WorkerState(
+        id=worker.id,
+        pool=pool,
+        status=worker.status,
+        healthy=worker.healthy,
+        utilization=worker.utilization,
+        in_flight=worker.in_flight,
+        age_ms=round(worker.age_ms),
+        rps=round(worker.rps, 1),
+        service_p95_ms=worker.service_p95_ms,
+        backend=worker.backend,
+        version=worker.model_version,
+        gpu=None if worker.gpu is None else _gpu(worker.gpu),
+        capacity_rps=capacity_rps,
+        cordoned=worker.id in cordoned,
+        pausing=worker.pausing,
+        model_pid=worker.model_pid,
+        slots=worker.slots,
+        slots_source=worker.slots_source,
+    )
+
+
+def _gpu(gpu: GpuReading) -> GpuState:
+    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)

@@ -1,0 +1,54 @@
+"""The result of a verb that changes rows, and its text."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ledger.admin.changes import Change, Row
+from ledger.catalog.api_key import NewKey
+from tierlane.output import aligned, printable, readable
+
+
+class ChangeResult(NamedTuple):
+    """The changes of a verb; `key` is a new key, to be shown once, `notes` are further sentences."""
+
+    changes: Sequence[Change]
+    key: NewKey | None = None
+    notes: Sequence[str] = ()
+
+
+def result_lines(done: ChangeResult, *, dry_run: bool) -> list[str]:
+    """The changes as text."""
+    lines = [line for change in done.changes for line in _change_lines(change, "would be " if dry_run else "")]
+    lines += [f"If applied: {note}" for note in done.notes] if dry_run and done.changes else done.notes
+    if done.key is not None:
+        lines += ["", "The key, shown only once:" if not dry_run else "The key would be shown here, once."]
+        lines += [done.key.text, ""] if not dry_run else [""]
+    if dry_run:
+        return [*lines, "Dry run: nothing was changed."]
+    applied = "This takes effect within one second."
+    return [*lines, applied] if any(change.old != change.new for change in done.changes) else lines
+
+
+def _change_lines(change: Change, would: str) -> list[str]:
+    old, new = change.old, change.new
+    head = f"{change.thing} {printable(change.name)}"
+    if old is None:
+        new = new or {}
+        return [f"{head}: {would}created", *aligned(((k, readable(v)) for k, v in new.items() if v is not None), "  ")]
+    if new is None:
+        return [f"{head}: {would}deleted"]
+    if old == new:
+        return [f"{head}: nothing to change"]
+    return [f"{head}: {would}changed", *aligned(changed_columns(old, new), "  ")]
+
+
+def changed_columns(old: Row, new: Row) -> list[tuple[str, str]]:
+    """Each changed column with its value before and after."""
+    return [
+        (name, f"{_exact(old.get(name))} -> {_exact(value)}") for name, value in new.items() if value != old.get(name)
+    ]
+
+
+def _exact(value: Any) -> str:
+    """As in tables, but a float has its digits: two values that differ look different."""
+    return f"{value:,}" if isinstance(value, float) and not value.is_integer() else readable(value)

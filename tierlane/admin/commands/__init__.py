@@ -1,0 +1,1 @@
+"""The verbs that edit the catalog, by noun, with their options."""

@@ -1,0 +1,48 @@
+"""`tierlane config-changes`: its options."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tierlane.admin.options import Work, limit_option, reads
+from tierlane.command import STYLE, LazyModule, no_variable
+
+if TYPE_CHECKING:
+    from tierlane.admin import config_history, values
+else:
+    # Help must be fast.
+    config_history = LazyModule("tierlane.admin.config_history")
+    values = LazyModule("tierlane.admin.values")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
+
+
+@reads(app, "config-changes", "config-changes acme --since 7d\nconfig-changes --table tiers --by alice")
+def config_changes(
+    customer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CUSTOMER",
+            help="Only changes of this customer, its keys and its quotas, by name or id; it may be deleted.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, no_variable("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
+    ] = None,
+    table: Annotated[
+        Literal["tiers", "cells", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"]
+        | None,
+        no_variable(
+            "--table",
+            "Only rows of this table: tiers, cells, customers, api_keys, quotas, models, prices, cordons or dead_letters.",
+            "all tables",
+            metavar="NAME",
+        ),
+    ] = None,
+    by: Annotated[str | None, no_variable("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
+    limit: Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 50, 1_000_000)] = 50,
+) -> Work:
+    """Show who changed which row of the configuration from what to what, the newest first."""
+    age = None if since is None else values.duration("--since", since)
+    return config_history.show_changes(limit, customer, age, table, by)

@@ -1,0 +1,69 @@
+"""`tierlane customer`: its verbs and options."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tierlane.admin.fields import CUSTOMER
+from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, reads, writes
+from tierlane.command import LazyModule, no_variable, verb_group
+
+if TYPE_CHECKING:
+    from tierlane.admin import customers, values
+else:
+    # Help must be fast.
+    customers = LazyModule("tierlane.admin.customers")
+    values = LazyModule("tierlane.admin.values")
+
+app = verb_group("Customers: list, show, create, set, suspend, activate, delete.", "customer create acme --tier paid")
+
+
+@reads(app, "list", "customer list --tier paid --status active")
+def customer_list(
+    limit: Limit = 100,
+    tier: Annotated[str | None, no_variable("--tier", "Only customers of this tier.", metavar="NAME")] = None,
+    status: Annotated[
+        Literal["active", "suspended"] | None, no_variable("--status", "Only customers with this status.")
+    ] = None,
+) -> Work:
+    """Show customers in the order of their names, with their own limits."""
+    return customers.show_customers(limit, tier, status)
+
+
+@reads(app, "show", "customer show acme")
+def customer_show(
+    name: CustomerName,
+    webhook_secret: Annotated[  # noqa: FBT002 - typer reads switches from the signature
+        bool, no_variable("--webhook-secret", "Show only the secret that signs its callbacks.", "off")
+    ] = False,
+) -> Work:
+    """Show a customer's base limits and their sources, quotas and keys; or the secret that signs its callbacks."""
+    return customers.show_secret(name) if webhook_secret else customers.show_customer(name)
+
+
+@writes(app, "create", "customer create acme --tier paid --requests-per-second 50", CUSTOMER, new=True)
+def customer_create(name: Name, given: Given) -> Work:
+    """Create a customer; it inherits the limits that are not given from its tier."""
+    return customers.create_customer(name, values.new_row(CUSTOMER, given))
+
+
+@writes(app, "set", "customer set acme --tier enterprise --burst none", CUSTOMER)
+def customer_set(name: CustomerName, given: Given) -> Work:
+    """Change the tier or own limits of a customer; with `none` it inherits the limit of its tier."""
+    return customers.alter_customer(name, values.changes_of(CUSTOMER, given))
+
+
+@writes(app, "suspend", "customer suspend acme")
+def customer_suspend(name: CustomerName) -> Work:
+    """Reject all requests of a customer with 403."""
+    return customers.alter_customer(name, {"status": "suspended"})
+
+
+@writes(app, "activate", "customer activate acme")
+def customer_activate(name: CustomerName) -> Work:
+    """Accept requests of a suspended customer again."""
+    return customers.alter_customer(name, {"status": "active"})
+
+
+@writes(app, "delete", "customer delete acme --dry-run")
+def customer_delete(name: CustomerName, yes: Yes = False) -> Work:  # noqa: FBT002 - typer reads switches from the signature
+    """Delete a customer with its keys and quotas. The audit of its requests is kept."""
+    return customers.delete_customer(name, sure=yes)

@@ -1,0 +1,64 @@
+"""`tierlane key`: its verbs and options."""
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from tierlane.admin.fields import KEY
+from tierlane.admin.options import CustomerName, CustomerOption, Given, KeyId, Limit, OnlyCustomer, Work, reads, writes
+from tierlane.command import LazyModule, no_variable, verb_group
+
+if TYPE_CHECKING:
+    from tierlane.admin import customers, values
+else:
+    # Help must be fast.
+    customers = LazyModule("tierlane.admin.customers")
+    values = LazyModule("tierlane.admin.values")
+
+Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the key.")]
+ExpiresIn: TypeAlias = Annotated[
+    str | None, no_variable("--expires-in", "Reject the key after this time, such as 30d.", "never", metavar="TIME")
+]
+
+app = verb_group("API keys: list, show, create, rotate, revoke.", "key create acme ci")
+
+
+@reads(app, "list", "key list acme")
+def key_list(customer: OnlyCustomer = None, named: CustomerOption = None, limit: Limit = 100) -> Work:
+    """Show the newest keys, without their secrets, which are not stored."""
+    return customers.show_keys(limit, values.one_of("CUSTOMER", customer, "--customer", named))
+
+
+@reads(app, "show", "key show 0123456789ab")
+def key_show(key: KeyId) -> Work:
+    """Show a key."""
+    return customers.show_key(key)
+
+
+@writes(app, "create", "key create acme ci --expires-in 90d", KEY, new=True)
+def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: ExpiresIn = None) -> Work:
+    """Issue a key and print it, only this once. A rate without a burst gets a burst of one second."""
+    lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
+    return customers.create_key(customer, name, lifetime, values.new_row(KEY, given))
+
+
+@writes(app, "rotate", "key rotate 0123456789ab --grace 24h")
+def key_rotate(
+    key: KeyId,
+    grace: Annotated[str, no_variable("--grace", "How long the old key stays valid.", "24h", metavar="TIME")] = "24h",
+    expires_in: Annotated[
+        str | None,
+        no_variable(
+            "--expires-in", "Reject the new key after this time.", "the lifetime of the old key", metavar="TIME"
+        ),
+    ] = None,
+) -> Work:
+    """Issue a second key with the same name and limits. Both work until the old one expires after the grace time."""
+    lifetime = None if expires_in is None else values.duration("--expires-in", expires_in)
+    return customers.rotate_key(key, values.duration("--grace", grace), lifetime)
+
+
+@writes(app, "revoke", "key revoke 0123456789ab")
+def key_revoke(key: KeyId) -> Work:
+    """Reject a key permanently."""
+    return customers.revoke_key(key)

@@ -1,0 +1,57 @@
+"""`tierlane price`: its verbs and options."""
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from tierlane.admin.fields import PRICE
+from tierlane.admin.options import Given, Work, reads, writes
+from tierlane.command import LazyModule, no_variable, verb_group
+
+if TYPE_CHECKING:
+    from tierlane.admin import tiers_and_models, values
+else:
+    # Help must be fast.
+    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
+    values = LazyModule("tierlane.admin.values")
+
+PricedModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="The model, by name.")]
+
+app = verb_group("Prices of models in USD: list, set, remove.", "price set tiny --usd-per-gpu-s 0.002")
+
+
+@reads(app, "list", "price list tiny")
+def price_list(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Only of this model.", show_default=False)
+    ] = None,
+) -> Work:
+    """Show prices and when they begin, the latest first; a model without one is free."""
+    return tiers_and_models.show_prices(model)
+
+
+@writes(
+    app,
+    "set",
+    "price set tiny --usd-per-gpu-s 0.002\nprice set tiny --usd-per-1000-tokens 0.4 --from 2027-01-01",
+    PRICE,
+)
+def price_set(
+    model: PricedModel,
+    given: Given,
+    since: Annotated[
+        str | None,
+        no_variable("--from", "First time that it applies to, such as 2027-01-01, in UTC.", "now", metavar="TIME"),
+    ] = None,
+) -> Work:
+    """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""
+    return tiers_and_models.set_price(model, values.changes_of(PRICE, given), since)
+
+
+@writes(app, "remove", "price remove tiny 2026-11-01T12:30:00")
+def price_remove(
+    model: PricedModel,
+    since: Annotated[str, typer.Argument(metavar="FROM", help="When it begins, as `price list` shows it.")],
+) -> Work:
+    """Remove a price; the one before it applies instead."""
+    return tiers_and_models.remove_price(model, since)

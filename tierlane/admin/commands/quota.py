@@ -1,0 +1,60 @@
+"""`tierlane quota`: its verbs and options."""
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, reads, writes
+from tierlane.command import LazyModule, no_variable, verb_group
+
+if TYPE_CHECKING:
+    from tierlane.admin import customers, values
+else:
+    # Help must be fast.
+    customers = LazyModule("tierlane.admin.customers")
+    values = LazyModule("tierlane.admin.values")
+
+OfTier: TypeAlias = Annotated[
+    str | None, no_variable("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")
+]
+Quota: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[CUSTOMER] QUOTA",
+        help="The customer, by name or id, without --tier; and the quota, such as 10000/day or '3600 gpu-s/day'.",
+    ),
+]
+OldQuota: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[CUSTOMER] QUOTA",
+        help="The customer, by name or id, without --tier; and the quota, or only its period and unit: day, usd/month.",
+    ),
+]
+
+app = verb_group(
+    "Quotas: requests, GPU time, tokens or money per day, week, month, ... of a customer, or of each of a tier.",
+    "quota set acme 10000/day",
+)
+
+
+@reads(app, "list", "quota list acme")
+def quota_list(
+    customer: OnlyCustomer = None,
+    named: CustomerOption = None,
+    tier: Annotated[str | None, no_variable("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
+) -> Work:
+    """Show quotas; of a customer, all that apply to it."""
+    return customers.show_quotas(values.one_of("CUSTOMER", customer, "--customer", named), tier)
+
+
+@writes(app, "set", "quota set acme 10000/day\nquota set --tier free '100 usd/month'")
+def quota_set(words: Quota, tier: OfTier = None) -> Work:
+    """Set a quota, such as 10000/day. It replaces that of the same period and unit; requests already made count."""
+    return customers.set_quota(words, tier)
+
+
+@writes(app, "remove", "quota remove acme day")
+def quota_remove(words: OldQuota, tier: OfTier = None) -> Work:
+    """Remove a quota."""
+    return customers.remove_quota(words, tier)

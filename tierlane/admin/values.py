@@ -1,0 +1,80 @@
+"""Values from the command line. Ranges are checked by the tables."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ledger.admin.errors import in_sentence
+from tierlane.admin.fields import REQUIRED, Field
+from tierlane.admin.options import Given
+from tierlane.connect import UsageError
+from tierlane.settings.declaration import flag
+
+_SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=36_500)
+
+# Numbers are shown with commas, so they are accepted with commas.
+_KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "whole": ("a whole number", lambda text: int(text.replace(",", ""))),
+    "decimal": ("a number", lambda text: float(text.replace(",", ""))),
+    "switch": ("on or off", {"on": True, "off": False}.__getitem__),
+    "text": ("a name", str),
+}
+
+
+def one_of(first_name: str, first: str | None, second_name: str, second: str | None) -> str | None:
+    """The one of two values that was given. Raises UsageError if they differ."""
+    if first is not None and second is not None and first != second:
+        raise UsageError(f"Specify {first_name} or {second_name}, not both.")
+    return second if first is None else first
+
+
+def values_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields by column. Raises UsageError."""
+    return {field.name: _value(field, text) for field in fields if (text := given.get(field.name)) is not None}
+
+
+def changes_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields of an existing row. Raises UsageError if there is none."""
+    values = values_of(fields, given)
+    if not values:
+        raise UsageError(f"Specify at least one column: {_named(fields, 'or')}.")
+    return values
+
+
+def new_row(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields of a new row. Raises UsageError if a required one is missing."""
+    missing = [field for field in fields if field.default == REQUIRED and given.get(field.name) is None]
+    if missing:
+        raise UsageError(f"Required: {_named(missing, 'and')}.")
+    return values_of(fields, given)
+
+
+def duration(option: str, text: str) -> timedelta:
+    """A duration such as 24h or 30d. Raises UsageError."""
+    form = _SPAN.fullmatch(text)
+    if form is None:
+        raise UsageError(f"{option}: must be a number and s, m, h, d or w, such as 24h or 30d, got {text!r}")
+    length = timedelta(**{_UNITS[form[2]]: int(form[1])})
+    if length > LONGEST:
+        raise UsageError(f"{option}: must be at most {LONGEST.days}d, got {text!r}")
+    return length
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.none and text == "none":
+        return None
+    must_be, parse = _KINDS[field.kind]
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        must_be += " or none" if field.none else ""
+        meaning = in_sentence(field.says)
+        raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
+
+
+def _named(fields: Iterable[Field], joint: str) -> str:
+    *names, last = [flag(field.name) for field in fields]
+    return f"{', '.join(names)} {joint} {last}" if names else last

@@ -1,0 +1,128 @@
+"""Pure functions that turn the answers of a model into findings."""
+
+from collections.abc import Mapping, Sequence
+
+from gpu_pool.worker.slow_model import TRIAL_CAPS
+from scheduler.errors import ErrorCode
+from tierlane.check.model_probe import ProbeAnswer
+from tierlane.check.model_report import ModelFinding, fails, holds, undetermined
+from tierlane.check.model_times import advice, shortfall
+
+LONGER = "Raise --gpu-timeout-ms, or give the device less to do."
+
+BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT, ErrorCode.GPU_TIMEOUT})
+"""Codes that say that the model failed; any other one is an answer of its own, to an input that it does not take."""
+
+RAISED = "The model raised "
+"""How a fault begins that is an exception, and not an answer of the wrong form."""
+
+LENGTH = "Return a list with exactly one answer for each input, whatever the inputs are."
+KIND = "Return a str for each input; no bytes, no None, no dictionaries, and nothing that UTF-8 cannot carry."
+ORDER = "Put the answers back into the order of the inputs, if you sort or group them."
+RANDOM = "Fix the seed, or choose greedily at temperature 0. Leave cache_ttl_s at 0 until then."
+ALONE = "Raise an exception for a bad input; let nothing of it stay behind that the next batch could see."
+SURVIVE = "Catch what it is in the function: as it is, each such request costs a restart and three attempts."
+REFUSE = "Handle it, or reject it with a message of your own; now its customer gets 422 poison_request."
+
+
+def judge_time(alone: ProbeAnswer, timeout_ms: float, total_ms: float) -> ModelFinding:
+    """Whether a batch of one ends within the cap of a batch and the deadline of a request."""
+    ms = TRIAL_CAPS * timeout_ms if alone.hung else alone.ms
+    if alone.lost and not alone.hung:
+        return undetermined("time", "a batch of one was lost, so its time is not known")
+    if why := shortfall("the model", ms, timeout_ms, total_ms):
+        return fails(
+            "time", f"{why}{' (stopped)' if alone.too_long else ''}: no request can be served", advice(ms, timeout_ms)
+        )
+    limits = (
+        f"a batch may take {timeout_ms:,.0f} ms (--gpu-timeout-ms), a request {total_ms:,.0f} ms (--total-request-ms)"
+    )
+    return holds("time", f"a batch of one takes {ms:,.0f} ms; {limits}")
+
+
+def judge_answered(together: ProbeAnswer) -> ModelFinding:
+    """Whether a plain batch was answered at all."""
+    if together.too_long:
+        return fails("answers", together.wrong, LONGER)
+    if together.lost:
+        return fails("answers", together.lost, SURVIVE)
+    if together.fault.startswith(RAISED):
+        return fails("answers", together.fault, "Look for its traceback by calling the model on plain texts.")
+    return holds("answers", f"a batch of {len(together.results)} in {together.ms:.1f} ms")
+
+
+def judge_length(answers: Sequence[ProbeAnswer]) -> ModelFinding:
+    """Whether every batch ran as it came, with as many answers as inputs."""
+    for answer in answers:
+        if answer.lost:
+            return fails("length", answer.lost, SURVIVE)
+        if answer.fault and not answer.fault.startswith(RAISED):
+            return fails("length", answer.fault, LENGTH)
+    sizes = ", ".join(str(size) for size in sorted({len(answer.results) for answer in answers}))
+    return holds("length", f"one answer for each input, in batches of {sizes}")
+
+
+def judge_kind(together: ProbeAnswer) -> ModelFinding:
+    """Whether every answer is a text."""
+    failed = [result for result in together.results if result.error_code]
+    if not failed:
+        return holds("type", "every answer is a string")
+    said = f"{len(failed)} of {len(together.results)} answers failed. {failed[0].error_code}: {failed[0].output}"
+    return fails("type", said, KIND)
+
+
+def judge_order(together: ProbeAnswer, alone: Sequence[ProbeAnswer]) -> ModelFinding:
+    """Whether each answer of a batch is that of its input alone; one that is another's says that they are mixed up."""
+    expected = [answer.outputs[0] if answer.outputs else None for answer in alone]
+    places = [place for place, output in enumerate(together.outputs) if output != expected[place]]
+    mixed = [place for place in places if together.outputs[place] in expected and together.outputs[place] is not None]
+    if mixed:
+        theirs = expected.index(together.outputs[mixed[0]])
+        return fails("order", f"input {mixed[0] + 1} got the answer of input {theirs + 1}", ORDER)
+    if len(set(expected)) == 1:
+        return undetermined("order", "all answers are equal, so their order cannot be seen")
+    if places:
+        return undetermined("order", f"{len(places)} of {len(expected)} answers differ from those of the inputs alone")
+    return holds("order", "each answer is that of its input alone")
+
+
+def judge_determinism(first: ProbeAnswer, second: ProbeAnswer) -> ModelFinding:
+    """Whether equal inputs got equal answers."""
+    differ = sum(a != b for a, b in zip(first.outputs, second.outputs, strict=True)) if not second.lost else None
+    if differ is None:
+        return fails("determinism", second.lost, SURVIVE)
+    if differ:
+        said = f"{differ} of {len(first.results)} answers differ when the same batch runs again"
+        return fails("determinism", said, RANDOM)
+    return holds("determinism", "the same batch, run again, has the same answers")
+
+
+def judge_odd(name: str, answer: ProbeAnswer) -> ModelFinding:
+    """Whether an input of an unusual kind is answered, or refused in good form."""
+    if answer.lost:
+        return fails(name, answer.lost, SURVIVE)
+    if answer.too_long:
+        return fails(name, answer.wrong, LONGER)
+    result = answer.results[0]
+    if result.error_code in BLAMED:
+        return fails(name, answer.fault or result.output, REFUSE)
+    if result.error_code:
+        return holds(name, f"refused with {result.error_code}")
+    return holds(name, f"answered with {len(result.output):,} characters")
+
+
+def judge_isolation(place: int, mixed: ProbeAnswer, good: Mapping[int, str | None], *, steady: bool) -> ModelFinding:
+    """Whether the bad input at `place` fails alone.
+
+    `good` has the answers that its neighbours get without it; where answers are not `steady`, any answer will do.
+    """
+    if mixed.lost:
+        return fails("isolation", mixed.lost, SURVIVE)
+    if not mixed.results[place].error_code:
+        return undetermined("isolation", "the model answers the input that --poison names; name one that it raises on")
+    spoilt = [n for n in good if mixed.outputs[n] is None]
+    changed = [n for n in good if steady and mixed.outputs[n] not in (good[n], None)]
+    if spoilt or changed:
+        what = "fail with it" if spoilt else "have another answer than without it"
+        return fails("isolation", f"{len(spoilt or changed)} of its {len(good)} neighbours {what}", ALONE)
+    return holds("isolation", f"a bad input fails alone ({mixed.results[place].error_code})")

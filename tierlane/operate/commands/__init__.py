@@ -1,0 +1,1 @@
+"""The verbs that operate a running system, by noun, with their options."""

@@ -1,0 +1,37 @@
+"""`tierlane queue`: its verbs and options."""
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from tierlane.admin.options import Work, Yes, reads, writes
+from tierlane.command import LazyModule, verb_group
+from tierlane.operate.commands.place import OfCell, OfPool
+
+if TYPE_CHECKING:
+    from tierlane.operate import pools
+else:
+    # Help must be fast.
+    pools = LazyModule("tierlane.operate.pools")
+
+TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
+
+app = verb_group("Tier queues: list, pause, resume.", "queue list")
+
+
+@reads(app, "list", "queue list")
+def queue_list(pool: OfPool = None, cell: OfCell = None) -> Work:
+    """Show the depth of each tier's queue, the age of its oldest request, and whether it is paused."""
+    return pools.show_queues(pool, cell)
+
+
+@writes(app, "pause", "queue pause free")
+def queue_pause(tier: TierName, *, yes: Yes = False) -> Work:
+    """Form no batches of a tier. Its requests are still accepted, and wait until it is resumed or they time out."""
+    return pools.pause(tier, sure=yes)
+
+
+@writes(app, "resume", "queue resume free")
+def queue_resume(tier: TierName) -> Work:
+    """Form batches of a tier again."""
+    return pools.resume(tier)
