@@ -102,7 +102,8 @@ class Gateway(GatewayParts):
         self._runner, self._port = await serve(edge, self.config)
         self.port = self._port.number
         if self.config.grpc is not None:
-            from gateway.grpc.server import GrpcServer, InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
+            from gateway.grpc.server import GrpcServer  # noqa: PLC0415 - brings grpc: 20 MB
+            from gateway.grpc.service import InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
 
             service = InferenceService(self.open_inference, self.inference, self.config, edge.customer_connections)
             self._grpc = GrpcServer(service, self.config, self.config.grpc)

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.catalog import CatalogView, SnapshotView
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
-from gateway.inference.submission import greedy_by_default, one_version, passes_chats_on
+from gateway.inference.worker_views import greedy_by_default, one_version, passes_chats_on
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
 from scheduler.errors import TierlaneError

@@ -17,18 +17,19 @@ from gateway.catalog import CatalogView, IdentityView, SnapshotView
 from gateway.cells import CellObservations
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
+from gateway.direct.audit import DirectAudit
 from gateway.direct.mode import Direct, DirectParts
-from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import GatewayHeartbeat
-from gateway.http.errors import ErrorResponses
-from gateway.http.request import BodyBudget
+from gateway.http.body.budget import BodyBudget
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import Cancellations, DeadlineSweep
 from gateway.inference.events import RequestLog
 from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
-from gateway.inference.recovery import LossRecovery, RecentOutcomes
+from gateway.inference.recovery.loss_recovery import LossRecovery
+from gateway.inference.recovery.recent_outcomes import RecentOutcomes
 from gateway.inference.responses import ResponseSubscriber
 from gateway.inference.traces import RequestTraces
 from gateway.jobs.dead_letter_rerun import DeadLetterReruns

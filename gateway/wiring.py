@@ -11,7 +11,9 @@ from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
-from gateway.api.open_inference import INFER, TENSOR_FORM, OpenInference, OpenInferenceParts
+from gateway.api.open_inference.endpoints import INFER, OpenInference
+from gateway.api.open_inference.error_form import TENSOR_FORM
+from gateway.api.open_inference.metadata import OpenInferenceParts
 from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers
@@ -19,8 +21,8 @@ from gateway.batch_api.service import BatchService
 from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
-from gateway.http.errors import ErrorResponses
-from gateway.http.request import BodyBudget
+from gateway.http.body.budget import BodyBudget
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState, Router
 from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath

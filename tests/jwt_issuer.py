@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from customer_limits import with_values
-from gateway.auth.jwks import KeySet, parse_jwks
 from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.auth.key_set import KeySet, parse_jwks
 from gateway.config import JwtConfig
 from ledger.catalog.snapshot import Customer, Snapshot
 from scheduler.errors import ErrorCode, RequestError

@@ -7,7 +7,8 @@ from customer_limits import in_force
 from gateway.inference.admission import AdmissionLimits
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
-from gateway.inference.recovery import LossRecovery, RecentOutcomes
+from gateway.inference.recovery.loss_recovery import LossRecovery
+from gateway.inference.recovery.recent_outcomes import RecentOutcomes
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord

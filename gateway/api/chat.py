@@ -15,30 +15,20 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import (
+from gateway.api.passed_on_members import RawMembers, members_of, needs_of, passed_on_members
+from gateway.api.sampling_fields import (
     NO_EFFECT,
     SAMPLING_NEEDS,
-    RawMembers,
     SamplingFields,
     check_values,
     includes_usage,
-    members_of,
-    needs_of,
     parameters_of,
-    passed_on_members,
 )
 from gateway.api.stream_chunks import chat_chunks
 from gateway.auth.service_tier import response_tier
-from gateway.http.request import (
-    NO_STRINGS,
-    TOO_DEEP,
-    LargeStrings,
-    check_duplicates,
-    decode,
-    too_large,
-    with_large_strings,
-    without_large_strings,
-)
+from gateway.http.body.large_strings import NO_STRINGS, LargeStrings, with_large_strings, without_large_strings
+from gateway.http.body.reading import too_large
+from gateway.http.body.strict_json import TOO_DEEP, check_duplicates, decode
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
 from scheduler.capabilities import Capability

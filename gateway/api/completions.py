@@ -12,22 +12,19 @@ import msgspec
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import (
+from gateway.api.passed_on_members import check_repeated, decode_extended, members_of, needs_of, passed_on_members
+from gateway.api.sampling_fields import (
     NO_EFFECT,
     OF_SERVERS,
     SAMPLING_NEEDS,
     Count,
     SamplingFields,
-    check_repeated,
-    decode_extended,
     includes_usage,
-    members_of,
-    needs_of,
     parameters_of,
-    passed_on_members,
 )
 from gateway.api.stream_chunks import completion_chunks
-from gateway.http.request import check_duplicates, texts_of
+from gateway.http.body.strict_json import check_duplicates
+from gateway.http.body.text_fields import texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import invalid
 from scheduler.capabilities import ENDPOINT, Capability

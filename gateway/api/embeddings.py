@@ -11,8 +11,9 @@ import msgspec
 
 from gateway.api.format import DocumentForm, InferenceRequest, InferenceResult, usage
 from gateway.api.inference import ApiFormat, Integer, Parameters, Scalar, check_model, completed
-from gateway.api.openai_common import check_repeated, decode_extended, members_of, needs_of, passed_on_members
-from gateway.http.request import check_duplicates, texts_of
+from gateway.api.passed_on_members import check_repeated, decode_extended, members_of, needs_of, passed_on_members
+from gateway.http.body.strict_json import check_duplicates
+from gateway.http.body.text_fields import texts_of
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 from scheduler.capabilities import Capability

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.http.request import too_large
+from gateway.http.body.reading import too_large
 from gateway.http.validation import unknown_field
 from ratelimit.request_limits import RequestLimits
 from scheduler.capabilities import ENDPOINT, Capability

@@ -14,8 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.stream_chunks import MakeChunks
-from gateway.http.errors import ResponseForm
-from gateway.http.request import check_duplicates, check_text, decode
+from gateway.http.body.strict_json import check_duplicates, decode
+from gateway.http.body.text_fields import check_text
+from gateway.http.error_responses import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 from scheduler.errors import REFUSED, ErrorCode, RequestError

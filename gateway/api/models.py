@@ -7,7 +7,8 @@ from urllib.parse import unquote
 
 from gateway.auth.authenticator import KEY_HEADER, Authenticator
 from gateway.catalog import IdentityView, model_not_found
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from gateway.auth.client_address import HEADER, Network, client_address
+from gateway.auth.client_address import X_FORWARDED_FOR, Network, client_address
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
@@ -144,6 +144,6 @@ class Authenticator:
         """The error to return. Only invalid keys count as failures, not an unavailable catalog."""
         if self._throttle is None or error.code is not ErrorCode.INVALID_API_KEY:
             return error
-        forwarded = request.headers.getall(HEADER, [])
+        forwarded = request.headers.getall(X_FORWARDED_FOR, [])
         wait_ms = self._throttle.failed(client_address(request.remote, forwarded, self._trusted_proxies))
         return error if wait_ms is None else RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY, wait_ms)

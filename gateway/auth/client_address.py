@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-HEADER = "X-Forwarded-For"
+X_FORWARDED_FOR = "X-Forwarded-For"
 
 Network = IPv4Network | IPv6Network
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from gateway.auth.jwks import JwksSource, KeySet, read_object
+from gateway.auth.json_object import read_object
+from gateway.auth.jwks import JwksSource
+from gateway.auth.key_set import KeySet
 from gateway.config import JwtConfig
 from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode, RequestError

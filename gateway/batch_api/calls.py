@@ -19,11 +19,11 @@ from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat
 from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
 from gateway.catalog import CatalogView, IdentityView
-from gateway.http.errors import ErrorBody, fault_of
+from gateway.http.error_responses import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
+from gateway.inference.audit_pairs import replayed_pair
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
-from gateway.inference.recovery import replayed_pair
 from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from gateway.translations.response_output import RESPONSES

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from gateway.batch_api.lines import ENDPOINTS, LineFault, endpoint_of
-from gateway.http.request import check_duplicates, decode
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.validation import invalid
 from ledger.batches import BatchRow
 from ledger.files import FileRow

@@ -24,12 +24,14 @@ from gateway.batch_api.documents import (
 from gateway.batch_api.store import FileStore
 from gateway.batch_api.uploads import Upload
 from gateway.catalog import IdentityView
-from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, check_media, read_body
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.reading import check_media, read_body
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import REPLAYED, idempotency_key
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 
@@ -153,7 +155,7 @@ class BatchHandlers:
             return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
         headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
         if isinstance(document, Replayable):
-            headers += [REPLAYED] if document.replayed else []
+            headers += [IDEMPOTENT_REPLAYED] if document.replayed else []
             document = document.batch
         if isinstance(document, FileContent):
             document.headers = headers

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.http.request import check_duplicates
+from gateway.http.body.strict_json import check_duplicates
 from gateway.http.response import encode_json
 from gateway.http.validation import validation_error
 from scheduler.errors import HTTP, ErrorCode, RequestError

@@ -12,8 +12,8 @@ from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
-from gateway.http.errors import ErrorResponses
-from gateway.http.request import BodyBudget
+from gateway.http.body.budget import BodyBudget
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.service import Jobs

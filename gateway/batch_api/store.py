@@ -13,7 +13,7 @@ from gateway.catalog import IdentityView
 from gateway.config import BatchConfig
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
-from gateway.inference.submission import HEADER
+from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from ledger import batches, files
 from ledger.batches import BatchRow, NewBatch
 from ledger.files import FileRow
@@ -156,7 +156,7 @@ class FileStore:
             raise RequestError(ErrorCode.RATE_LIMIT_EXCEEDED, message)
         batch_id, fingerprint = found
         if fingerprint != new.fingerprint:
-            raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, param=HEADER)
+            raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, param=IDEMPOTENCY_KEY)
         return await self.find_batch(batch_id, identity), batch_id != new.id
 
     async def find_batch(self, batch_id: str, identity: IdentityView) -> BatchRow:

@@ -13,8 +13,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.batch_api.documents import read_expiry
 from gateway.batch_api.store import PIECE_BYTES, FileStore
 from gateway.catalog import IdentityView
-from gateway.http.content_coding import EncodingError, coding_of
-from gateway.http.request import BodyBudget, awaited_body, check_media
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.content_coding import EncodingError, coding_of
+from gateway.http.body.reading import awaited_body, check_media
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
 from ledger.files import FileRow

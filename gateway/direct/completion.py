@@ -8,12 +8,11 @@ deadline.
 import asyncio
 from collections.abc import Callable
 
+from gateway.direct.audit import DirectAudit
 from gateway.direct.queue import DirectEntry, OpenRequests
-from gateway.direct.spool_tasks import DirectAudit
-from gateway.direct.workers import END_MARGIN_S
-from gateway.inference.deadlines import Cancellations
+from gateway.inference.audit_pairs import Pair, accepted_record, audit_pair
+from gateway.inference.deadlines import LEAD_S, Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.recovery import Pair, accepted_record, audit_pair
 from gateway.limits.rejections import rejection_error
 from scheduler.errors import CHARGED_FAILURES, ErrorCode
 from scheduler.failpoints import failpoint
@@ -21,6 +20,8 @@ from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome as Ran
 from scheduler.protocol.replies import Reply
 from scheduler.states import State
+
+END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep: time to write the audit to disk.
 
 # Errors of the worker, not of the input: another worker may succeed.
 _WORKER_ERRORS = frozenset(
@@ -169,19 +170,17 @@ class DirectCompletion:
         return audit_pair(self._gateway_id, pending, outcome, self._clock(), mode)
 
     def _ended_written(self, entry: DirectEntry, outcome: Outcome | None, *, stored: bool) -> None:
+        """If it is not stored, the client gets an error; the ended record with that error is written later."""
         self._recording -= 1
-        if not stored:
-            self._ended_not_written(entry)
-        elif outcome is not None:
-            entry.pending.finish(outcome)
-            sent = entry.pending.outcome
-            if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
-                self._write_late(self._delivered_pair(entry.pending))
-
-    def _ended_not_written(self, entry: DirectEntry) -> None:
-        """The client gets an error, since its output cannot be recorded; the ended record with that error is written later."""
-        self.unsafe += 1
         pending = entry.pending
+        if stored:
+            if outcome is not None:
+                pending.finish(outcome)
+                sent = pending.outcome
+                if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
+                    self._write_late(self._delivered_pair(pending))
+            return
+        self.unsafe += 1
         pending.direct = pending.settled = False
         reject(pending, ErrorCode.NO_CAPACITY, self._cancellations)
         if entry.is_recorded and pending.done:

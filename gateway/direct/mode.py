@@ -21,11 +21,12 @@ import structlog
 from gateway.catalog import CatalogView
 from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
-from gateway.direct.completion import DirectCompletion, reject
+from gateway.direct.audit import DirectAudit
+from gateway.direct.completion import END_MARGIN_S, DirectCompletion, reject
 from gateway.direct.limits import DirectAdmission
+from gateway.direct.probe import DirectProbe, Unreachable
 from gateway.direct.queue import DirectEntry, DirectQueue
-from gateway.direct.spool_tasks import DirectAudit
-from gateway.direct.workers import END_MARGIN_S, DirectProbe, Unreachable, WorkerConnections
+from gateway.direct.workers import WorkerConnections
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
@@ -217,7 +218,9 @@ class Direct:
             self._parts.limits.reached(0)
             self._admission.close()
         elif before is RequestPath.OFF and mode is not RequestPath.OFF:
-            self._start()
+            seen = self._parts.heartbeat.observation
+            self._admission.open(len(seen.gateways) if seen else 1)
+            self._update_workers()
         lost, self._was_available = self._was_available and not self._parts.watch.answers, self._parts.watch.answers
         if lost:  # Also while it was available again in direct mode: requests may have been sent to it.
             self._take_over(now)
@@ -262,11 +265,6 @@ class Direct:
         self._parts.limits.reached(self._connections.available if self._serves() else 0)
         self._completion.sweep(now)
         self._queue.remove_if(lambda entry: not self._completion.may_run(entry))
-
-    def _start(self) -> None:
-        seen = self._parts.heartbeat.observation
-        self._admission.open(len(seen.gateways) if seen else 1)
-        self._update_workers()
 
     def _update_workers(self) -> None:
         workers = self._parts.heartbeat.workers

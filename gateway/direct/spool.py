@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.inference.recovery import SpoolEntry
+from gateway.inference.audit_pairs import SpoolEntry
 from scheduler.errors import TierlaneError
 
 VERSION = b"1"

@@ -18,15 +18,15 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.api.format import InferenceRequest
 from gateway.api.inference import ApiFormat
 from gateway.grpc.messages import messages_of
-from gateway.http.request import BodyShare
+from gateway.http.body.budget import BodyShare
 from gateway.http.response import HttpResponse
 from gateway.http.router import ConnectionShare
 from gateway.http.sse import EventStream, Result
 from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall
+from gateway.inference.idempotency import idempotency_key
 from gateway.inference.pending import PendingRequest
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import idempotency_key
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.request_id import new_request_id
 

@@ -1,6 +1,6 @@
 """The messages of inference over gRPC: from protobuf to a request, from a result to protobuf, and the parts of a stream.
 
-The tensors, their checks and the parameters are those of the REST form (gateway/api/open_inference.py). A response has
+The tensors, their checks and the parameters are those of the REST form (gateway/api/open_inference/tensors.py). A response has
 its elements in the form of the request: raw, or in the typed field. Messages are decoded in the stage that decodes any
 body, so that a malformed one is a 400, which the library would report as an internal error.
 """
@@ -14,7 +14,8 @@ from google.protobuf.message import DecodeError
 
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat, Parameters, completed
-from gateway.api.open_inference import (
+from gateway.api.open_inference.binary_tensors import packed, unpacked
+from gateway.api.open_inference.tensors import (
     BYTES,
     TEXT_INPUT,
     TEXT_OUTPUT,
@@ -22,11 +23,9 @@ from gateway.api.open_inference import (
     TensorRequest,
     check_input,
     check_outputs,
-    packed,
     result_parameters,
     tensor_request,
     texts_in,
-    unpacked,
 )
 from gateway.api.stream_chunks import Chunks
 from gateway.grpc.open_inference_pb2 import (
@@ -35,7 +34,7 @@ from gateway.grpc.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from gateway.http.errors import ErrorBody
+from gateway.http.error_responses import ErrorBody
 from gateway.http.response import HttpResponse
 from gateway.http.validation import MAX_NAME_CHARACTERS, invalid
 from scheduler.protocol.replies import Reply

@@ -20,9 +20,10 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from multidict import CIMultiDictProxy
 
-from gateway.http.errors import wants_problem
+from gateway.http.body.reading import CONTINUE, BodyEnded
 from gateway.http.header_cache import CompleteRequest, is_complete, is_header_block, split_request
-from gateway.http.request import CONTINUE, BodyEnded, request_line_error, rtsp_line
+from gateway.http.problem_details import wants_problem
+from gateway.http.request_line import request_line_error, rtsp_line
 from gateway.http.response import HttpResponse
 from gateway.http.sse import EventStream, ProgressTimers
 from scheduler.errors import ErrorCode, RequestError

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from gateway.http.content_coding import ACCEPTED
+from gateway.http.body.content_coding import ACCEPTED
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

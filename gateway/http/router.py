@@ -10,7 +10,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway.http.cors import serves_customers
-from gateway.http.errors import ResponseForm
+from gateway.http.error_responses import ResponseForm
 from gateway.http.response import HttpResponse
 from scheduler.errors import ErrorCode, RequestError
 

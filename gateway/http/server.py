@@ -16,9 +16,10 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.config import GatewayConfig
 from gateway.http.connection import EdgeConnection, FastPathHandler
 from gateway.http.cors import Cors, serves_customers
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.header_cache import HeaderCache
 from gateway.http.listening import ListeningPort, listen
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import CustomerConnections, DrainState, RoutedRequest, Router, path_of
 from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers

@@ -11,7 +11,7 @@ cancelled later.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
@@ -179,8 +179,15 @@ class AdmissionBatcher:
                 self._judged(pending, verdict)
 
     def _ask_again(self, judged: list[tuple[PendingRequest, Verdict]]) -> list[tuple[PendingRequest, Verdict]]:
-        """The verdicts that hold; requests that were wrongly judged too late are first in the next call."""
-        again = self._not_late(judged)
+        """The verdicts that hold. Requests judged too late that are in time by the gateway's clock are first in the next call.
+
+        The clock of Redis has moved forwards then.
+        """
+        now = self._clock()
+        early = {
+            pending for pending, verdict in judged if verdict.outcome is Admission.TOO_LATE and now < pending.deadline
+        }
+        again = {pending for pending in early if early.issuperset(pending.together)}
         if again:
             self._doubted = True
             self._pending.extendleft(pending for pending, _ in reversed(judged) if pending in again)
@@ -205,15 +212,6 @@ class AdmissionBatcher:
             together = max(together - 1, len(pending.together))
             if not together and verdict.outcome not in ENTERED:
                 self.rejections.note(pending.submission, verdict, now)
-
-    def _not_late(self, judged: list[tuple[PendingRequest, Verdict]]) -> Collection[PendingRequest]:
-        """Requests judged too late that are in time by the gateway's clock: the clock of Redis moved forwards."""
-        late = {pending for pending, verdict in judged if verdict.outcome is Admission.TOO_LATE}
-        if not late:
-            return ()
-        now = self._clock()
-        early = {pending for pending in late if now < pending.deadline}
-        return {pending for pending in early if early.issuperset(pending.together)}
 
     async def _ask(self, limits: AdmissionLimits, submissions: Sequence[Submission]) -> list[Verdict]:
         self.calls += 1

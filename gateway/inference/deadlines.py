@@ -58,7 +58,10 @@ class Cancellations:
 
     async def flush(self) -> bool:
         """Send the oldest cancellations in one call. Returns False if Redis is unavailable; then they are kept."""
-        self._forget_old()
+        before = self._clock() - KEEP_S
+        while self._ids and next(iter(self._ids.values()))[1] < before:
+            del self._ids[next(iter(self._ids))]
+            self.dropped += 1
         batch = [cancellation for cancellation, _ in islice(self._ids.values(), CALL_SIZE)]
         try:
             await self._terminations.cancel(batch)
@@ -75,19 +78,11 @@ class Cancellations:
             await self._wake.wait()
             self._wake.clear()
             while self._ids:
-                if not await self._flushed():
+                flushed = False
+                with LoggedFaults("cancelling requests failed"):
+                    flushed = await self.flush()
+                if not flushed:
                     await asyncio.sleep(RETRY_S)
-
-    async def _flushed(self) -> bool:
-        with LoggedFaults("cancelling requests failed"):
-            return await self.flush()
-        return False
-
-    def _forget_old(self) -> None:
-        before = self._clock() - KEEP_S
-        while self._ids and next(iter(self._ids.values()))[1] < before:
-            del self._ids[next(iter(self._ids))]
-            self.dropped += 1
 
 
 class DeadlineSweep:

@@ -13,15 +13,15 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
 from gateway.api.inference import INFERENCE
+from gateway.http.body.reading import check_media
 from gateway.http.connection import EdgeConnection
-from gateway.http.errors import wants_problem
-from gateway.http.request import HEADER as PREFER
-from gateway.http.request import check_media
+from gateway.http.preference import PREFER
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
+from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
-from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 

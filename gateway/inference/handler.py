@@ -17,13 +17,14 @@ from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
+from gateway.inference.chat_documents import with_document
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, with_more
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
-from gateway.inference.submission import REPLAYED, input_tokens, with_document, with_more
+from gateway.inference.token_estimate import input_tokens
 from ratelimit.limits import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.payload import Payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
@@ -122,18 +123,18 @@ class AwaitedCall(InferenceCall):
         check_size(self.api_format.input_field, len(texts), effective(self.identity))
         together: list[PendingRequest] = []
         for index, text in enumerate(texts):
-            pending = self._build_member(payload.with_input(text), index, together[0] if together else None)
-            if self.key is not None:
+            request_id = new_request_id() if index else self.request_id
+            key = None if self.key is None else member_key(self.key, index)
+            first = together[0] if together else None
+            pending = self.pipeline.build_pending(
+                self, payload.with_input(text), self.sink(), request_id, key, first=first
+            )
+            if key is not None:
                 pending.submission.fingerprint = with_more(pending.submission.fingerprint, str(len(texts)))
             pending.together = together
             together.append(pending)
         together[0].submission.together = len(texts)
         return list(together)
-
-    def _build_member(self, payload: Payload, index: int, first: PendingRequest | None) -> PendingRequest:
-        request_id = new_request_id() if index else self.request_id
-        key = None if self.key is None else member_key(self.key, index)
-        return self.pipeline.build_pending(self, payload, self.sink(), request_id, key, first=first)
 
     async def wait(self) -> None:
         """Wait for all outcomes, or for the admission of a stream. Raises RequestError for the first that failed."""
@@ -179,7 +180,7 @@ class AwaitedCall(InferenceCall):
             return stream.response()
         response = self.respond(self._pending_requests, self._replies)
         if self._replayed:
-            response.headers.append(REPLAYED)
+            response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def reject(self, error: Exception) -> HttpResponse:

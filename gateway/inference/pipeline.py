@@ -21,26 +21,24 @@ from gateway.auth.service_tier import served_as
 from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
-from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, HttpRequest, check_media, read_body
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.reading import check_media, read_body
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
+from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
+from gateway.http.retry_header import is_retry
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
+from gateway.inference.audit_pairs import Pair, replayed_pair
+from gateway.inference.chat_documents import store_chat, with_document
+from gateway.inference.coalescing import set_coalescing_key
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key, stored_reply
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
-from gateway.inference.recovery import Pair, replayed_pair
-from gateway.inference.submission import (
-    REPLAYED,
-    build_submission,
-    idempotency_key,
-    is_retry,
-    let_share,
-    store_chat,
-    stored_reply,
-    with_document,
-)
+from gateway.inference.submission import build_submission
 from gateway.inference.traces import RequestTraces, trace_id
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.customer_limits import CustomerLimits
@@ -193,7 +191,7 @@ class InferencePipeline:
             submission.home = self.residence(identity)
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream and not call.large:  # No other may depend on its file.
-            let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
+            set_coalescing_key(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
         parts.demand_meter.arrived(identity.tier, identity.customer_name)
         if is_retry(call.headers):
             parts.demand_meter.retried(identity.tier)
@@ -473,7 +471,7 @@ class InferenceCall:
         pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
         headers = getattr(error, "headers", None) or pipeline.customer_limits.headers(identity, verdict)
         if replayed:
-            headers = [*headers, REPLAYED]
+            headers = [*headers, IDEMPOTENT_REPLAYED]
         problem, form = wants_problem(self.headers), self.api_format.form
         return pipeline.error_responses.answer(error, request_id, headers, problem=problem, form=form)
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceCall
-from gateway.inference.submission import REPLAYED
 from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
@@ -154,7 +154,7 @@ class StreamedResponse:
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
             self._chunks = self._new_chunks(request_id, passed_on=self._reply.finish_reason == DOCUMENT)
-            stream.headers.append(REPLAYED)
+            stream.headers.append(IDEMPOTENT_REPLAYED)
         limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
         form = self._call.api_format.form
         self._lines = f"x-request-id: {request_id}\r\n{limits}" + (form.lines(request_id, limits) if form else "")

@@ -19,7 +19,7 @@ from scheduler.payload import add_context
 from scheduler.protocol.replies import Reply
 from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id, new_trace_id, read_traceparent
 
-HEADER = "traceparent"
+TRACEPARENT = "traceparent"
 
 ACCEPTED = 202
 Attributes = Mapping[str, str | int | float]
@@ -27,8 +27,8 @@ Attributes = Mapping[str, str | int | float]
 
 def caller_of(headers: CIMultiDictProxy[str]) -> Context | None:
     """The caller's span; None without a valid traceparent."""
-    value = headers.get(HEADER)
-    if not value or len(headers.getall(HEADER)) != 1:
+    value = headers.get(TRACEPARENT)
+    if not value or len(headers.getall(TRACEPARENT)) != 1:
         return None
     return read_traceparent(value)
 

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.inference import INFERENCE
 from gateway.catalog import IdentityView
-from gateway.http.errors import ErrorResponses, Fault, fault_of, wants_problem
+from gateway.http.error_responses import ErrorResponses, Fault, fault_of
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.inference.deadlines import Cancellations

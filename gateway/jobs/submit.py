@@ -19,15 +19,17 @@ from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, ApiFormat, InferenceBody, read_inference
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
-from gateway.http.request import APPLIED, HttpRequest, check_duplicates, decode, prefers_async
+from gateway.http.body.strict_json import check_duplicates, decode
+from gateway.http.preference import PREFERENCE_APPLIED, prefers_async
+from gateway.http.request import HttpRequest
 from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import Handler, RoutedRequest
 from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, AdmissionBatcher, AdmissionLimits
 from gateway.inference.handler import AwaitedCall, serve
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, with_more
 from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
-from gateway.inference.submission import REPLAYED, with_more
 from gateway.jobs.callback_url import url_problem
 from gateway.jobs.results import POLL_LATER, Promise
 from gateway.jobs.store import JobStore
@@ -258,7 +260,7 @@ class JobCall(AwaitedCall):
             return self.respond([pending], [self.completed(pending, verdict)])  # Raises `idempotency_in_progress`.
         else:
             response = self.respond([pending], [await self.replayed_reply(pending, verdict)])
-        response.headers.append(REPLAYED)
+        response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
@@ -267,7 +269,7 @@ class JobCall(AwaitedCall):
         headers: Headers = [
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),
-            APPLIED,
+            PREFERENCE_APPLIED,
             POLL_LATER,
             *self.pipeline.customer_limits.headers(self.identity, verdict),
         ]

@@ -24,7 +24,12 @@ from gateway.batch_api.handlers import JSONL
 from gateway.batch_api.lines import ENDPOINTS
 from gateway.batch_api.uploads import FORM
 from gateway.http.response_headers import Schema
-from gateway.openapi.endpoint_kinds import IDEMPOTENCY_KEY, LIMIT_HEADERS, TOKEN_LIMIT_HEADERS, account_endpoint
+from gateway.openapi.endpoint_kinds import (
+    IDEMPOTENCY_KEY_PARAMETER,
+    LIMIT_HEADERS,
+    TOKEN_LIMIT_HEADERS,
+    account_endpoint,
+)
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
 from gateway.openapi.schemas import NOT_EMPTY, only
 from scheduler.errors import ErrorCode
@@ -128,7 +133,7 @@ BATCHES: tuple[ApiEndpoint, ...] = (
         *BODY_ERRORS,
         ErrorCode.IDEMPOTENCY_KEY_REUSED,
         methods=("POST",),
-        parameters=(IDEMPOTENCY_KEY,),
+        parameters=(IDEMPOTENCY_KEY_PARAMETER,),
         optional_headers=("Idempotent-Replayed",),
         body=BatchBody,
         example={"input_file_id": "file-01a2", "endpoint": ENDPOINTS[0], "completion_window": WINDOW},

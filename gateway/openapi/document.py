@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.http.errors import PROBLEM_JSON, TRY_LATER, ErrorBody, Problem
+from gateway.http.error_responses import TRY_LATER, ErrorBody
+from gateway.http.problem_details import PROBLEM_JSON, Problem
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
@@ -206,7 +207,7 @@ def _event(endpoint: ApiEndpoint, schema: Schema, schema_of: Mapping[Any, Schema
 
 
 def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescription:
-    """The description of errors with one status. Headers are those that gateway/http/errors.py writes."""
+    """The description of errors with one status. Headers are those that gateway/http/error_responses.py writes."""
     status = HTTP[codes[0]].status
     headers: list[str] = ["x-request-id"]
     optional: list[str] = []

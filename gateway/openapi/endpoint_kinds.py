@@ -8,7 +8,7 @@ from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
-from gateway.inference.submission import HEADER, MAX_CHARACTERS
+from gateway.inference.idempotency import IDEMPOTENCY_KEY, MAX_KEY_CHARACTERS
 from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
 from gateway.openapi.schemas import only
 from scheduler.errors import ErrorCode
@@ -48,15 +48,15 @@ NOT_INFERENCE_ERRORS = frozenset(
 )
 """Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
-IDEMPOTENCY_KEY = Parameter(
-    HEADER,
+IDEMPOTENCY_KEY_PARAMETER = Parameter(
+    IDEMPOTENCY_KEY,
     "header",
     "Identifies this request: a retry with the same body gets the stored response, usually for 24 hours.",
     {
         "type": "string",
         "pattern": r'^("([!#-\[\]-~]|\\["\\])+"|[!#-~][!-~]*)$',
         "minLength": 1,
-        "maxLength": MAX_CHARACTERS,
+        "maxLength": MAX_KEY_CHARACTERS,
     },
 )
 SERVICE_TIER = {"service_tier": only(None, *KNOWN)}
@@ -105,7 +105,7 @@ def inference_endpoint(
         example=example,
         rules=rules,
         conditions=conditions,
-        parameters=(IDEMPOTENCY_KEY, TRACEPARENT, *parameters),
+        parameters=(IDEMPOTENCY_KEY_PARAMETER, TRACEPARENT, *parameters),
         responses={200: completed, **responses},
         errors=frozenset(ErrorCode) - NOT_INFERENCE_ERRORS | errors,
         description=description,

@@ -6,7 +6,7 @@ compares this table with the routes, both ways.
 
 from typing import Any
 
-from gateway.api.account import Account
+from gateway.api.account_document import Account
 from gateway.api.models import ModelEntry, ModelList
 from gateway.http.response import JSON
 from gateway.http.static import HTML

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.http.errors import ErrorBody
+from gateway.http.error_responses import ErrorBody
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
 from scheduler.errors import ErrorCode

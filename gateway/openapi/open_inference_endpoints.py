@@ -3,21 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.api.open_inference import (
-    BINARY,
-    INFER,
-    JSON_LENGTH,
-    TEXT_INPUT,
-    TEXT_OUTPUT,
-    ModelMetadata,
-    ModelReady,
-    PlainError,
-    ServerLive,
-    ServerMetadata,
-    ServerReady,
-    TensorBody,
-    TensorResponse,
-)
+from gateway.api.open_inference.endpoints import INFER
+from gateway.api.open_inference.error_form import PlainError
+from gateway.api.open_inference.metadata import ModelMetadata, ModelReady, ServerLive, ServerMetadata, ServerReady
+from gateway.api.open_inference.rest_tensors import BINARY, JSON_LENGTH, TensorBody, TensorResponse
+from gateway.api.open_inference.tensors import TEXT_INPUT, TEXT_OUTPUT
 from gateway.http.response import JSON
 from gateway.openapi.endpoint_kinds import account_endpoint, inference_endpoint, probe_endpoint
 from gateway.openapi.model import ApiEndpoint, Parameter

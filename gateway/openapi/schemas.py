@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.http.absent_members import NOTHING
+from gateway.http.body.absent_members import NOTHING
 from gateway.http.response_headers import Schema
 
 NOT_EMPTY: Schema = {"type": "string", "minLength": 1}

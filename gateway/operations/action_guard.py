@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.http.request import check_duplicates, check_media, decode, read_body
+from gateway.http.body.reading import check_media, read_body
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.router import RoutedRequest
 from gateway.operations.session import SessionAuth, check_same_site
 from scheduler.errors import ErrorCode, RequestError

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.api.chat import MAX_MESSAGES
 from gateway.api.inference import Integer
-from gateway.api.openai_common import MAX_STOPS
+from gateway.api.sampling_fields import MAX_STOPS
 
 
 class TextBlock(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text"):

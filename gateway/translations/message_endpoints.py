@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceResult
 from gateway.api.inference import ApiFormat, completed
 from gateway.auth.authenticator import KEY_HEADER
-from gateway.http.errors import ResponseForm
+from gateway.http.error_responses import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.inference.handler import CountCall, serve

@@ -13,8 +13,8 @@ import msgspec
 
 from gateway.api.chat import MAX_MESSAGES, translated_chat
 from gateway.api.format import InferenceRequest
-from gateway.api.openai_common import MAX_STOPS
-from gateway.http.request import check_duplicates, decode
+from gateway.api.sampling_fields import MAX_STOPS
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.translations.message_body import (

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.api.chat import Recording
 from gateway.api.inference import Integer, check_model
-from gateway.http.request import check_duplicates, decode
+from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.validation import invalid
 from gateway.translations.response_id import request_id_of
 

@@ -12,15 +12,16 @@ import msgspec
 
 from gateway.api.inference import ApiFormat
 from gateway.catalog import IdentityView
-from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
 from gateway.inference.handler import AwaitedCall, CountCall, serve
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import PendingRequest
 from gateway.inference.pipeline import InferencePipeline
-from gateway.inference.submission import REPLAYED
 from gateway.jobs.service import Jobs
 from gateway.jobs.submit import JobCall, JobSubmitHandler
 from gateway.translations.response_body import Item, ResponseBody, read_body, read_prompt
@@ -359,7 +360,7 @@ class BackgroundCall(JobCall):
             response = self._with_headers(verdict, verdict.stored_id, handlers.streams.of_stored(row))
         else:
             response = self._with_headers(verdict, verdict.stored_id, HttpResponse.of(200, document_of(row)))
-        response.headers.append(REPLAYED)
+        response.headers.append(IDEMPOTENT_REPLAYED)
         return response
 
     def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:

@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from gateway.http.errors import RejectionError, fault_of
+from gateway.http.error_responses import fault_of
+from gateway.http.errors import RejectionError
 from gateway.http.sse import EventStream
 from gateway.translations.response_document import ResponseDocument
 from gateway.translations.response_id import request_id_of

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.api.chat import encode_chat, read_chat
 from gateway.api.format import InferenceRequest
-from gateway.http.absent_members import NOTHING
+from gateway.http.body.absent_members import NOTHING
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid, validation_error
 from gateway.translations.custom_tools import CUSTOM, CUSTOM_INPUT, CustomTool, offered_tools

@@ -19,7 +19,8 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from endpoint_stand_in import StandIn, serving
-from gateway.http.errors import ErrorResponses, RejectionError
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.translations.message_endpoints import MESSAGE_FORM
 from hf_models import make_causal

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from eventually import eventually
-from gateway.inference.recovery import KEEP_S
+from gateway.inference.recovery.recent_outcomes import KEEP_S
 from integration.sentinel_fixtures import Failover, failover
 from ledger.postgres import asyncpg_dsn
 from load import ALL_WELL, Answer, ask, load, one_row_each, verdict

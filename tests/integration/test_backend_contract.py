@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.inference.submission import SAMPLING_BACKENDS
+from gateway.inference.worker_views import SAMPLING_BACKENDS
 from gpu_pool.backends.backend import TOO_LATE, Backend, Item, ItemResult, SteppingBackend
 from gpu_pool.model_process.backend_registry import BACKENDS
 from integration.backend_cases import CASES, STEPPING, Case

@@ -18,7 +18,7 @@ from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
 from gateway.config import GatewayConfig
-from gateway.http.errors import ErrorResponses
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest, Router
 from gateway.http.server import EdgeServer, serve

@@ -12,8 +12,8 @@ from aiohttp import web
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.http.body.reading import CONTINUE
 from gateway.http.connection import PROBES_S
-from gateway.http.request import CONTINUE
 from gateway.http.server import EdgeServer
 from integration.gateway_fixtures import Stack, head_of, request_bytes, running_stack
 

@@ -203,7 +203,7 @@ async def test_an_end_that_could_not_be_written_is_written_later(
     direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the disk fails after the run, the client gets 503, and that is in the audit once the disk works again."""
-    monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.1)
+    monkeypatch.setattr("gateway.direct.spool_writer.RETRY_S", 0.1)
 
     def fail(entries: object, reserve: int) -> None:
         raise SpoolError("The spool cannot be written: Input/output error.")

@@ -19,7 +19,8 @@ from gateway.grpc.open_inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from gateway.grpc.server import GrpcServer, InferenceService
+from gateway.grpc.server import GrpcServer
+from gateway.grpc.service import InferenceService
 from gateway.http.router import CustomerConnections
 from integration.gateway_fixtures import LiteralCatalog, Stack, accepted, running_stack, tier
 from integration.grpc_fixtures import SERVICE, Channel, channel, failure, infer, key, request, stack

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.config import GatewayConfig
-from gateway.http.errors import ErrorResponses
+from gateway.http.error_responses import ErrorResponses
 from gateway.http.listening import ACCEPTS, ListeningPort, listen
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest, Router

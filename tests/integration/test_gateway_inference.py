@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.api.open_inference import INFER
+from gateway.api.open_inference.endpoints import INFER
 from gateway.limits.capacity import LiveLimits
 from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import Stack, accepted, lower, model, running_stack, stack

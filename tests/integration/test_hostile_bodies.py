@@ -10,7 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from api_description import Described
-from gateway.api.open_inference import INFER, TEXT_INPUT
+from gateway.api.open_inference.endpoints import INFER
+from gateway.api.open_inference.tensors import TEXT_INPUT
 from gateway.openapi.batch_endpoints import BATCHES
 from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_guard import MAX_BODY_BYTES

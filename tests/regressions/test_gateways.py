@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from eventually import eventually
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError
-from gateway.direct.spool_tasks import SpoolMerge
+from gateway.direct.spool_merge import SpoolMerge
 from gateway.inference.deadlines import MAX_IDS, Cancellations
 from integration.audit_fixtures import accepted, ended, new_ids
 from integration.gateway_fixtures import running_stack

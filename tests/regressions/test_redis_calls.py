@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.http.errors import JITTER, ErrorResponses
+from gateway.http.error_responses import JITTER, ErrorResponses
 from gateway.inference.pending import PendingRequests
 from gateway.inference.responses import ResponseSubscriber
 from pool import TIERS, WIDE, Pool, done

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from endpoint_stand_in import rich_chat, rich_events
 from gateway.api.chat import encode_chat, read_chat
 from gateway.api.format import missing_capability
-from gateway.http.request import check_duplicates
-from gateway.inference.submission import idempotency
+from gateway.http.body.strict_json import check_duplicates
+from gateway.inference.idempotency import idempotency
 from scheduler.capabilities import ENDPOINT, PASSED_ON, Capability, capabilities
 from scheduler.chat_document import lines_of, output_line, read_head, read_members
 from scheduler.chat_events import as_deltas, joined

@@ -7,8 +7,8 @@ import pytest
 from backports import zstd
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.content_coding import PIECE_BYTES, EncodingError, coding_of, decoded
-from gateway.http.request import BodyBudget
+from gateway.http.body.budget import BodyBudget
+from gateway.http.body.content_coding import PIECE_BYTES, EncodingError, coding_of, decoded
 from identities import identity
 from scheduler.errors import ErrorCode, RequestError
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.inference import INFERENCE
-from gateway.http.errors import fault_of
+from gateway.http.error_responses import fault_of
 from gateway.translations.message_endpoints import error_body
 from gpu_pool.backends.backend import ItemResult
 from gpu_pool.backends.openai_endpoint.errors import read_refusal

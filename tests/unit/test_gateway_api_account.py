@@ -7,8 +7,9 @@ import pytest
 
 from customer_limits import remaining
 from eventually import eventually
-from gateway.api import account
-from gateway.api.account import CachedLookup, LookupResult, limits_document, remaining_document
+from gateway.api import cached_lookup
+from gateway.api.account_document import limits_document, remaining_document
+from gateway.api.cached_lookup import CachedLookup, LookupResult
 from identities import identity
 from ratelimit.limits import Level, effective
 
@@ -41,7 +42,7 @@ def source() -> Source:
 @pytest.fixture
 async def lookups(source: Source, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CachedLookup[int]]:
     """Two at once, two kept for ten seconds, failures for two, on the source's clock."""
-    monkeypatch.setattr(account, "MAX_KEPT", 2)
+    monkeypatch.setattr(cached_lookup, "MAX_KEPT", 2)
     made: CachedLookup[int] = CachedLookup(
         FAILED, keep_s=10.0, failure_keep_s=2.0, timeout_s=0.2, max_running=2, clock=lambda: source.now
     )

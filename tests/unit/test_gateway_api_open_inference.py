@@ -8,14 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.format import InferenceResult
-from gateway.api.open_inference import (
-    TensorRequest,
-    model_and_version,
-    packed,
-    read_tensors,
-    unpacked,
-    write_tensors,
-)
+from gateway.api.open_inference.binary_tensors import packed, unpacked
+from gateway.api.open_inference.endpoints import model_and_version
+from gateway.api.open_inference.rest_tensors import read_tensors, write_tensors
+from gateway.api.open_inference.tensors import TensorRequest
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 

@@ -13,7 +13,8 @@ from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.service_tier import own, served_as
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import IdentityView
-from gateway.http.errors import ErrorResponses, RejectionError
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.errors import RejectionError
 from gateway.http.router import CustomerConnections, RoutedRequest
 from identities import identity
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token

@@ -11,7 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from eventually import eventually
-from gateway.auth.jwks import MAX_BYTES, JwksSource, KeySetError, parse_jwks, read_file
+from gateway.auth.jwks import JwksSource
+from gateway.auth.jwks_reading import MAX_BYTES, read_file
+from gateway.auth.key_set import KeySetError, parse_jwks
 from gateway.config import DEFAULT_ALGORITHMS
 from jwt_issuer import config, jwk, jwks, private_key
 from scheduler.redis_client.backoff import Backoff

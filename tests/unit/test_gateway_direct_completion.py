@@ -8,13 +8,14 @@ import pytest
 
 from direct_parts import waiting
 from eventually import eventually
+from gateway.direct.audit import DirectAudit
 from gateway.direct.completion import DirectCompletion
 from gateway.direct.queue import DirectEntry
 from gateway.direct.spool import to_line
-from gateway.direct.spool_tasks import PAIR_BYTES, DirectAudit
+from gateway.direct.spool_writer import PAIR_BYTES
+from gateway.inference.audit_pairs import SpoolEntry, audit_pair
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequests
-from gateway.inference.recovery import SpoolEntry, audit_pair
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome

@@ -4,8 +4,8 @@ import pytest
 
 from direct_parts import FakeEndpoint, waiting
 from gateway.direct.mode import DirectMode, RequestPath
+from gateway.direct.probe import FAILED_INTERVAL_S, HEALTHY_INTERVAL_S, DirectProbe
 from gateway.direct.queue import MAX_BATCH, DirectEntry, DirectQueue
-from gateway.direct.workers import FAILED_INTERVAL_S, HEALTHY_INTERVAL_S, DirectProbe
 from scheduler.protocol.direct import Hello
 from scheduler.protocol.pool_view import WorkerView
 

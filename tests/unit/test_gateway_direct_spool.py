@@ -18,10 +18,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventually import eventually
-from gateway.direct import spool_tasks
+from gateway.direct import spool_merge, spool_writer
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
-from gateway.direct.spool_tasks import CALL_SIZE, PAIR_BYTES, SpoolMerge, SpoolWriter
-from gateway.inference.recovery import Pair, SpoolEntry
+from gateway.direct.spool_merge import CALL_SIZE, SpoolMerge
+from gateway.direct.spool_writer import PAIR_BYTES, SpoolWriter
+from gateway.inference.audit_pairs import Pair, SpoolEntry
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_records import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all
@@ -378,7 +379,7 @@ async def test_the_merge_waits_for_redis_and_survives_faults(
     spool: Spool, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts by itself when the circuit breaker closes, and a file that cannot be read is tried again."""
-    monkeypatch.setattr(spool_tasks, "RETRY_S", 0.01)
+    monkeypatch.setattr(spool_merge, "RETRY_S", 0.01)
     merge, read = Merge(spool, thread), spool.read
     merge.available = False
     faults = iter([PermissionError(13, "Permission denied")])
@@ -419,7 +420,7 @@ async def test_a_problem_is_cleared_without_new_entries(
     tmp_path: Path, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The writer tests the disk until it is writable, so that health does not report an old problem."""
-    monkeypatch.setattr(spool_tasks, "RETRY_S", 0.02)
+    monkeypatch.setattr(spool_writer, "RETRY_S", 0.02)
     spool, tests = opened(tmp_path / "spool"), list[bool]()
     test_write = spool.test_write
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.open_inference import TensorRequest
+from gateway.api.open_inference.tensors import TensorRequest
 from gateway.grpc.call import address_of, trailers
 from gateway.grpc.messages import framed, messages_of, read_message
 from gateway.grpc.open_inference_pb2 import InferParameter, InferTensorContents, ModelInferRequest

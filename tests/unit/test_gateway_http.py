@@ -10,9 +10,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.host_lists import origin_list
 from gateway.http import connection, server
+from gateway.http.body.budget import BodyBudget
 from gateway.http.cors import EXPOSED, Cors
 from gateway.http.errors import RejectionError
-from gateway.http.request import BodyBudget
 from gateway.http.response import HttpResponse
 from gateway.http.router import (
     NO_VERSION,

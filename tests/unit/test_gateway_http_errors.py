@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.errors import ErrorResponses, RejectionError, wants_problem
+from gateway.http.error_responses import ErrorResponses
+from gateway.http.errors import RejectionError
+from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from scheduler.errors import HTTP, ErrorCode, RequestError
 

@@ -2,17 +2,11 @@
 
 import pytest
 
-from gateway.inference.recovery import (
-    KEEP_S,
-    OTHER_EPOCH,
-    RESEND_EVERY_S,
-    UNAVAILABLE,
-    LossSigns,
-    audit_pair,
-    candidates,
-    replayed_pair,
-    to_resubmit,
-)
+from gateway.inference.audit_pairs import audit_pair, replayed_pair
+from gateway.inference.recovery.loss_recovery import RESEND_EVERY_S
+from gateway.inference.recovery.loss_signs import OTHER_EPOCH, UNAVAILABLE, LossSigns
+from gateway.inference.recovery.recent_outcomes import KEEP_S
+from gateway.inference.recovery.resubmission import candidates, to_resubmit
 from recovery_setup import TIERS, Setup, pending, reply
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Verdict

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from gateway.direct.workers import Unreachable
+from gateway.direct.probe import Unreachable
 from gateway.operations.health.checks import health
 from gateway.operations.health.model import Health
 from gateway.operations.health.tiers import Flow, shedding

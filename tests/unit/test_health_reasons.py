@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from gateway.direct.workers import Unreachable
+from gateway.direct.probe import Unreachable
 from gateway.operations.health.advice import ADVICE
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.gateway_losses import LostGateway

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.request import prefers_async
+from gateway.http.preference import prefers_async
 from gateway.jobs import inbox as jobs_inbox
 from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs.job_end import end_of, end_without_reply

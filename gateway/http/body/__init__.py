@@ -1,0 +1,1 @@
+"""Request bodies: reading, memory budget, content codings, strict JSON, and large strings."""

@@ -1,0 +1,1 @@
+"""Recovery after a loss in Redis."""
