@@ -13,6 +13,7 @@ from integration.audit_fixtures import CUSTOMER
 from integration.gateway_fixtures import LiteralCatalog, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.queries import find_request
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
 from ledger.postgres import Connection
 from pool import TIERS, Pool, done
@@ -26,18 +27,16 @@ from tierlane.settings.model import Settings
 
 __all__ = ["database_url", "db", "postgres_server"]
 
-SNAPSHOT = SimpleNamespace(
-    models={
-        "tiny": SimpleNamespace(pool="default", enabled=True, tpot_ms=None),
-        "off": SimpleNamespace(pool="off", enabled=False, tpot_ms=None),
+SNAPSHOT = Snapshot(
+    1,
+    tuple(Tier(name, n, 0.1, (), 1000, None, None, None) for n, name in enumerate(TIERS)),
+    {},
+    {},
+    {
+        "tiny": Model("tiny", "default", 32, None, 40, 1000.0, 0.8, 0, enabled=True),
+        "off": Model("off", "off", 32, None, 40, 1000.0, 0.8, 0, enabled=False),
     },
-    tiers=[
-        SimpleNamespace(name=name, priority=n, guaranteed_share=0.1, paused=False, slo_ms=None)
-        for n, name in enumerate(TIERS)
-    ],
-    cordoned=frozenset(),
-    quotas={},
-    cells=(),
+    (),
 )
 CATALOG: Any = SimpleNamespace(snapshot=SNAPSHOT, fresh=True)
 

@@ -14,21 +14,22 @@ from eventually import eventually
 from gateway.cells import Homes
 from gateway.operations.actions import most_healthy
 from gateway.pools import Pools
-from ledger.catalog.snapshot import CellRow
+from identities import identity
+from ledger.catalog.snapshot import CellRow, Model, Snapshot
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import cell_of, place_name
 from tierlane.roles.served_pools import wanted_pools
 
 ROWS = {"tiny": ("default", True), "large": ("large", True), "old": ("old", False), "odd": ("{x}:", True)}
-MODELS = {name: SimpleNamespace(pool=pool, enabled=enabled) for name, (pool, enabled) in ROWS.items()}
+MODELS = {name: Model(name, pool, 32, None, 40, 1000.0, 0.8, 0, on) for name, (pool, on) in ROWS.items()}
 URL = "redis://127.0.0.1:1/0"
-CUSTOMER: Any = SimpleNamespace(customer_id="c1", cell=None, spread=1)
+CUSTOMER = identity(customer_id="c1")
 WEST = CellRow("west", "redis://127.0.0.1:2/0", "open", 1.0)
 
 
 def catalog(*cells: CellRow) -> Any:
     """A catalog with the models of ROWS."""
-    return SimpleNamespace(snapshot=SimpleNamespace(models=MODELS, cells=cells, customers={}, version=1))
+    return SimpleNamespace(snapshot=Snapshot(1, (), {}, {}, MODELS, (), cells=cells))
 
 
 async def _heartbeat() -> None:
@@ -120,18 +121,18 @@ async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
     """A closed cell is left; a draining one is served, for the requests that it has."""
     found, own = catalog(WEST), parts("default")
     pools = pools_of(found, own)
-    there: Any = SimpleNamespace(customer_id="c1", cell="west", spread=1)
+    there = identity(customer_id="c1", cell="west")
     async with running(pools):
         await eventually(lambda: {"default@west", "large@west"} <= places(pools), "the cell is served")
         (west,) = [each for each in pools.all if each.config.place == "default@west"]
         assert not own.inference.single_cell()
         assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
 
-        found.snapshot.cells = (msgspec.structs.replace(WEST, state="draining"),)
+        found.snapshot = catalog(msgspec.structs.replace(WEST, state="draining")).snapshot
         await eventually(lambda: pools.serving(there, "tiny") is own.inference, "the customer has another cell")
         assert "default@west" in places(pools)
 
-        found.snapshot.cells = (msgspec.structs.replace(WEST, state="closed"),)
+        found.snapshot = catalog(msgspec.structs.replace(WEST, state="closed")).snapshot
         await eventually(lambda: places(pools) == {"default", "large", "old"}, "the cell is left")
 
 
@@ -145,10 +146,10 @@ async def test_a_new_cell_is_used_once_it_is_served() -> None:
         return parts(pool, url)
 
     pools = Pools(found, own, make, Homes(found))
-    there: Any = SimpleNamespace(customer_id="c1", cell="west", spread=1)
+    there = identity(customer_id="c1", cell="west")
     async with running(pools):
         await eventually(lambda: "large" in places(pools), "the pools are served")
-        found.snapshot.cells = (WEST,)
+        found.snapshot = catalog(WEST).snapshot
         assert pools.serving(there, "tiny") is own.inference
         await eventually(lambda: len(faults) == 1, "the first attempt has failed")
         assert pools.serving(there, "tiny") is own.inference
