@@ -85,9 +85,9 @@ OPTIONS: dict[str, Option] = {
     ),
     "json": Option("", "Write results, schedule and events to this file.", "FILE"),
     "keep": Option("", "Keep logs, history and evidence in this new directory. Unset: they are removed.", "DIR"),
+    "quiet": Option("off", "Show only the table of invariants.", switch=True),
 }
-SWITCHES = {"quiet": "Show only the table of invariants."}
-TOOL = Tool("chaos", OPTIONS, SWITCHES)
+TOOL = Tool("chaos", OPTIONS)
 
 
 LIST = "list"
@@ -112,7 +112,7 @@ def _run(given: dict[str, Any]) -> int:
     from tierlane_tools.chaos.series import run_series
 
     try:
-        options = read_options(given, quiet=given["quiet"])
+        options = read_options(given, quiet=bool(given["quiet"]))
         return run_series(options) if options.seeds else run(options)
     except ChaosUsageError as error:
         typer.echo(str(error), err=True)
