@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import scale_document
-from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
@@ -17,6 +16,7 @@ from gateway.operations.health.model import HealthNow, Liveness, Readiness
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
+from ledger.catalog.follower import Catalog
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestDetail
@@ -94,7 +94,7 @@ class InternalParts:
     """The components that the internal endpoints use."""
 
     service_token: str
-    catalog: CatalogView
+    catalog: Catalog
     pools: Pools
     drain_state: DrainState
     authenticator: Authenticator

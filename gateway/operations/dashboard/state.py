@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.catalog import TierRow
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.model import Health, Status
 from ledger.batches import OpenBatches
+from ledger.catalog.snapshot import Tier
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -165,7 +165,7 @@ class DashboardState(PoolState, frozen=True, kw_only=True):
 def state(
     pools: Mapping[str, CollectedHealth],
     whole: Health,
-    rows: Sequence[TierRow],
+    rows: Sequence[Tier],
     *,
     at_ms: int,
     gateway: str,
@@ -244,7 +244,7 @@ def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
     ]
 
 
-def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[TierRow]) -> PoolState:
+def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[Tier]) -> PoolState:
     """The figures of one pool, or of several together."""
     gateways = _gateways(pools)
     stats = {row.name: [each.tiers[row.name] for each in gateways if row.name in each.tiers] for row in rows}
@@ -277,7 +277,7 @@ def _total(rates: Iterable[float]) -> float:
     return round(sum(rates), 3)
 
 
-def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
+def _tier(row: Tier, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
     health = whole["tiers"][row.name]
     out_rps = _total(each.answered_rps for each in stats)
     return TierState(

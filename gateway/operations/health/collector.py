@@ -11,7 +11,6 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.gateway_losses import GatewayLosses, silent_gateways
@@ -34,6 +33,7 @@ from gateway.operations.health.tiers import TOP_CUSTOMERS
 from gateway.operations.health.worker_losses import WorkerLosses
 from gateway.pool import PoolParts
 from gateway.pools import Pools
+from ledger.catalog.follower import Catalog
 from ledger.jobs import UNTRIED
 from ratelimit.capacity import CapacityEvidence
 from scheduler.errors import RedisUnavailable
@@ -65,7 +65,7 @@ class HealthCollector:
 
     def __init__(
         self,
-        catalog: CatalogView,
+        catalog: Catalog,
         pools: Pools,
         drain_state: DrainState,
         authenticator: Authenticator,
