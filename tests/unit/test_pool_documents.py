@@ -126,7 +126,8 @@ def block(title: str, given: Mapping[str, HealthInputs]) -> str:
     rows = [row for row in ROWS if row.name in whole["tiers"]]
     batches = OpenBatches(2, 30)
     first = state(pools, whole, rows, at_ms=AT_MS, gateway="g1", cordoned=["worker-2"], batches=batches)
-    last = state(dict(list(pools.items())[:1]), whole, rows, at_ms=AT_MS + STEP_MS, gateway="g1")
+    one = dict(list(pools.items())[:1])
+    last = state(one, next(iter(one.values())).document, rows, at_ms=AT_MS + STEP_MS, gateway="g1")
     points = [history_point(each, []) for each in (first, last)]
     lines = [f"# {title}", f"status {code}", *members("health", whole), *members("state", asdict(first))]
     lines += [f"history {encode_json(each).decode()}" for each in points]
