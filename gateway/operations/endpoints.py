@@ -134,7 +134,7 @@ class Internal:
         self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
-        return uncached(call, document, latest.status)
+        return uncached(call, document, 503 if document["status"] == "down" else 200)
 
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""

@@ -17,7 +17,7 @@ from gateway.operations.dashboard.downsampling import downsampled
 from gateway.operations.dashboard.history_points import history_point
 from gateway.operations.dashboard.state import state
 from gateway.operations.health.checks import HealthInputs, health
-from gateway.operations.health.collector import CollectedHealth, merge_pools
+from gateway.operations.health.collector import CollectedHealth, health_document, merge_pools
 from gateway.operations.health.outcomes import TierObjective
 from health_inputs import DOWN, LOST, REDIS_DOWN, inputs, worker
 from integration.gateway_fixtures import tier
@@ -121,15 +121,17 @@ def members(name: str, document: Mapping[str, Any]) -> list[str]:
 
 
 def block(title: str, given: Mapping[str, HealthInputs]) -> str:
-    pools = {name: CollectedHealth(each, *health(each)) for name, each in given.items()}
-    code, whole = merge_pools({name: (each.status, each.document) for name, each in pools.items()}, {"west"})
+    pools = {name: CollectedHealth(each, health(each)) for name, each in given.items()}
+    states = {name: each.state for name, each in pools.items()}
+    whole = merge_pools(states)
+    document = health_document(whole, states, {"west"})
     rows = [row for row in ROWS if row.name in whole["tiers"]]
     batches = OpenBatches(2, 30)
     first = state(pools, whole, rows, at_ms=AT_MS, gateway="g1", cordoned=["worker-2"], batches=batches)
     one = dict(list(pools.items())[:1])
-    last = state(one, next(iter(one.values())).document, rows, at_ms=AT_MS + STEP_MS, gateway="g1")
+    last = state(one, states[next(iter(one))], rows, at_ms=AT_MS + STEP_MS, gateway="g1")
     points = [history_point(each, []) for each in (first, last)]
-    lines = [f"# {title}", f"status {code}", *members("health", whole), *members("state", asdict(first))]
+    lines = [f"# {title}", *members("health", document), *members("state", asdict(first))]
     lines += [f"history {encode_json(each).decode()}" for each in points]
     lines += [f"older {encode_json(each).decode()}" for each in downsampled(points, AT_MS + KEEP_MS // 2)]
     return "\n".join(lines)
