@@ -5,9 +5,10 @@ A document that shows a part of the figures is a view, by name.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from gateway.operations.merge_rules import WeightedMean, first, highest, last, mean, total
+from gateway.operations.merge_rules import WeightedMean, highest, mean, total
 
 Document = TypeVar("Document")
 Value = TypeVar("Value")
@@ -16,8 +17,8 @@ Total = Annotated[Value, total]
 Highest = Annotated[Value, highest]
 Lowest = Annotated[Value, min]
 Mean = Annotated[Value, mean]
-First = Annotated[Value, first]
-Last = Annotated[Value, last]
+First = Annotated[Value, itemgetter(0)]
+Last = Annotated[Value, itemgetter(-1)]
 
 
 @cache

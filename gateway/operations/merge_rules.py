@@ -28,11 +28,3 @@ def highest(values: Sequence[Any]) -> Any:
 def mean(values: Sequence[float]) -> float:
     """The mean, rounded to 3 digits."""
     return round(sum(values) / len(values), 3)
-
-
-def first(values: Sequence[Any]) -> Any:
-    return values[0]
-
-
-def last(values: Sequence[Any]) -> Any:
-    return values[-1]

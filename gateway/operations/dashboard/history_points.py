@@ -1,8 +1,8 @@
 """The points of the dashboard's history: the part of a state that is kept, and how points of several times are merged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,16 @@ MAX_POOLS = 8
 
 COARSE_EVENTS = 10
 """Events of a merged point; the oldest are dropped."""
+
+
+class ByName(NamedTuple):
+    """The rule of a list of points: those of the last list, each merged with all of its name."""
+
+    kind: Callable[..., Any]
+
+    def __call__(self, several: Sequence[Sequence[Any]]) -> list[Any]:
+        points = list(chain.from_iterable(several))
+        return [merged(self.kind, [each for each in points if each.name == last.name]) for last in several[-1]]
 
 
 class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -33,29 +43,13 @@ class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     failed_rps: Mean[float] = 0.0  # Gateways of older versions do not write it.
 
 
-def _tiers(several: Sequence[Sequence[TierHistoryPoint]]) -> list[TierHistoryPoint]:
-    """The last point's tiers."""
-    return [
-        merged(TierHistoryPoint, [each for each in chain.from_iterable(several) if each.name == tier.name])
-        for tier in several[-1]
-    ]
-
-
 class PoolHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """One of several pools."""
 
     name: Last[str]
     demand_rps: Mean[float]
     capacity_rps: Mean[float]
-    tiers: Annotated[list[TierHistoryPoint], _tiers]
-
-
-def _pools(several: Sequence[Sequence[PoolHistoryPoint]]) -> list[PoolHistoryPoint]:
-    """The last point's pools."""
-    return [
-        merged(PoolHistoryPoint, [each for each in chain.from_iterable(several) if each.name == pool.name])
-        for pool in several[-1]
-    ]
+    tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
 
 
 def _worst(statuses: Sequence[str]) -> str:
@@ -73,9 +67,9 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     status: Annotated[str, _worst]
     demand_rps: Mean[float]
     capacity_rps: Mean[float]
-    tiers: Annotated[list[TierHistoryPoint], _tiers]
+    tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
     events: Annotated[list[DashboardEvent], _latest_events]
-    pools: Annotated[list[PoolHistoryPoint], _pools] = []
+    pools: Annotated[list[PoolHistoryPoint], ByName(PoolHistoryPoint)] = []
 
     def of_pool(self, pool: str) -> "HistoryPoint":
         """The point with the figures of one pool; with those of all pools if the history has none of it."""

@@ -14,7 +14,7 @@ from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.model import MeasuredPool, MeasuredTier, Status
 from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
-from scheduler.protocol.pool_view import GatewayStats, GpuReading, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, WorkerView
 
 MAX_CUSTOMERS = 5
 
@@ -290,27 +290,14 @@ def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> di
 
 
 def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collection[str]) -> WorkerState:
-    return WorkerState(
-        id=worker.id,
+    return view(
+        WorkerState,
+        worker,
         pool=pool,
-        status=worker.status,
-        healthy=worker.healthy,
-        utilization=worker.utilization,
-        in_flight=worker.in_flight,
         age_ms=round(worker.age_ms),
         rps=round(worker.rps, 1),
-        service_p95_ms=worker.service_p95_ms,
-        backend=worker.backend,
         version=worker.model_version,
-        gpu=None if worker.gpu is None else _gpu(worker.gpu),
+        gpu=None if worker.gpu is None else view(GpuState, worker.gpu),
         capacity_rps=capacity_rps,
         cordoned=worker.id in cordoned,
-        pausing=worker.pausing,
-        model_pid=worker.model_pid,
-        slots=worker.slots,
-        slots_source=worker.slots_source,
     )
-
-
-def _gpu(gpu: GpuReading) -> GpuState:
-    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)
