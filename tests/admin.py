@@ -30,7 +30,7 @@ class NewCustomer(NamedTuple):
 
 async def sql(stack: Stack, query: str, *values: object) -> list[asyncpg.Record]:
     """Run one statement and commit it; its rows."""
-    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    connection = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     try:
         return await connection.fetch(query, *values)
     finally:

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from tierlane_tools.bench.plan import read_address, read_plan
-from tierlane_tools.bench.report import Document, document
-from tierlane_tools.bench.resources import read_stack
+from tierlane_local.stack_file import read_stack
+from tierlane_tools.bench.plan.plan import read_address, read_plan
+from tierlane_tools.bench.report.document import Document, document
 from tierlane_tools.bench.runner import ProgressDisplay, measure
 
 KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}

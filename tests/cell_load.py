@@ -99,7 +99,7 @@ def lost(answers: Sequence[Answer]) -> dict[str, int]:
 
 def urls_of(stack: Stack) -> dict[str, str]:
     """The URL of each cell."""
-    return dict(stack.read()["cells"])
+    return stack.cells
 
 
 class Audited(NamedTuple):

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tierlane_tools.chaos.checker.case import InvariantResult, InvariantResults
 from tierlane_tools.chaos.checker.checker import check
-from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, Leftovers, ModelRun
+from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, ModelRun
+from tierlane_tools.chaos.checker.leftovers import Leftovers
+from tierlane_tools.chaos.checker.results import InvariantResult, InvariantResults
 from tierlane_tools.chaos.history import (
     Answered,
     BatchCreated,

@@ -15,7 +15,7 @@ from pool import Pool
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from stack import EVERY_STACK
-from tierlane_local.embedded.process import find_redis
+from tierlane_local.embedded.binaries import find_redis
 from tierlane_local.embedded.redis import EmbeddedRedis
 
 PATIENCE_S = (

@@ -36,7 +36,7 @@ class FaultScenario:
         self._first: list[HealthObserver] = []
         self._other: list[HealthObserver] = []
         self._urls = [stack.url]
-        self._token = stack.read()["service_token"]
+        self._token = stack.info.service_token
         self.answers: dict[str, list[Answer]] = {}  # By the URL of the gateway.
 
     @property

@@ -28,12 +28,7 @@ class Gateway:
         self.port, self.grpc_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = home / f"{name}.log"
-        addresses = stack.read()
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("TIERLANE_")}
-        self._environment = clean | {
-            "TIERLANE_REDIS_URL": addresses["redis_url"],
-            "TIERLANE_DATABASE_URL": addresses["database_url"],
-            "TIERLANE_SERVICE_TOKEN": addresses["service_token"],
+        self._environment = stack.role_environment() | {
             "TIERLANE_PORT": str(self.port),
             "TIERLANE_GRPC_PORT": str(self.grpc_port),
             "TIERLANE_DATA_DIR": str(home / name),

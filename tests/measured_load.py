@@ -8,8 +8,11 @@ from urllib.parse import urlsplit
 
 from tierlane_tools.bench.http_client import RequestForm
 from tierlane_tools.bench.load import OpenLoad, Phase
-from tierlane_tools.bench.plan import TAG_CHARACTERS, Arrivals, Inputs, Mix, OutputCheck, Verify, filler_of, schedule
-from tierlane_tools.bench.statistics import TierStatistics
+from tierlane_tools.bench.measurement.statistics import TierStatistics
+from tierlane_tools.bench.plan.arrivals import Arrivals, schedule
+from tierlane_tools.bench.plan.inputs import TAG_CHARACTERS, Inputs, filler_of
+from tierlane_tools.bench.plan.mix import Mix
+from tierlane_tools.bench.verification.output_check import OutputCheck, Verify
 
 CONNECTIONS = 512
 TIMEOUT_S = 10.0

@@ -9,8 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tierlane_local.embedded.binaries import find_postgres
 from tierlane_local.embedded.postgres import EmbeddedPostgres
-from tierlane_local.embedded.process import EmbeddedServer, choose_user, find_postgres
+from tierlane_local.embedded.process import EmbeddedServer
+from tierlane_local.embedded.process_user import choose_user
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 HOST = "127.0.0.1"

@@ -1,6 +1,5 @@
 """A second gateway beside a running stack, for tests that kill it."""
 
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -16,11 +15,7 @@ from tierlane_local.up.data_dir import held_port
 
 
 def _start(stack: Stack, home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    addresses = stack.read()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
-        "TIERLANE_REDIS_URL": addresses["redis_url"],
-        "TIERLANE_DATABASE_URL": addresses["database_url"],
-        "TIERLANE_SERVICE_TOKEN": addresses["service_token"],
+    environment = stack.role_environment() | {
         "TIERLANE_PORT": str(port),
         "TIERLANE_DATA_DIR": str(home / "second"),
         **settings,

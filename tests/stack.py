@@ -1,12 +1,6 @@
 """A running stack for tests: its addresses, processes and audit rows."""
 
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +15,13 @@ from ledger.catalog.snapshot import CellRow
 from ledger.postgres import asyncpg_dsn
 from scheduler.cells.places import cells_of
 from scheduler.redis_client.keys import CLUSTER_SCHEMES, DEFAULT_CELL
+from tierlane.connect import STACK_FILE
+from tierlane_local.running import bare_environment, running_up
+from tierlane_local.stack_file import StackInfo, read_stack
 from tierlane_tools.chaos.faults.cluster import ClusterFaults
 
 START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 10.0
 
 DRAIN = {"TIERLANE_DRAIN_MS": "1500"}
 """Many tests end with open requests, which are not waited for."""
@@ -37,23 +35,23 @@ class Stack:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self._file = data_dir / "stack.json"
 
-    def read(self) -> dict[str, Any]:
-        return json.loads(self._file.read_text())
+    @property
+    def info(self) -> StackInfo:
+        return read_stack(self.data_dir / STACK_FILE)
 
     @property
     def url(self) -> str:
-        return str(self.read()["http_url"])
+        return self.info.http_url
 
     @property
     def redis_url(self) -> str:
-        return str(self.read()["redis_url"])
+        return self.info.redis_url
 
     @property
     def cells(self) -> dict[str, str]:
         """The Redis URL of each cell that the stack started with, the default one first."""
-        return dict(self.read()["cells"])
+        return self.info.cells
 
     def home_url(self, customer_id: str) -> str:
         """The Redis URL of the cell of a customer whose row names none."""
@@ -67,16 +65,22 @@ class Stack:
         return [running[name] for name in dict.fromkeys(names)]
 
     def key(self, tier: str) -> str:
-        return str(self.read()["keys"][tier])
+        return self.info.keys[tier]
 
     def pids(self, role: str) -> dict[str, int]:
-        return {p["name"]: p["pid"] for p in self.read()["processes"] if p["role"] == role}
+        return {process.name: process.pid for process in self.info.processes if process.role == role}
 
     def headers(self, tier: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key(tier)}"}
 
+    def role_environment(self) -> dict[str, str]:
+        """The environment of a further role beside this stack."""
+        addresses = {"REDIS_URL": self.redis_url, "DATABASE_URL": self.info.database_url}
+        settings = addresses | {"SERVICE_TOKEN": self.info.service_token}
+        return bare_environment() | {f"TIERLANE_{name}": value for name, value in settings.items()}
+
     async def health(self) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self.read()['service_token']}"}
+        headers = {"Authorization": f"Bearer {self.info.service_token}"}
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/internal/health", headers=headers) as r:
             return await r.json(content_type=None)
 
@@ -92,7 +96,7 @@ class Stack:
 
     async def rows(self, ids: list[str]) -> dict[str, list[asyncpg.Record]]:
         """The audit rows of these requests, by id."""
-        connection = await asyncpg.connect(asyncpg_dsn(self.read()["database_url"]))
+        connection = await asyncpg.connect(asyncpg_dsn(self.info.database_url))
         try:
             found = await connection.fetch("SELECT * FROM requests WHERE id = ANY($1)", ids)
         finally:
@@ -134,27 +138,9 @@ def start_stack(home: Path, *options: str, environment: Mapping[str, str] = Mapp
     One gateway and one scheduler unless `options` say otherwise, since many tests compare the figures of a single one.
     """
     home.mkdir(exist_ok=True)
-    data_dir, log = home / "data", home / "up.log"
-    single = ("--gateways", "1", "--schedulers", "1")
     form = () if "TIERLANE_REDIS_URL" in environment else EVERY_STACK
-    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0", *single]
-    whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | DRAIN | dict(environment)
-    with log.open("wb") as output:
-        up = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), *options, *form], stdout=output, stderr=output, env=whole
-        )
-    try:
-        _wait_for(data_dir / "stack.json", up, log)
-        yield Stack(data_dir)
-    finally:
-        up.send_signal(signal.SIGINT)
-        assert up.wait(timeout=10) == 0, log.read_text()[-3000:]
-
-
-def _wait_for(file: Path, up: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not file.exists():
-        if up.poll() is not None or time.monotonic() > deadline:
-            up.kill()
-            raise AssertionError(f"the stack did not start:\n{log.read_text()[-3000:]}")
-        time.sleep(0.05)
+    whole = ["--ephemeral", "--port", "0", "--gateways", "1", "--schedulers", "1", *options, *form]
+    clean = bare_environment() | DRAIN | dict(environment)
+    with running_up(home, *whole, environment=clean, start_s=START_TIMEOUT_S, stop_s=STOP_TIMEOUT_S) as up:
+        yield Stack(up.data_dir)
+    assert up.process.returncode == 0, up.text[-3000:]

@@ -1,10 +1,7 @@
 """Runs `tierlane up` with stand-in roles as a process of its own, and observes it from outside."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,38 +9,22 @@ from typing import Any
 import psutil
 
 from eventually import eventually
+from tierlane_local.running import UpProcess, bare_environment
 
 STAND_INS = Path(__file__).with_name("up_stand_ins.py")
-REPOSITORY = Path(__file__).parent.parent
 READY_S = 30.0
 
 
-class RunningUp:
+class RunningUp(UpProcess):
     """One `up` process."""
 
     def __init__(self, data_dir: Path, port: int, *flags: str, env: dict[str, str] | None = None) -> None:
-        self.data_dir = data_dir
-        self.output = data_dir.with_suffix(".out")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")}
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(STAND_INS), "up", str(data_dir), str(port), *flags],
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                cwd=REPOSITORY,
-                env=clean | (env or {}),
-            )
-
-    @property
-    def text(self) -> str:
-        """Everything printed so far."""
-        return self.output.read_text()
+        command = [sys.executable, str(STAND_INS), "up", str(data_dir), str(port), *flags]
+        super().__init__(command, data_dir, data_dir.with_suffix(".out"), bare_environment() | (env or {}))
 
     def stack(self) -> dict[str, Any] | None:
         """The content of stack.json, None before it exists."""
-        path = self.data_dir / "stack.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(self.file.read_text()) if self.file.exists() else None
 
     def pids(self) -> dict[str, int]:
         """The pids in stack.json by name."""
@@ -70,13 +51,6 @@ class RunningUp:
         """Ctrl-C; return the exit code."""
         self.process.send_signal(signal.SIGINT)
         return await self.ended(within_s)
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def running(processes: list[psutil.Process]) -> list[str]:

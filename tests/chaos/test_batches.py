@@ -58,7 +58,7 @@ def input_lines() -> bytes:
 
 
 async def query(stack: Stack, sql: str, *arguments: Any) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    connection = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     try:
         return await connection.fetch(sql, *arguments)
     finally:

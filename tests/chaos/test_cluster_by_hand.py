@@ -10,8 +10,8 @@ import pytest
 
 from load import ALL_WELL, load, one_row_each, verdict
 from stack import start_stack
+from tierlane_local.embedded.binaries import find_redis
 from tierlane_local.embedded.cluster import HOST, free_ports
-from tierlane_local.embedded.process import find_redis
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 

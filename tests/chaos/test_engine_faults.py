@@ -30,7 +30,7 @@ from admin import NO_LIMITS, add_customer
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from stack import Stack, free_port, start_stack
-from tierlane_tools.chaos.checker.evidence import read_leftovers
+from tierlane_tools.chaos.checker.leftovers import read_leftovers
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SEEDS = range(1, 11)
@@ -263,7 +263,7 @@ async def settled(setup: Setup, count: int) -> list[asyncpg.Record]:
     await eventually(idle, "nothing is left in Redis and in the engine", 30.0)
 
     async def ended() -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(asyncpg_dsn(setup.stack.read()["database_url"]))
+        connection = await asyncpg.connect(asyncpg_dsn(setup.stack.info.database_url))
         try:
             rows = await connection.fetch("SELECT * FROM requests")
         finally:

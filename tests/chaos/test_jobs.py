@@ -142,7 +142,7 @@ async def test_a_thousand_jobs_survive_kills_of_every_role(slow_stack: Stack, cu
 
 
 async def query(stack: Stack, sql: str, *arguments: Any) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    connection = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     try:
         return await connection.fetch(sql, *arguments)
     finally:

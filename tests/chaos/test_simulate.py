@@ -9,8 +9,9 @@ import pytest
 from admin import add_customer, sql
 from measured_load import MeasuredLoad, Stream, figures, p99_ms
 from stack import Stack, start_stack
-from tierlane_tools.bench.plan import Arrivals, Mix, schedule
-from tierlane_tools.bench.statistics import TierStatistics
+from tierlane_tools.bench.measurement.statistics import TierStatistics
+from tierlane_tools.bench.plan.arrivals import Arrivals, schedule
+from tierlane_tools.bench.plan.mix import Mix
 from tierlane_tools.simulate.events import Arrival
 from tierlane_tools.simulate.run import RequestSimulation
 from tierlane_tools.simulate.scenario import DEFAULTS, merged, scenario_from

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tierlane_local.running import bare_environment
 from tierlane_tools.chaos.series import Summary, markdown, series_document, summary_of
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -65,7 +66,7 @@ def _run(seed: int, result: Path) -> tuple[subprocess.CompletedProcess[str], dic
     """The finished process and its document, empty where none was written."""
     options = {"seed": seed, "duration": 60, "rate": 300, "faults": "all", "json": result}
     given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")}
+    clean = bare_environment()
     ran = subprocess.run(
         [sys.executable, "-m", "tierlane", "chaos", *given],
         cwd=REPOSITORY,

@@ -14,7 +14,7 @@ from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, TierLimit
 from scheduler.protocol.batches import BATCH_KEEP_MS
 from scheduler.redis_client.keys import JOBS_GATEWAY
-from tierlane_local.embedded.redis import find_jemalloc
+from tierlane_local.embedded.jemalloc import find_jemalloc
 
 JOB_MS = 600_000
 LONG = {"total_ms": JOB_MS, "queue_ms": JOB_MS}

@@ -1,7 +1,6 @@
 """A stack in which processes die at failpoints, a light load on it, and the response to each request."""
 
 import asyncio
-import os
 import secrets
 import sys
 import time
@@ -107,12 +106,7 @@ class Scene:
 
     async def keep_standby(self) -> None:
         """Keep the second scheduler running."""
-        seen = self.stack.read()
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | {
-            "TIERLANE_REDIS_URL": seen["redis_url"],
-            "TIERLANE_DATABASE_URL": seen["database_url"],
-            "TIERLANE_TEST_FAILPOINTS": str(self._gaps),
-        }
+        environment = self.stack.role_environment() | {"TIERLANE_TEST_FAILPOINTS": str(self._gaps)}
         command = [sys.executable, "-P", "-m", "tierlane", "scheduler"]
         standby: asyncio.subprocess.Process | None = None
         try:
@@ -238,7 +232,7 @@ def _listens(pid: int, port: int) -> bool:
 @asynccontextmanager
 async def scene_on(stack: Stack, gaps: Path, client: Redis) -> AsyncIterator[Scene]:
     """The scene with its second scheduler."""
-    db = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    db = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     scene = Scene(stack, gaps, client, db)
     standby = asyncio.create_task(scene.keep_standby())
     try:

@@ -114,8 +114,7 @@ async def shared_in(stack: Stack, customer: NewCustomer) -> set[str]:
 
 def admin(stack: Stack) -> Admin:
     """The command line on this stack."""
-    addresses = stack.read()
-    return Admin(addresses["database_url"], TIERLANE_REDIS_URL=addresses["redis_url"])
+    return Admin(stack.info.database_url, TIERLANE_REDIS_URL=stack.redis_url)
 
 
 async def test_every_gateway_serves_the_customers_of_each_cell(stack: Stack) -> None:

@@ -1,7 +1,6 @@
 """`tierlane chaos` as a user runs it: short runs with every fault lose nothing and leave nothing behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from eventually import eventually
+from tierlane_local.running import bare_environment
 from tierlane_tools.chaos.echo import RUNS_VARIABLE
 from up_harness import running, working_in
 
@@ -24,7 +24,7 @@ class RunningChaos:
         self._output = home / "out.txt"
         self.json = home / "result.json"
         command = [sys.executable, "-m", "tierlane", "chaos", "--json", str(self.json), *options]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")}
+        env = bare_environment()
         with self._output.open("wb") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=REPOSITORY, env=env

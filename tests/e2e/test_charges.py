@@ -398,7 +398,7 @@ async def agree(each: Charges) -> float:
     assert (spent.tokens, spent.gpu_us, spent.nano_usd) == (tokens, gpu_us, int(usd * 10**9))
     days = [(datetime.now(UTC) + timedelta(days)).date().isoformat() for days in (-1, 1)]
     export = ("usage", "export", "--from", days[0], "--to", days[1], "--by", "total")
-    bill = csv.DictReader(io.StringIO(await Admin(each.stack.read()["database_url"]).done(*export)))
+    bill = csv.DictReader(io.StringIO(await Admin(each.stack.info.database_url).done(*export)))
     (line,) = [line for line in bill if line["customer_id"] == each.customer.id]
     billed = (int(line["requests"]), int(line["tokens"]), Decimal(line["gpu_s"]), Decimal(line["cost_usd"]))
     assert billed == (len(rows), tokens, Decimal(gpu_us) / 10**6, usd)

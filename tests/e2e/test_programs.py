@@ -26,6 +26,7 @@ from gateway.translations.message_endpoints import MESSAGE_FORM
 from hf_models import make_causal
 from scheduler.errors import ErrorCode
 from stack import free_port, start_stack
+from tierlane_local.running import bare_environment
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "clients"
 PACKAGES = Path(sys.prefix)
@@ -126,7 +127,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[st
     ):
         key = stack.key("enterprise")
         yield {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")},
+            **bare_environment(),
             "CLIENT_URL": stack.url,
             "API": f"{stack.url}/v1",
             "CLIENT_KEY": key,

@@ -144,7 +144,7 @@ async def test_redis_is_emptied(simulated: Stack) -> None:
 @pytest.mark.timeout(90)
 async def test_redis_is_emptied_while_postgresql_is_not_written(simulated: Stack) -> None:
     """For longer than a gateway keeps records that are written: it still has those of requests that ended before."""
-    writer = await asyncpg.connect(asyncpg_dsn(simulated.read()["database_url"]))
+    writer = await asyncpg.connect(asyncpg_dsn(simulated.info.database_url))
     lock = writer.transaction()
     await lock.start()
     await writer.execute("LOCK TABLE requests")

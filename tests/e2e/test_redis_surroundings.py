@@ -38,10 +38,9 @@ def debian_redis() -> Path:
 
 def checked(stack: Stack, redis_url: str) -> dict[str, Any]:
     """The lines of `tierlane check` for Redis, by name."""
-    known = {"TIERLANE_REDIS_URL": redis_url, "TIERLANE_DATABASE_URL": stack.read()["database_url"]}
+    environment = stack.role_environment() | {"TIERLANE_REDIS_URL": redis_url}
     command = [sys.executable, "-m", "tierlane", "check", "--output", "json", "--url", stack.url]
-    token = {"TIERLANE_SERVICE_TOKEN": stack.read()["service_token"]}
-    found = subprocess.run(command, env=os.environ | known | token, capture_output=True, check=False, timeout=60)
+    found = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
     return {item["name"]: item for item in json.loads(found.stdout)["checks"] if item["group"] == "redis"}
 
 

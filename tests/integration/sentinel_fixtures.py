@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from scheduler.redis_client.connections import command_client
 from stack import free_port
-from tierlane_local.embedded.process import find_redis
+from tierlane_local.embedded.binaries import find_redis
 
 SERVICE = "primary"
 DOWN_AFTER_MS = 300

@@ -8,8 +8,10 @@ import pytest
 
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
-from tierlane_tools.bench.resources import MeasuredRows, read_batches
-from tierlane_tools.bench.verification import AnswerIds, AuditResult, AuditWindow, Fate, check_audit
+from tierlane_tools.bench.measurement.batch_use import MeasuredRows, read_batches
+from tierlane_tools.bench.verification.answer_ids import AnswerIds
+from tierlane_tools.bench.verification.audit import AuditResult, AuditWindow, check_audit
+from tierlane_tools.bench.verification.fate import Fate
 
 __all__ = ["database_url", "db", "postgres_server"]
 

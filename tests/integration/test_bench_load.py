@@ -20,7 +20,7 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane_tools.bench.statistics import UnansweredCause
+from tierlane_tools.bench.measurement.statistics import UnansweredCause
 
 __all__ = ["stack_file", "stand_in"]
 

@@ -6,7 +6,9 @@ import sys
 import pytest
 from aiohttp import web
 
-from tierlane_tools.bench.resources import ProcessInfo, cpu_between, read_cpu, read_padding, rss_by_role
+from tierlane_local.stack_file import ProcessInfo
+from tierlane_tools.bench.measurement.padding import read_padding
+from tierlane_tools.bench.measurement.resources import cpu_between, read_cpu, rss_by_role
 
 CPU_S = 0.3
 # After a line on stdin one child works and ends, and another one has a changed copy of the parent's memory.

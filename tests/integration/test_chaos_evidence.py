@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
-from tierlane_tools.chaos.checker.evidence import collect, compared, open_files
+from tierlane_tools.chaos.checker.collection import collect
+from tierlane_tools.chaos.checker.open_files import compared, open_files
 from tierlane_tools.chaos.history import LoadCustomer, Sources
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -19,11 +19,13 @@ from scheduler.redis_client.keys import Keys
 from tierlane_local.child_process import family
 from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane_tools.chaos.faults.actions import ACTIONS
-from tierlane_tools.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
+from tierlane_tools.chaos.faults.catalogue import BY_NAME
+from tierlane_tools.chaos.faults.fault_kind import FaultTarget
+from tierlane_tools.chaos.faults.schedule import Planned
 from tierlane_tools.chaos.faults.server_clock import ServerClock
 from tierlane_tools.chaos.faults.target import StackTargets, inject_fault
 from tierlane_tools.chaos.history import FaultEvent, FaultPhase
-from tierlane_tools.chaos.servers import chaos_redis
+from tierlane_tools.chaos.stack.servers import chaos_redis
 
 __all__ = ["cluster", "cluster_client"]
 

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from bench_stand_in import StandIn, error_answer, reversed_answer, started_stand_in
 from eventually import eventually
-from tierlane_tools.chaos import scenario
 from tierlane_tools.chaos.echo import SLOW_S, seconds_of
 from tierlane_tools.chaos.history import (
     Answered,
@@ -25,7 +24,7 @@ from tierlane_tools.chaos.history import (
     Target,
     Unanswered,
 )
-from tierlane_tools.chaos.load import batches
+from tierlane_tools.chaos.load import batches, final
 from tierlane_tools.chaos.load import requests as load
 from tierlane_tools.chaos.load.batches import BatchLoad
 from tierlane_tools.chaos.load.requests import ChaosLoad
@@ -131,20 +130,20 @@ async def test_the_final_load_ends_when_every_gateway_serves(
     gateways: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sent again until then, or until its time is over."""
-    monkeypatch.setattr(scenario, "ROUND_S", 0.2)
+    monkeypatch.setattr(final, "ROUND_S", 0.2)
 
     async def reject_at_first(number: int, text: str, request: web.Request) -> web.Response:
         return reversed_answer(text) if number > 5 else error_answer(503, "no_capacity")
 
     gateways[0].behaviour = reject_at_first
     history = History()
-    await scenario.final_load(target(gateways), 1, history)
+    await final.final_load(target(gateways), 1, history)
     assert [event.status for event in of(history, Answered)].count(503) == 5
     assert gateways[0].number > 5
 
-    monkeypatch.setattr(scenario, "FINAL_LOAD_PATIENCE_S", 0.5)
+    monkeypatch.setattr(final, "FINAL_LOAD_PATIENCE_S", 0.5)
     gateways[0].url = "http://127.0.0.1:1"
-    await scenario.final_load(target(gateways), 1, history)
+    await final.final_load(target(gateways), 1, history)
     assert {event.gateway for event in of(history, Unanswered)} == {"gateway-1"}
 
 

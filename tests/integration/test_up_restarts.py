@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
-from tierlane_local.up.supervisor import SERVED_S
+from tierlane_local.up.restart_backoff import SERVED_S
 from up_harness import RunningUp, running, working_in
 
 MODEL = "worker-1-model"

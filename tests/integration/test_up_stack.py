@@ -24,13 +24,14 @@ from aiohttp.test_utils import TestServer
 
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
+from stack import free_port
 from tierlane.connect import STACK_FILE
 from tierlane_local.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane_local.up.leftovers import end_leftovers
 from tierlane_local.up.members import body_dir
 from tierlane_local.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
-from tierlane_local.up.stack import wait_until_ready
-from up_harness import RunningUp, free_port, running, working_in
+from tierlane_local.up.readiness import wait_until_ready
+from up_harness import RunningUp, running, working_in
 
 Start = Callable[..., RunningUp]
 HOST = "127.0.0.1"
@@ -103,7 +104,7 @@ async def test_a_stack_is_ready_once_each_gateway_sees_a_worker(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateways share a port, so a connection reaches any of them, under the name of its process."""
-    monkeypatch.setattr("tierlane_local.up.stack.DISTRIBUTES", True)
+    monkeypatch.setattr("tierlane_local.up.readiness.DISTRIBUTES", True)
     looks = [("gateway-1", 1), ("gateway-1", 1), ("gateway-2", 0), ("gateway-1", 1), ("gateway-2", 1)]
 
     async def ready(_: web.Request) -> web.Response:

@@ -45,7 +45,7 @@ def stack(home: Path) -> Iterator[Stack]:
 @pytest.fixture
 async def key(stack: Stack) -> str:
     """A new API key, because `up` prints the demo keys."""
-    db = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    db = await asyncpg.connect(asyncpg_dsn(stack.info.database_url))
     await db.execute("INSERT INTO customers (name, tier) VALUES ('canary', 'enterprise')")
     issued: str = await db.fetchval("SELECT issue_api_key('canary', 'test')")
     await db.close()
@@ -98,7 +98,7 @@ async def test_no_log_contains_a_key_or_a_prompt(
 
     logs = all_logs(home)
     assert b"model lost" in logs
-    service_token = stack.read()["service_token"]
+    service_token = stack.info.service_token
     leaked = [secret for secret in (CANARY, key, key[16:], foreign, service_token) if secret.encode() in logs]
     assert leaked == []
     assert await rows_with_canary(stack, request_ids) == []

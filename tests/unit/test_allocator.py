@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlane_local.embedded.redis import LIBRARY, find_jemalloc, with_jemalloc
+from tierlane_local.embedded.jemalloc import LIBRARY, find_jemalloc, with_jemalloc
 
 
 @pytest.mark.parametrize("folder", ["", f"{os.uname().machine}-linux-gnu"])

@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierlane_tools.bench.http_client import (
-    MAX_BODY_BYTES,
-    MAX_HEAD_BYTES,
-    RequestForm,
-    ResponseParser,
-    WireError,
-)
-from tierlane_tools.bench.plan import Inputs, filler_of
+from tierlane_tools.bench.http_client import MAX_BODY_BYTES, MAX_HEAD_BYTES, RequestForm, ResponseParser, WireError
+from tierlane_tools.bench.plan.inputs import Inputs, filler_of
 from tierlane_tools.chaos.history import LoadCustomer
-from tierlane_tools.chaos.load.requests import request_bytes
+from tierlane_tools.chaos.load.messages import request_bytes
 
 OK = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\nX-Request-ID: req_1\r\n\r\nhello world"

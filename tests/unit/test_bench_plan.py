@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tierlane_local.stack_file import StackFileError
 from tierlane_tools.bench.command import OPTIONS, TOOL, main
-from tierlane_tools.bench.plan import (
-    Arrivals,
-    BenchUsageError,
-    Mix,
-    MixError,
-    TargetAddress,
-    parse_mix,
-    read_address,
-    read_plan,
-    schedule,
-)
-from tierlane_tools.bench.resources import StackFileError, read_keys
+from tierlane_tools.bench.plan.arrivals import Arrivals, schedule
+from tierlane_tools.bench.plan.mix import Mix, MixError, parse_mix
+from tierlane_tools.bench.plan.plan import BenchUsageError, TargetAddress, read_address, read_plan
+from tierlane_tools.bench.tier_keys import read_keys
 
 ONE = Mix(("only",), (1.0,))
 

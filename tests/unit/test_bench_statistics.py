@@ -7,19 +7,12 @@ from random import Random
 
 import pytest
 
-from tierlane_tools.bench import report
-from tierlane_tools.bench.plan import read_plan
+from tierlane_tools.bench.measurement.histogram import Histogram
+from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause, new_tallies
+from tierlane_tools.bench.plan.objectives import SloError, good_bounds, judge, parse_slo
+from tierlane_tools.bench.plan.plan import read_plan
+from tierlane_tools.bench.report import document as report
 from tierlane_tools.bench.runner import Measurement, Timeline
-from tierlane_tools.bench.statistics import (
-    Histogram,
-    SloError,
-    TierStatistics,
-    UnansweredCause,
-    good_bounds,
-    judge,
-    new_tallies,
-    parse_slo,
-)
 
 TIERS = ("enterprise", "paid")
 

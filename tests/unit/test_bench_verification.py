@@ -5,9 +5,13 @@ import json
 import pytest
 
 from tierlane_tools.bench.http_client import ResponseParser
-from tierlane_tools.bench.plan import DECIDE_AFTER, Inputs, OutputCheck, Verify
-from tierlane_tools.bench.resources import ProcessCpu, Ran, batch_use, cpu_between
-from tierlane_tools.bench.verification import AnswerIds, Fate, compare, fate_of, request_id_hex
+from tierlane_tools.bench.measurement.batch_use import Ran, batch_use
+from tierlane_tools.bench.measurement.resources import ProcessCpu, cpu_between
+from tierlane_tools.bench.plan.inputs import Inputs
+from tierlane_tools.bench.verification.answer_ids import AnswerIds, request_id_hex
+from tierlane_tools.bench.verification.audit import compare
+from tierlane_tools.bench.verification.fate import Fate, fate_of
+from tierlane_tools.bench.verification.output_check import DECIDE_AFTER, OutputCheck, Verify
 
 DIGITS = "0123456789abcdef" * 2
 C, F, U, R = Fate.COMPLETED, Fate.FAILED, Fate.UNCLEAR, Fate.REFUSED

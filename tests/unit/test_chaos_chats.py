@@ -8,7 +8,7 @@ from engine.calls import output_text as output_of_engine
 from tierlane_tools.bench.http_client import BenchResponse
 from tierlane_tools.chaos.faults.engine import output_text
 from tierlane_tools.chaos.load.chats import MOST_TOKENS, form_of, read_chat
-from tierlane_tools.chaos.load.requests import UNKNOWN_OWNER
+from tierlane_tools.chaos.load.messages import UNKNOWN_OWNER
 
 NONCE = "0123456789abcdef"
 TEXT = f"{NONCE}:1.000000:xx"

@@ -7,7 +7,7 @@ import pytest
 
 from chaos_history import CUSTOMER, OTHER_CUSTOMER, RecordedRun, nonce_of, trace_of
 from tierlane_tools.chaos.checker.checker import INVARIANTS
-from tierlane_tools.chaos.checker.evidence import FileCount
+from tierlane_tools.chaos.checker.open_files import FileCount
 from tierlane_tools.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, step_text
 
 LATE_TIMEOUT = (504, "deadline_exceeded")

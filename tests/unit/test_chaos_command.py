@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tierlane_tools.chaos.command import MAX_SEEDS, TOOL, ChaosUsageError, fault_list, main, read_options, seed_range
+from tierlane_tools.chaos.command import fault_list, main
 from tierlane_tools.chaos.faults.catalogue import KINDS
+from tierlane_tools.chaos.options import MAX_SEEDS, TOOL, ChaosUsageError, read_options, seed_range
 
 
 def test_defaults() -> None:

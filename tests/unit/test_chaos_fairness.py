@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from chaos_history import RecordedRun
-from tierlane_tools.chaos.checker.case import InvariantResult
 from tierlane_tools.chaos.checker.fairness import TimeSpan, batches_in_between, overlaps, union
+from tierlane_tools.chaos.checker.results import InvariantResult
 from tierlane_tools.chaos.history import BatchFault, BatchLine
 
 RUN_S = 0.05

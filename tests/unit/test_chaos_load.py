@@ -26,7 +26,8 @@ from tierlane_tools.chaos.history import (
     Unanswered,
     request_input,
 )
-from tierlane_tools.chaos.load.requests import AnswerReading, read_answer, watch_stalls
+from tierlane_tools.chaos.load.messages import AnswerReading, read_answer
+from tierlane_tools.chaos.load.stalls import watch_stalls
 
 TEXT = request_input("0123456789abcdef", 12.5, "xyz")
 OTHER = request_input("fedcba9876543210", 12.5, "")

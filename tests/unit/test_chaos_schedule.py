@@ -6,21 +6,12 @@ from itertools import pairwise
 import pytest
 
 from tierlane_tools.chaos.faults.actions import ACTIONS
-from tierlane_tools.chaos.faults.catalogue import (
-    BACK_S,
-    BY_NAME,
-    GAP_S,
-    KINDS,
-    QUIET_S,
-    Family,
-    FaultTarget,
-    Needs,
-    Planned,
-    schedule,
-)
+from tierlane_tools.chaos.faults.catalogue import BY_NAME, KINDS
+from tierlane_tools.chaos.faults.fault_kind import Family, FaultTarget, Needs
+from tierlane_tools.chaos.faults.schedule import BACK_S, GAP_S, QUIET_S, Planned, schedule
 from tierlane_tools.chaos.faults.target import repetitions
 from tierlane_tools.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked
-from tierlane_tools.chaos.scenario import recoveries
+from tierlane_tools.chaos.recovery import recoveries
 
 TARGETS = {
     FaultTarget.GATEWAY: 3,

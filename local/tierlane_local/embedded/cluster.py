@@ -20,7 +20,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tierlane_local.embedded.process import EmbeddedServerError
+from tierlane_local.embedded.error import EmbeddedServerError
 from tierlane_local.embedded.redis import EmbeddedRedis
 
 SLOTS = 16384

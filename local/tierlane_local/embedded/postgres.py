@@ -16,17 +16,11 @@ from pathlib import Path
 
 import asyncpg
 
-from tierlane_local.embedded.process import (
-    POSTGRES_SERVER,
-    EmbeddedServer,
-    EmbeddedServerError,
-    ProcessUser,
-    change_owner,
-    choose_user,
-    find_postgres,
-    prepare_socket_dir,
-    usable_socket_dir,
-)
+from tierlane_local.embedded.binaries import POSTGRES_SERVER, find_postgres
+from tierlane_local.embedded.error import EmbeddedServerError
+from tierlane_local.embedded.process import EmbeddedServer
+from tierlane_local.embedded.process_user import ProcessUser, change_owner, choose_user
+from tierlane_local.embedded.socket_dir import prepare_socket_dir, usable_socket_dir
 
 NAME = "tierlane"  # The superuser and the database.
 SOCKET_LOCK = ".s.PGSQL.5432.lock"  # The longest path that the server creates in the socket directory.

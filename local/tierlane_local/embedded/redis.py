@@ -1,8 +1,6 @@
 """The embedded Redis-compatible server: one process on a Unix socket, without a TCP port.
 
-Data is stored in an append-only file, synced each second, unless the server is ephemeral. jemalloc is preloaded if it is
-installed: the server of the wheel uses the allocator of the C library, which takes a third of its time with many
-short-lived small rows. If the library cannot be loaded, the server logs one line and runs without it.
+Data is stored in an append-only file, synced each second, unless the server is ephemeral.
 
 As root, the server gets a higher CPU priority than the roles: a batch uses Redis several times, and each time it would
 wait for the time slice of another process. With autogrouping (sched(7)), Linux schedules sessions before processes, so
@@ -12,44 +10,25 @@ both nice values are set.
 import asyncio
 import contextlib
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from tierlane_local.embedded.process import (
-    REDIS_NAMES,
-    EmbeddedServer,
-    find_redis,
-    prepare_socket_dir,
-    usable_socket_dir,
-)
-
-LIBRARY = "libjemalloc.so.2"
-ROOTS = (Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/lib"))
-
-
-def find_jemalloc(roots: Iterable[Path] = ROOTS) -> Path | None:
-    """The file of the library, None if it is not installed or the system is not Linux."""
-    if sys.platform != "linux":
-        return None
-    # Debian has one directory for each architecture.
-    files = (root / directory / LIBRARY for root in roots for directory in (f"{os.uname().machine}-linux-gnu", "."))
-    return next((file for file in files if file.is_file()), None)
-
-
-def with_jemalloc(environment: Mapping[str, str], library: Path | None) -> dict[str, str]:
-    """The environment with the library appended to LD_PRELOAD."""
-    if library is None:
-        return dict(environment)
-    preloaded = environment.get("LD_PRELOAD", "")
-    return {**environment, "LD_PRELOAD": f"{preloaded}:{library}" if preloaded else str(library)}
-
+from tierlane_local.embedded.binaries import REDIS_NAMES, find_redis
+from tierlane_local.embedded.jemalloc import find_jemalloc, with_jemalloc
+from tierlane_local.embedded.process import EmbeddedServer
+from tierlane_local.embedded.socket_dir import prepare_socket_dir, usable_socket_dir
 
 # Measured on two processors: 5 to 10 % more requests with 1,000 connections, no difference with 2,000; half with -5.
 # A rewrite of the append-only file inherits the value, on at most one processor.
 NICE = -10
+
+SOCKET_NAME = "redis.sock"
+STOP_GRACE_S = 3.0
+MEMORY_LIMIT_BYTES = 4 << 30
+COMPACT_VALUE_BYTES = 4096  # Hashes with shorter values use the compact encoding: half the memory, and faster.
+SLOW_SCRIPT_MS = 500  # While a script runs longer, Redis returns BUSY to other clients.
 
 
 def raise_priority(pid: int) -> None:
@@ -57,13 +36,6 @@ def raise_priority(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, NICE)
         Path(f"/proc/{pid}/autogroup").write_text(str(NICE))
-
-
-SOCKET_NAME = "redis.sock"
-STOP_GRACE_S = 3.0
-MEMORY_LIMIT_BYTES = 4 << 30
-COMPACT_VALUE_BYTES = 4096  # Hashes with shorter values use the compact encoding: half the memory, and faster.
-SLOW_SCRIPT_MS = 500  # While a script runs longer, Redis returns BUSY to other clients.
 
 
 class EmbeddedRedis(EmbeddedServer):

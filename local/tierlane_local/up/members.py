@@ -1,4 +1,4 @@
-"""The role processes of a stack: commands, environments and model processes."""
+"""The role processes of a stack: commands and environments."""
 
 import hashlib
 import os
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from pydantic import SecretStr
 
 from scheduler.protocol.direct import direct_token
@@ -16,9 +15,22 @@ from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_torch_threads, parse_pools
 from tierlane.settings.role_sections import StackSettings
 from tierlane.settings.sections import SETTINGS
-from tierlane_local.child_process import ChildProcess, still_runs
+from tierlane_local.child_process import ChildProcess
 from tierlane_local.up.data_dir import LogLines
 from tierlane_local.up.orphan_guard import REMOVABLE_PREFIX, SHARED_MEMORY
+
+STACK_ONLY = frozenset(settings_of(StackSettings))
+NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in STACK_ONLY)}
+"""Variables of the stack only: with them, a worker of an additional pool would find its own pool in the list."""
+
+_HIDDEN = ("service_token", "database_url", "callback_secret")
+NOT_A_WORKERS = {
+    *(variable(setting) for setting in _HIDDEN),
+    *(variable(name) for name, setting in SETTINGS.items() if setting.needs in _HIDDEN),
+}
+"""Variables that a worker does not need, hidden from the code of its model, and those that must not be set without them."""
+
+Command = Callable[[str], list[str]]
 
 
 class RoleMember(ChildProcess):
@@ -36,20 +48,6 @@ class RoleMember(ChildProcess):
         self._lines.pump(self.name, self.spawn_piped(self._argv, self._env))
 
 
-STACK_ONLY = frozenset(settings_of(StackSettings))
-NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in STACK_ONLY)}
-"""Variables of the stack only: with them, a worker of an additional pool would find its own pool in the list."""
-
-_HIDDEN = ("service_token", "database_url", "callback_secret")
-NOT_A_WORKERS = {
-    *(variable(setting) for setting in _HIDDEN),
-    *(variable(name) for name, setting in SETTINGS.items() if setting.needs in _HIDDEN),
-}
-"""Variables that a worker does not need, hidden from the code of its model, and those that must not be set without them."""
-
-Command = Callable[[str], list[str]]
-
-
 def role_command(role: str) -> list[str]:
     """The command line of a role.
 
@@ -62,9 +60,16 @@ def role_command(role: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RoleEnvironment:
-    """The environments of the processes of a stack."""
+    """The environments of the processes of a stack; `command` returns the argv of a role."""
 
     settings: Settings
+    command: Command = role_command
+
+    def member(
+        self, role: str, name: str, lines: LogLines, overrides: Mapping[str, object] | None = None
+    ) -> RoleMember:
+        """The process `name`, not started."""
+        return RoleMember(role, name, self.command(role), self.for_role(role, name, overrides), lines)
 
     def for_role(self, role: str, name: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
         """The complete environment of the process `name`; `overrides` are its own settings."""
@@ -113,39 +118,3 @@ def _text(value: object) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# Helper processes of Python's multiprocessing, which are not model processes.
-HELPERS = ("resource_tracker", "forkserver")
-
-
-class ModelProcesses:
-    """The model processes of all workers, cached while they run. A worker starts them as its children."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, list[psutil.Process]]] = {}
-
-    def of_worker(self, name: str, pid: int) -> list[psutil.Process]:
-        """The model processes of the worker `name` with the process id `pid`, oldest first."""
-        seen_pid, models = self._seen.get(name, (0, []))
-        # Listing children reads all processes of the machine, so it is repeated only after a process has ended.
-        if seen_pid != pid or not models or not all(still_runs(model) for model in models):
-            models = _models_of(pid)
-            self._seen[name] = (pid, models)
-        return models
-
-
-def _models_of(pid: int) -> list[psutil.Process]:
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
-    return [child for child in children if still_runs(child) and not _is_helper(child)]
-
-
-def _is_helper(process: psutil.Process) -> bool:
-    try:
-        command = " ".join(process.cmdline())
-    except psutil.Error:
-        return True
-    return not command or any(helper in command for helper in HELPERS)

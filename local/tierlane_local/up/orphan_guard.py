@@ -25,7 +25,8 @@ from pathlib import Path
 import psutil
 
 from tierlane_local.child_process import family, kill_all, still_runs
-from tierlane_local.embedded.process import POSTGRES_SERVER, REDIS_NAMES, is_server_of
+from tierlane_local.embedded.binaries import POSTGRES_SERVER, REDIS_NAMES
+from tierlane_local.embedded.process import is_server_of
 from tierlane_local.up.data_dir import DataDir
 
 # Without the prefix of settings, which reject unknown variables.

@@ -1,180 +1,40 @@
-"""The local stack: start order, readiness, stack.json and banner.
+"""The local stack: start order, readiness, processes.
 
 Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when each
 gateway is ready and has seen a healthy worker of each pool, or one whose model is too slow, which a warning then says.
-stack.json lists the running processes, for tools and tests; it is replaced when a process changes. The banner has a curl
-command for each tier.
 """
 
 import asyncio
-import http.client
-import json
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
-from urllib.parse import urlsplit
 
-from gateway.operations.health.model import process_name
 from ledger.catalog.snapshot import CellRow
 from ratelimit.request_limits import limits_of_workers
 from scheduler.cells.places import cell_urls
 from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.check.model_times import limits_line
-from tierlane.connect import STACK_FILE
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import parse_pools
-from tierlane_local.child_process import ChildProcess
 from tierlane_local.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane_local.embedded.cluster import EmbeddedCluster
+from tierlane_local.embedded.process import EmbeddedServer
+from tierlane_local.stack_file import ProcessInfo, StackFile, StackInfo
 from tierlane_local.up.autoscale import WorkerAutoscaler
+from tierlane_local.up.banner import banner
 from tierlane_local.up.cells import cell_names, cell_server, write_cells
 from tierlane_local.up.data_dir import DataDir, LogLines, StackError
 from tierlane_local.up.demo_data import demo_models, seed_demo
-from tierlane_local.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, body_dir
-from tierlane_local.up.model_times import SLOW, is_measured, measured_workers, warnings
+from tierlane_local.up.members import Command, RoleEnvironment, RoleMember, body_dir
+from tierlane_local.up.model_processes import ModelProcesses
+from tierlane_local.up.model_times import is_measured, measured_workers, warnings
 from tierlane_local.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
+from tierlane_local.up.readiness import wait_until_ready
 from tierlane_local.up.supervisor import Supervisor
-
-
-class ProcessEntry(TypedDict):
-    """One process. `role` is gateway, scheduler, worker, model, redis or postgres."""
-
-    role: str
-    name: str
-    pid: int
-
-
-class StackFile:
-    """Writes stack.json once the stack is ready, and again when its processes change."""
-
-    def __init__(self, data_dir: DataDir, http_url: str, service_token: str) -> None:
-        """Remove the file of an earlier run: it exists only while a stack is ready."""
-        self._data_dir = data_dir
-        self._fixed: dict[str, object] = {"http_url": http_url, "service_token": service_token}
-        self._ready = False
-        self._written: list[ProcessEntry] = []
-        data_dir.remove(STACK_FILE)
-
-    def serve(self, cell_urls: Mapping[str, str], database_url: str, keys: Mapping[str, str]) -> None:
-        """Mark the stack as ready: `update` writes from now on. `cell_urls`: by name, the default cell first."""
-        self._fixed |= {"redis_url": cell_urls[DEFAULT_CELL], "cells": dict(cell_urls)}
-        self._fixed |= {"database_url": database_url, "keys": dict(keys)}
-        self._ready = True
-
-    def update(self, processes: Iterable[ProcessEntry]) -> None:
-        """Write the file if the processes have changed."""
-        now = list(processes)
-        if self._ready and now != self._written:
-            self._data_dir.write_json(STACK_FILE, {**self._fixed, "processes": now})
-            self._written = now
-
-    def remove(self) -> None:
-        self._ready = False
-        self._data_dir.remove(STACK_FILE)
-
-
-POLL_S = 0.1
-CALL_TIMEOUT_S = 1.0
-OK = 200
-DISTRIBUTES = sys.platform == "linux"  # New connections to the gateways on one port; elsewhere one of them gets all.
-
-
-async def wait_until_ready(
-    http_url: str, service_token: str, redis_urls: Collection[str], pools: Collection[str], gateways: Collection[str]
-) -> None:
-    """Return when each of the gateways serves these pools, in any cell; the caller sets the deadline.
-
-    They share a port, so a new connection reaches any of them; a poll makes as many connections as there are gateways.
-    """
-    waiting_for = set(gateways)
-    while True:
-        for _ in gateways:
-            seen = await asyncio.to_thread(_look, http_url, service_token, pools)
-            if seen is None or await _missing(redis_urls, seen.unserved):
-                break
-            waiting_for.discard(seen.gateway)
-            if not waiting_for or not DISTRIBUTES:
-                return
-        await asyncio.sleep(POLL_S)
-
-
-async def _missing(redis_urls: Collection[str], pools: Sequence[str]) -> bool:
-    """Whether one of these pools has not started. With a model that is too slow, it has, but without a healthy worker."""
-    if not pools:
-        return False
-    workers = await measured_workers(redis_urls, pools)
-    return any(all(worker.status != SLOW for worker in workers[pool]) for pool in pools)
-
-
-class _Look(NamedTuple):
-    """What one gateway sees: its name, and the pools without a healthy worker."""
-
-    gateway: str
-    unserved: list[str]
-
-
-def _look(http_url: str, service_token: str, pools: Collection[str]) -> _Look | None:
-    """What the gateway sees that accepts a new connection; None if it is not ready."""
-    address = urlsplit(http_url)
-    # One connection, so that the same gateway returns both responses; proxies of the environment do not apply to it.
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=CALL_TIMEOUT_S)
-    try:
-        with closing(connection):
-            if _get(connection, "/readyz")[0] != OK:
-                return None
-            state: Any = json.loads(_get(connection, "/internal/dashboard/events", service_token)[1])
-        healthy = {each["name"]: int(each["healthy_gpus"]) for each in state["pools"]}
-        healthy = healthy or dict.fromkeys(pools, int(state["healthy_gpus"]))
-        unserved = [
-            pool for pool in pools if sum(n for place, n in healthy.items() if place.partition("@")[0] == pool) < 1
-        ]
-        down = state["status"] == "down" and not unserved  # It is down, too, without a healthy worker.
-        return None if down else _Look(process_name(state["gateway"]), unserved)
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return None
-
-
-def _get(connection: http.client.HTTPConnection, path: str, token: str = "") -> tuple[int, bytes]:
-    """Status and body of the response."""
-    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
-    response = connection.getresponse()
-    return response.status, response.read()
-
-
-EXAMPLE_INPUT = "Once upon a time"
-
-
-def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, grpc: str = "") -> str:
-    """The text of the banner; it contains the demo keys, which are valid only on this machine.
-
-    `grpc`: the address of the gRPC port, "" without one.
-    """
-    served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
-    parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
-    parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
-    parts.append(
-        (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
-        f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
-        f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
-        f"\nState   {data_dir}/stack.json"
-        "\nStop    Ctrl-C\n\n"
-    )
-    return "".join(parts)
-
-
-def _curl(http_url: str, key: str) -> str:
-    return (
-        f"curl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' "
-        f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
-    )
-
 
 READY_TIMEOUT_S = 180.0  # Loading a large model takes minutes.
 LOOK_S = 0.25
@@ -193,7 +53,7 @@ class Stack:
         self._lines = lines
         self._command = command
         self._http_url = f"http://{_reachable(settings.host)}:{settings.port}"
-        self._file = StackFile(data_dir, self._http_url, settings.service_token.get_secret_value())
+        self._file = StackFile(data_dir)
         self._supervisor = Supervisor(guard, lines, self._update, settings.drain_ms / 1000)
         self._models = ModelProcesses()
         self._temporary: Path | None = None
@@ -206,16 +66,26 @@ class Stack:
         settings = await self._start_servers()
         if settings.body_dir is None:
             self._guard.remove_at_end(body_dir(settings.data_dir))
-        await self._migrate(RoleEnvironment(settings))
+        await self._migrate(RoleEnvironment(settings, self._command))
         await write_cells(settings.session_url, self._cells, self._home)
         model, *others = demo_models(settings)
         keys = await seed_demo(settings.session_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
-        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
+        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles, self._command), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready(settings))
-        self._file.serve(self._cell_urls(settings), settings.session_url, keys)
+        cells = self._cell_urls(settings)
+        self._file.serve(
+            StackInfo(
+                http_url=self._http_url,
+                service_token=settings.service_token.get_secret_value(),
+                redis_url=cells[DEFAULT_CELL],
+                cells=cells,
+                database_url=settings.session_url,
+                keys=dict(keys),
+            )
+        )
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         names = [each.name for each in (model, *others)]
@@ -250,7 +120,6 @@ class Stack:
             await self._start_cells(home)
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
-            self._guard.hold_servers_of(postgres.home)
             await self._start_server(postgres)
             urls["database_url"] = postgres.url
         return self._settings.model_copy(update=urls)
@@ -260,13 +129,11 @@ class Stack:
         ephemeral = self._settings.ephemeral
         if not self._settings.cluster:
             redis = EmbeddedRedis(home, home / "run", ephemeral=ephemeral)
-            self._guard.hold_servers_of(redis.home)
             await self._start_server(redis)
             return redis.url
         password = secrets.token_urlsafe(24)
         cluster = EmbeddedCluster(home, home / "run", self._settings.cluster, password=password, ephemeral=ephemeral)
         for node in cluster.nodes:
-            self._guard.hold_servers_of(node.home)
             await self._start_server(node)
         await cluster.form()
         return cluster.url
@@ -278,7 +145,6 @@ class Stack:
                 self._cells[name] = None
                 continue
             server = cell_server(home, name, ephemeral=self._settings.ephemeral)
-            self._guard.hold_servers_of(server.home)
             await self._start_server(server)
             self._cells[name] = server.url
 
@@ -296,20 +162,20 @@ class Stack:
             self._temporary.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
         return self._temporary
 
-    async def _start_server(self, member: ChildProcess) -> None:
+    async def _start_server(self, server: EmbeddedServer) -> None:
         started = time.monotonic()
-        await self._supervisor.add(member)
-        self._lines.say(f"{member.name} responds after {time.monotonic() - started:.2f} s")
+        await self._supervisor.add_server(server)
+        self._lines.say(f"{server.name} responds after {time.monotonic() - started:.2f} s")
 
     async def _migrate(self, roles: RoleEnvironment) -> None:
-        code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
+        code = await self._supervisor.run_once(roles.member("migrate", "migrate", self._lines))
         if code != 0:
             raise StackError(f"The migrations failed (exit code {code}); see the log above.")
 
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings
         for number in range(1, settings.schedulers + 1):
-            await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
+            await self._supervisor.add(roles.member("scheduler", f"scheduler-{number}", self._lines))
         autoscaler = self._autoscaler(roles)
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
         await autoscaler.start(min(max(settings.workers, least), most))
@@ -317,9 +183,9 @@ class Stack:
             for number, name in enumerate(pool.names(), 1):
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
                 differs |= self._worker_cell(settings, number)
-                await self._supervisor.add(self._member(roles, "worker", name, differs))
+                await self._supervisor.add(roles.member("worker", name, self._lines, differs))
         for number in range(1, settings.gateway_count + 1):
-            await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
+            await self._supervisor.add(roles.member("gateway", f"gateway-{number}", self._lines))
         return autoscaler
 
     def _worker_cell(self, settings: Settings, number: int) -> dict[str, object]:
@@ -330,7 +196,7 @@ class Stack:
     def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
         def make(name: str) -> RoleMember:
             number = int(name.rpartition("-")[2])
-            return self._member(roles, "worker", name, self._worker_cell(roles.settings, number))
+            return roles.member("worker", name, self._lines, self._worker_cell(roles.settings, number))
 
         return WorkerAutoscaler(
             self._supervisor,
@@ -340,11 +206,6 @@ class Stack:
             url=self._http_url,
             token=self._settings.service_token.get_secret_value(),
         )
-
-    def _member(
-        self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None
-    ) -> RoleMember:
-        return RoleMember(role, name, self._command(role), roles.for_role(role, name, differs), self._lines)
 
     async def _ready(self, settings: Settings) -> None:
         token = settings.service_token.get_secret_value()
@@ -386,18 +247,18 @@ class Stack:
         except OSError as error:
             self._lines.say(f"cannot write stack.json: {error}")
 
-    def _entries(self) -> Iterator[ProcessEntry]:
+    def _entries(self) -> Iterator[ProcessInfo]:
         for member in self._supervisor.members:
             if not member.alive or member.role == "migrate":
                 continue
-            yield ProcessEntry(role=member.role, name=member.name, pid=member.pid)
+            yield ProcessInfo(member.role, member.name, member.pid)
             if member.role == "worker":
                 yield from self._model_entries(member.name, member.pid)
 
-    def _model_entries(self, worker: str, pid: int) -> Iterator[ProcessEntry]:
+    def _model_entries(self, worker: str, pid: int) -> Iterator[ProcessInfo]:
         for index, process in enumerate(self._models.of_worker(worker, pid)):
             name = f"{worker}-model" + (f"-{index + 1}" if index else "")
-            yield ProcessEntry(role="model", name=name, pid=process.pid)
+            yield ProcessInfo("model", name, process.pid)
 
 
 def _pools(settings: Settings) -> list[str]:

@@ -6,38 +6,10 @@ from collections.abc import Callable, Coroutine
 
 from tierlane_local.child_process import ChildProcess
 from tierlane_local.embedded import EmbeddedServerError
+from tierlane_local.embedded.process import EmbeddedServer
 from tierlane_local.up.data_dir import LogLines, StackError
 from tierlane_local.up.orphan_guard import OrphanGuard
-
-FIRST_S = 0.2
-LONGEST_S = 5.0
-SERVED_S = 1.0  # A role is ready in less than half of this, so a process that ran longer had started.
-STEADY_S = 10.0  # A role that fails after this time had started successfully.
-LONG_S = 30.0  # A role that ends after this time is restarted at once, whatever ended it.
-
-
-class RestartBackoff:
-    """Delays that double from FIRST_S to LONGEST_S while starts fail.
-
-    A process that was killed after it had started is restarted at once, and any that ran for LONG_S.
-    """
-
-    def __init__(self) -> None:
-        self._next_s = FIRST_S
-
-    def delay_after(self, alive_s: float, *, failed: bool) -> float:
-        """The delay in seconds before the next start of a process that ran for `alive_s` seconds.
-
-        `failed`: it ended with an error, not by a signal or with exit code 0.
-        """
-        if alive_s >= (STEADY_S if failed else SERVED_S):
-            self._next_s = FIRST_S
-            if not failed or alive_s >= LONG_S:
-                return 0.0
-        delay = self._next_s
-        self._next_s = min(delay * 2, LONGEST_S)
-        return delay
-
+from tierlane_local.up.restart_backoff import RestartBackoff
 
 WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that rejects its settings would reject them again.
@@ -74,6 +46,11 @@ class Supervisor:
         self.members.append(member)
         await self._start(member)
         self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
+
+    async def add_server(self, server: EmbeddedServer) -> None:
+        """As `add`; the guard also ends processes of the server that it has not seen."""
+        self._guard.hold_servers_of(server.home)
+        await self.add(server)
 
     async def remove(self, member: ChildProcess, grace_s: float) -> None:
         """Stop a process, kill it `grace_s` seconds after its drain, and do not restart it."""

@@ -17,7 +17,7 @@ from chat_load.plan import Load
 from engine.process import RunningEngine
 from engine.steps import Pace, Sample
 
-from tierlane_tools.bench.resources import cpu_between
+from tierlane_tools.bench.measurement.resources import cpu_between
 
 MODEL = "stand-in"
 PACE = Pace()

@@ -6,7 +6,7 @@ from typing import Any
 from cases.outcome import Check, Outcome, at_most, figure, more
 from cases.stack import started
 
-from tierlane_tools.bench.resources import ProcessCpu, rss_by_role
+from tierlane_tools.bench.measurement.resources import ProcessCpu, rss_by_role
 
 WORKERS = 8
 RATE = 2000

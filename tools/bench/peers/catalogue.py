@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tierlane_local.embedded.process import find_redis
+from tierlane_local.embedded.binaries import find_redis
 
 HERE = Path(__file__).parent
 FEW = 512

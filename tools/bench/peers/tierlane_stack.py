@@ -2,7 +2,6 @@
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from cases.stack import Stack
 from measuring import JobError, wait_for
 from running import Job, StartError, processes
 from wrk import Target
+
+from tierlane_local.running import up_command
 
 ROOT = Path(__file__).resolve().parents[3]
 GATEWAYS = 2
@@ -28,10 +29,9 @@ def running_tierlane(port: int, job: Job) -> Iterator[tuple[Stack, Target]]:
     """Run a stack until the end of the block. Raises StartError and JobError."""
     with processes(job.limit_s) as (group, home):
         stack = Stack(home)
-        command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--data-dir", str(home / "data")]
-        command += ["--port", str(port), "--gateways", str(GATEWAYS), "--schedulers", "1", "--workers", str(job.gpus)]
-        command += ["--backend", f"simulated:{job.service_ms}", "--max-batch-size", str(job.batch)]
-        group.start(command, ROOT, dict(os.environ))
+        options = ["--ephemeral", "--port", port, "--gateways", GATEWAYS, "--schedulers", 1, "--workers", job.gpus]
+        options += ["--backend", f"simulated:{job.service_ms}", "--max-batch-size", job.batch]
+        group.start(up_command(home / "data", *options), ROOT, dict(os.environ))
         deadline = time.monotonic() + START_S
         while not stack.file.exists():
             group.still_alive()

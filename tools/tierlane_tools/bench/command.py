@@ -95,8 +95,8 @@ def main(argv: list[str]) -> int:
 
 
 def _run(given: dict[str, Any]) -> int:
-    from tierlane_tools.bench.plan import BenchUsageError, read_plan
-    from tierlane_tools.bench.resources import StackFileError
+    from tierlane_local.stack_file import StackFileError
+    from tierlane_tools.bench.plan.plan import BenchUsageError, read_plan
     from tierlane_tools.bench.run import run
 
     try:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
-from tierlane_tools.bench.plan import NONCE_CHARACTERS, Inputs, json_text
-from tierlane_tools.bench.statistics import TierStatistics, UnansweredCause
+from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause
+from tierlane_tools.bench.plan.inputs import NONCE_CHARACTERS, Inputs, json_text
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024

@@ -20,20 +20,15 @@ from typing import TypedDict
 import msgspec
 
 from tierlane_tools.bench.http_client import BenchResponse, ConnectionPool, Pending, RequestForm
-from tierlane_tools.bench.plan import (
-    BenchPlan,
-    BenchUsageError,
-    Due,
-    Inputs,
-    LoadMode,
-    Mix,
-    OutputCheck,
-    TargetAddress,
-    schedule,
-    tier_at,
-)
-from tierlane_tools.bench.statistics import Histogram, TierStatistics, UnansweredCause
-from tierlane_tools.bench.verification import AnswerIds, fate_of, request_id_hex
+from tierlane_tools.bench.measurement.histogram import Histogram
+from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause
+from tierlane_tools.bench.plan.arrivals import Due, schedule
+from tierlane_tools.bench.plan.inputs import Inputs
+from tierlane_tools.bench.plan.mix import Mix, tier_at
+from tierlane_tools.bench.plan.plan import BenchPlan, BenchUsageError, LoadMode, TargetAddress
+from tierlane_tools.bench.verification.answer_ids import AnswerIds, request_id_hex
+from tierlane_tools.bench.verification.fate import fate_of
+from tierlane_tools.bench.verification.output_check import OutputCheck
 
 SWEEP_S = 0.1
 clock = time.perf_counter

@@ -4,10 +4,11 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from tierlane_local.stack_file import read_stack
 from tierlane_tools.bench.command import TOOL
-from tierlane_tools.bench.plan import BenchPlan, BenchUsageError, LoadMode, read_address
-from tierlane_tools.bench.report import document, show
-from tierlane_tools.bench.resources import read_stack
+from tierlane_tools.bench.plan.plan import BenchPlan, BenchUsageError, LoadMode, read_address
+from tierlane_tools.bench.report.document import document
+from tierlane_tools.bench.report.tables import show
 from tierlane_tools.bench.runner import ProgressDisplay, measure
 
 PASSED, FAILED = 0, 1

@@ -18,29 +18,20 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from tierlane_local.stack_file import StackFileError, StackInfo, read_stack
 from tierlane_tools.bench.load import BenchLoad, Phase, Traffic
-from tierlane_tools.bench.plan import TAG_CHARACTERS, BenchPlan, EchoMode, Inputs, OutputCheck, TargetAddress
-from tierlane_tools.bench.resources import (
-    BatchUse,
-    CpuUse,
-    EchoResult,
-    MeasuredRows,
-    ProcessCpu,
-    StackFileError,
-    StackInfo,
-    cpu_between,
-    echo_seconds,
-    keys_for,
-    measure_echo,
-    read_batches,
-    read_cpu,
-    read_keys,
-    read_padding,
-    read_stack,
-    rss_by_role,
-)
-from tierlane_tools.bench.statistics import Histogram, TierStatistics, UnansweredCause, good_bounds, new_tallies
-from tierlane_tools.bench.verification import AuditResult, AuditWindow, check_audit, key_id
+from tierlane_tools.bench.measurement.batch_use import BatchUse, MeasuredRows, read_batches
+from tierlane_tools.bench.measurement.echo_cost import EchoResult, echo_seconds, measure_echo
+from tierlane_tools.bench.measurement.histogram import Histogram
+from tierlane_tools.bench.measurement.padding import read_padding
+from tierlane_tools.bench.measurement.resources import CpuUse, ProcessCpu, cpu_between, read_cpu, rss_by_role
+from tierlane_tools.bench.measurement.statistics import TierStatistics, UnansweredCause, new_tallies
+from tierlane_tools.bench.plan.inputs import TAG_CHARACTERS, Inputs
+from tierlane_tools.bench.plan.objectives import good_bounds
+from tierlane_tools.bench.plan.plan import BenchPlan, EchoMode, TargetAddress
+from tierlane_tools.bench.tier_keys import keys_for, read_keys
+from tierlane_tools.bench.verification.audit import AuditResult, AuditWindow, check_audit, key_id
+from tierlane_tools.bench.verification.output_check import OutputCheck
 
 STEP_S = 1.0
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tierlane_tools.bench.statistics import Histogram
-from tierlane_tools.chaos.checker.case import InvariantResult, InvariantResults
+from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.evidence import Evidence
+from tierlane_tools.chaos.checker.results import InvariantResult, InvariantResults
 from tierlane_tools.chaos.history import Answered, Event, Invoked, RunInfo, Unanswered
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}

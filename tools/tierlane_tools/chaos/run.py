@@ -1,143 +1,35 @@
-"""One run from checked options to a result: home directory, stack, scenario, checker.
-
-The home is a temporary directory that is removed afterwards, or one that the user has named. The orphan guard kills all
-started processes when this process ends. The report has the versions of Tierlane, of Python and of the servers.
-"""
+"""One run from checked options to a result: home directory, stack, scenario, checker."""
 
 import asyncio
-import os
-import platform
-import secrets
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
-import asyncpg
 import msgspec
 import uvloop
 from rich.console import Console
 
-from ledger.postgres import asyncpg_dsn
-from scheduler.redis_client.connections import bounded, command_client
-from tierlane.settings.declaration import PREFIX
-from tierlane_local.up.data_dir import DataDir, LogLines
-from tierlane_local.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, OrphanGuard
 from tierlane_tools.chaos import report
-from tierlane_tools.chaos.checker import checker, evidence
-from tierlane_tools.chaos.checker.case import InvariantResults
-from tierlane_tools.chaos.checker.evidence import Evidence, FileCount
-from tierlane_tools.chaos.command import TOOL, ChaosUsageError, Options
-from tierlane_tools.chaos.external_stack import ExternalStack
-from tierlane_tools.chaos.faults.catalogue import FaultTarget
+from tierlane_tools.chaos.checker import checker
+from tierlane_tools.chaos.checker.collection import collect
+from tierlane_tools.chaos.checker.evidence import Evidence
+from tierlane_tools.chaos.checker.open_files import FileCount, Files, compared, open_files
+from tierlane_tools.chaos.checker.results import InvariantResults
+from tierlane_tools.chaos.display import RunDisplay
+from tierlane_tools.chaos.drain import UnfinishedWork
+from tierlane_tools.chaos.faults.fault_kind import FaultTarget
 from tierlane_tools.chaos.faults.target import StackTargets
 from tierlane_tools.chaos.history import History, RunInfo, Sources, Target
-from tierlane_tools.chaos.scenario import RunDisplay, Scenario, UnfinishedWork, timed
-from tierlane_tools.chaos.stack import ChaosStack
-
-LOG = "roles.log"
-DATABASE = "postgres"
-
-
-@dataclass(frozen=True)
-class Home:
-    """The directory, the guard over it, and the log of all roles."""
-
-    data_dir: DataDir
-    guard: OrphanGuard
-    lines: LogLines
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self.data_dir.path
-
-
-@contextmanager
-def home(keep: Path | None) -> Iterator[Home]:
-    """Create the directory; afterwards it is removed, or with --keep only its database. Raises ChaosUsageError."""
-    _unset_settings()
-    data_dir = DataDir(_created(keep) if keep else _temporary())
-    os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from now on.
-    guard = OrphanGuard(data_dir)
-    if not keep:
-        guard.remove_at_end(data_dir.path)
-    try:
-        with (data_dir.path / LOG).open("ab", buffering=0) as log:
-            yield Home(data_dir, guard, LogLines(log, coloured=False))
-    finally:
-        guard.release()
-        data_dir.release()
-        shutil.rmtree(data_dir.path / DATABASE if keep else data_dir.path, ignore_errors=True)
-
-
-def _unset_settings() -> None:
-    """Remove the settings of another stack from the environment."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        del os.environ[name]
-
-
-def _temporary() -> Path:
-    path = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
-    _make_traversable(path)
-    return path
-
-
-def _created(path: Path) -> Path:
-    try:
-        path.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        raise ChaosUsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
-    except OSError as error:
-        raise ChaosUsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
-    _make_traversable(path)
-    return path
-
-
-def _make_traversable(path: Path) -> None:
-    if os.geteuid() == 0:
-        path.chmod(0o711)  # PostgreSQL runs as another user then, who must traverse the directory.
-
-
-PATIENCE_S = 2.0
-
-
-async def versions(redis_url: str, database_url: str) -> dict[str, str]:
-    """Versions by name. Raises RedisUnavailable and errors of asyncpg."""
-    return {
-        "tierlane": version("tierlane"),
-        "python": platform.python_version(),
-        "system": platform.platform(terse=True),
-        **await _redis(redis_url),
-        "postgresql": await _postgres(database_url),
-    }
-
-
-async def _redis(url: str) -> dict[str, str]:
-    client = command_client(url)
-    try:
-        async with bounded(PATIENCE_S):
-            info = await client.info("server")
-    finally:
-        await client.aclose()
-    if "valkey_version" in info:
-        return {"valkey": str(info["valkey_version"])}
-    return {"redis": str(info["redis_version"])}
-
-
-async def _postgres(url: str) -> str:
-    connection = await asyncpg.connect(asyncpg_dsn(url), timeout=PATIENCE_S)
-    try:
-        return str(await connection.fetchval("SHOW server_version")).partition(" ")[0]
-    finally:
-        await connection.close(timeout=PATIENCE_S)
-
+from tierlane_tools.chaos.home import home
+from tierlane_tools.chaos.options import TOOL, ChaosUsageError, Options
+from tierlane_tools.chaos.scenario import Scenario, timed
+from tierlane_tools.chaos.stack.external import ExternalStack
+from tierlane_tools.chaos.stack.stack import ChaosStack
+from tierlane_tools.chaos.versions import versions
 
 PASSED, VIOLATED = 0, 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -227,7 +119,7 @@ async def _run_scenario(options: Options, setup: RunSetup, history: History, dis
     before = await _open_files(setup.targets)
     with _signals(scenario.interrupt, setup.stop_now):
         await scenario.run(setup.spools)
-    files = evidence.compared(before, await _open_files(setup.targets))
+    files = compared(before, await _open_files(setup.targets))
     # In a thread, because the event loop carries the connections of the proxies.
     with timed(info.took_s, "evidence"):
         found = await asyncio.to_thread(_collected, setup, files, scenario.left)
@@ -240,7 +132,7 @@ async def _run_scenario(options: Options, setup: RunSetup, history: History, dis
 
 def _collected(setup: RunSetup, files: Sequence[FileCount], left: UnfinishedWork) -> Evidence:
     unfinished = "" if left.nothing else f"Not drained: {left}."
-    return asyncio.run(evidence.collect(setup.sources, setup.target.customers, files, unfinished))
+    return asyncio.run(collect(setup.sources, setup.target.customers, files, unfinished))
 
 
 def write(path: Path, value: object) -> None:
@@ -248,12 +140,12 @@ def write(path: Path, value: object) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-async def _open_files(targets: StackTargets) -> evidence.Files:
+async def _open_files(targets: StackTargets) -> Files:
     """The open files of all roles."""
 
-    def read() -> evidence.Files:
+    def read() -> Files:
         processes = [(place, index) for place in ROLES for index in range(targets.counts.get(place, 0))]
-        return evidence.open_files(
+        return open_files(
             (targets.name(place, index), process)
             for place, index in processes
             for process in targets.processes(place, index)

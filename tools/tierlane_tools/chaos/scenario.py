@@ -1,189 +1,27 @@
 """The scenario of a run: load, batches and faults by the schedule, heal, final load, saturating load, drain.
 
-Every fault is healed before this returns, also after Ctrl-C or an error. The final load lasts until every gateway has
-completed a request, for longer than the checker allows a gateway to be stuck. The saturating load, which is left out after
-Ctrl-C, shows whether customers of one tier get their shares. A stack is drained when nothing is queued, leased or unwritten,
-and no audit row is open. Recovery is the time from a heal to the first second in which all requests succeed.
+Every fault is healed before this returns, also after Ctrl-C or an error. The final load lasts for longer than the checker
+allows a gateway to be stuck. The saturating load, which is left out after Ctrl-C, shows whether customers of one tier get
+their shares.
 """
 
 import asyncio
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
-from rich.console import Console
-
-from ledger.postgres import asyncpg_dsn
-from scheduler.errors import RedisUnavailable
-from tierlane_tools.chaos.checker.evidence import leftovers_of_cells
-from tierlane_tools.chaos.command import Options
+from tierlane_tools.chaos.display import RunDisplay
+from tierlane_tools.chaos.drain import UnfinishedWork, drain
 from tierlane_tools.chaos.faults.actions import ACTIONS
-from tierlane_tools.chaos.faults.catalogue import schedule
+from tierlane_tools.chaos.faults.schedule import schedule
 from tierlane_tools.chaos.faults.target import StackTargets, inject_fault
-from tierlane_tools.chaos.history import (
-    Answered,
-    Event,
-    FaultEvent,
-    FaultPhase,
-    History,
-    Invoked,
-    Recovery,
-    RunInfo,
-    Target,
-)
+from tierlane_tools.chaos.history import FaultEvent, History, RunInfo, Target
 from tierlane_tools.chaos.load.batches import BatchLoad
-from tierlane_tools.chaos.load.chats import ChatLoad
-from tierlane_tools.chaos.load.requests import ChaosLoad
+from tierlane_tools.chaos.load.final import final_load, load_of
 from tierlane_tools.chaos.load.saturation import SaturatingLoad, saturating_customers
-
-ROUND_S = 1.0
-RATE = 20.0
-FINAL_LOAD_PATIENCE_S = 20.0
-
-
-def load_of(target: Target, rate: float, duration_s: float, seed: int, history: History) -> ChaosLoad:
-    """The load for the backend of this target."""
-    return (ChatLoad if target.is_engine else ChaosLoad)(target, rate, duration_s, seed, history)
-
-
-async def final_load(target: Target, seed: int, history: History) -> None:
-    """Send requests until every gateway serves, or the time is over."""
-    deadline = time.monotonic() + FINAL_LOAD_PATIENCE_S
-    since = len(history.events)
-    while time.monotonic() < deadline and _serving(history.events[since:]) < len(target.http_urls):
-        await load_of(target, RATE, ROUND_S, seed, history).run()
-
-
-def _serving(events: list[Event]) -> int:
-    """The number of gateways that have completed a request."""
-    gateways = {(event.nonce, event.turn): event.gateway for event in events if isinstance(event, Invoked)}
-    answers = (event for event in events if isinstance(event, Answered) and event.status == 200)
-    return len({gateways[event.nonce, event.turn] for event in answers if (event.nonce, event.turn) in gateways})
-
-
-POLL_S = 0.5
-QUIET_READS = 2  # Reads of several servers are no snapshot.
-ROWS_PATIENCE_S = 1.0
-OPEN_ROWS = "SELECT count(*) FROM requests WHERE status IN ('queued', 'processing')"
-
-
-@dataclass(frozen=True)
-class UnfinishedWork:
-    """Unfinished work, or `fault`: why it is unknown."""
-
-    in_redis: int = 0
-    open_rows: int = 0
-    spooled: int = 0
-    fault: str = ""
-
-    @property
-    def nothing(self) -> bool:
-        """Whether there is none."""
-        return not (self.in_redis or self.open_rows or self.spooled or self.fault)
-
-    def __str__(self) -> str:
-        """The text in the report."""
-        return self.fault or (
-            f"{self.in_redis} requests, batches and audit records in Redis, {self.spooled} spool files, "
-            f"{self.open_rows} open rows"
-        )
-
-
-async def drain(
-    redis_urls: Sequence[str], database_url: str, spools: Sequence[Path], within_s: float
-) -> tuple[float, UnfinishedWork]:
-    """Wait until no work is left, at most `within_s`; returns the seconds, and the work that is left."""
-    began = time.monotonic()
-    quiet = 0
-    while True:
-        left = await _read_unfinished(redis_urls, database_url, spools)
-        seconds = time.monotonic() - began
-        quiet = quiet + 1 if left.nothing else 0
-        if quiet >= QUIET_READS or seconds > within_s:
-            return seconds, left
-        await asyncio.sleep(POLL_S)
-
-
-async def _read_unfinished(redis_urls: Sequence[str], database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
-    try:
-        left = await leftovers_of_cells(redis_urls)
-        return UnfinishedWork(
-            in_redis=len(left.open_requests) + sum(left.lengths.values()),
-            open_rows=await _open_rows(database_url),
-            spooled=sum(
-                path.stat().st_size > 0 for spool in spools for path in spool.glob("spool/*") if path.is_file()
-            ),
-        )
-    except (RedisUnavailable, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        return UnfinishedWork(fault=f"{type(error).__name__}: {error}")
-
-
-async def _open_rows(database_url: str) -> int:
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=ROWS_PATIENCE_S, command_timeout=5)
-    try:
-        return int(await connection.fetchval(OPEN_ROWS))
-    finally:
-        await connection.close(timeout=ROWS_PATIENCE_S)
-
-
-WINDOW_S = 1.0
-STEP_S = 0.1
-OK_STATUS = 200
-
-
-def recoveries(events: Iterable[Event], faults: Sequence[FaultEvent], load_ended: float) -> list[Recovery]:
-    """The recovery of each fault that was healed without error, by the sending times of tries."""
-    sent, failed = _tries(events)
-    healed = [fault for fault in faults if fault.what is FaultPhase.HEAL and not fault.error]
-    return [Recovery(fault, _seconds(fault.at, sent, failed, load_ended)) for fault in healed]
-
-
-def _tries(events: Iterable[Event]) -> tuple[list[float], list[float]]:
-    """The sending times of all tries, and of those that did not succeed, in order."""
-    sent: dict[tuple[str, int], float] = {}
-    succeeded: set[tuple[str, int]] = set()
-    for event in events:
-        if isinstance(event, Invoked):
-            sent[event.nonce, event.turn] = event.at
-        elif isinstance(event, Answered) and event.status == OK_STATUS:
-            succeeded.add((event.nonce, event.turn))
-    return sorted(sent.values()), sorted(at for one, at in sent.items() if one not in succeeded)
-
-
-def _seconds(healed: float, sent: Sequence[float], failed: Sequence[float], load_ended: float) -> float | None:
-    begin = healed
-    while begin + WINDOW_S <= load_ended:
-        if _count(sent, begin) and not _count(failed, begin):
-            return round(begin - healed, 1)
-        begin += STEP_S
-    return None
-
-
-def _count(times: Sequence[float], begin: float) -> int:
-    return bisect_left(times, begin + WINDOW_S) - bisect_left(times, begin)
-
-
-class RunDisplay:
-    """Lines on `console`, none when `quiet`."""
-
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        self._console = console
-        self._quiet = quiet
-
-    def show(self, line: str) -> None:
-        """Show a line."""
-        if not self._quiet:
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def fault(self, at_s: float, event: FaultEvent) -> None:
-        """Show an event of a fault; `at_s`: seconds since the load began."""
-        tail = f"  (not injected: {event.error})" if event.error else f"  {event.details}" if event.details else ""
-        self.show(f"{at_s:6.1f} s  {event.what:<5}  {event.name:<18} {event.target}{tail}")
-
+from tierlane_tools.chaos.options import Options
+from tierlane_tools.chaos.recovery import recoveries
 
 DEADLINE_S = 4.0
 GRACE_S = 10.0

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tierlane_local.embedded import EmbeddedServerError
 from tierlane_local.up.data_dir import StackError
-from tierlane_tools.chaos.command import Options
+from tierlane_tools.chaos.options import Options
 from tierlane_tools.chaos.report import Document
 from tierlane_tools.chaos.run import MIN_WIDTH, PASSED, VIOLATED, RunResult, run_and_check, writable, write
 

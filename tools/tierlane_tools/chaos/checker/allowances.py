@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from tierlane_tools.chaos.faults.catalogue import ALL_ROLES, BY_NAME, INSTANT, Family
+from tierlane_tools.chaos.faults.catalogue import BY_NAME, INSTANT
+from tierlane_tools.chaos.faults.fault_kind import ALL_ROLES, Family
 from tierlane_tools.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, parse_step
 from tierlane_tools.chaos.history import Answered, Event, FaultEvent, FaultPhase, Invoked, Stalled
 

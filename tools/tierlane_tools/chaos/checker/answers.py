@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from scheduler.errors import ErrorCode
 from tierlane_tools.chaos.checker.allowances import ANSWER_S
-from tierlane_tools.chaos.checker.case import Case, InvariantFinding, Request, Try, Violation
+from tierlane_tools.chaos.checker.case import Case, Request, Try
+from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Answered, Invoked, Unanswered
-from tierlane_tools.chaos.load.requests import UNKNOWN_OWNER
+from tierlane_tools.chaos.load.messages import UNKNOWN_OWNER
 
 STUCK_S = 15.0  # Longer than a restart, the pauses of a circuit breaker, and the end of direct mode.
 # Errors that a valid request of a known customer never gets.

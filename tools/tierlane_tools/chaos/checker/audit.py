@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from scheduler.errors import http_status
-from tierlane_tools.bench.verification import Fate, fate_of
+from tierlane_tools.bench.verification.fate import Fate, fate_of
 from tierlane_tools.chaos.checker.allowances import LEAST_FOR_A_RUN_S
-from tierlane_tools.chaos.checker.case import Case, InvariantFinding, Request, Try, Violation
+from tierlane_tools.chaos.checker.case import Case, Request, Try
 from tierlane_tools.chaos.checker.evidence import AuditRow
+from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Answered
 
 MAX_ATTEMPTS = 3

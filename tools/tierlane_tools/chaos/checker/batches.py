@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from gateway.batch_api.lines import MAYBE_ITS_OWN
-from tierlane_tools.chaos.checker.case import Case, InvariantFinding, Violation
+from tierlane_tools.chaos.checker.case import Case
+from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import BatchCreated, BatchEnded, BatchFault
 
 COMPLETED = "completed"

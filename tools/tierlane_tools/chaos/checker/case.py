@@ -1,17 +1,16 @@
-"""History and evidence joined: requests with their tries, responses, runs and audit rows; results and timelines.
+"""History and evidence joined: requests with their tries, responses, runs and audit rows.
 
-A try and its row are joined by the trace id, which is unique to the try. A timeline has everything known of one request
-in order of time, from its first sending.
+A try and its row are joined by the trace id, which is unique to the try.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tierlane_tools.chaos.checker.allowances import Allowances
 from tierlane_tools.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane_tools.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
-from tierlane_tools.chaos.load.requests import PERIOD_S
+from tierlane_tools.chaos.load.stalls import PERIOD_S
 
 IN_DOUBT_S = 6.0  # The longest time that a try without an outcome may have been open.
 
@@ -159,130 +158,3 @@ class Case:
             if stall.since <= answer.at <= stall.at + PERIOD_S:
                 return stall.since
         return answer.at
-
-
-MAX_EXAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One violation of an invariant in one sentence, with the nonce of the request and the id of the audit row."""
-
-    says: str
-    nonce: str = ""
-    row: str = ""
-
-
-@dataclass(frozen=True)
-class InvariantFinding:
-    """The finding of one invariant. `explained`: excused cases by excuse.
-
-    `measured` is false without evidence; `shown` is an informational text.
-    """
-
-    violations: Sequence[Violation] = ()
-    explained: Mapping[str, int] = field(default_factory=dict)
-    measured: bool = True
-    shown: str = ""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One violation with the timeline of its request."""
-
-    says: str
-    request: str
-    row: str
-    timeline: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class InvariantResult:
-    """One line of the table. `limit` is None where the line is informational."""
-
-    name: str
-    says: str
-    count: int
-    limit: int | None
-    holds: bool
-    measured: bool = True
-    explained: Mapping[str, int] = field(default_factory=dict)
-    shown: str = ""
-    examples: tuple[Example, ...] = ()
-
-
-@dataclass(frozen=True)
-class InvariantResults:
-    """The lines of the table in order."""
-
-    all: tuple[InvariantResult, ...]
-
-    @property
-    def hold(self) -> bool:
-        """Whether every invariant holds."""
-        return all(verdict.holds for verdict in self.all)
-
-
-AROUND_S = 1.0
-MAX_LINES = 40
-
-Moment = tuple[float, str]
-
-
-def example(case: Case, violation: Violation) -> Example:
-    """The violation with the timeline of its request."""
-    request = case.requests.get(violation.nonce)
-    rows = case.rows_by_id.get(violation.row, [])
-    if request is None or not request.tries:
-        moments = sorted(moment for row in rows for moment in _of_row(case, row))
-        begin = moments[0][0] if moments else 0.0
-    else:
-        moments = sorted({*_of_request(case, request), *(m for row in rows for m in _of_row(case, row))})
-        begin = request.sent
-    return Example(violation.says, violation.nonce, violation.row, tuple(_lines(moments, begin)))
-
-
-def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
-    for at, text in list(moments)[:MAX_LINES]:
-        yield f"{at - begin:+8.3f} s  {text}"
-
-
-def _of_request(case: Case, request: Request) -> Iterator[Moment]:
-    for one in request.tries:
-        yield from _of_try(case, one)
-    for event in request.unsent:
-        yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, not sent"
-    for run in case.runs.get(request.nonce, ()):
-        yield run.began, f"run began in {run.process}"
-    for window in case.allowances.windows_between(request.sent - AROUND_S, request.ended + AROUND_S):
-        yield window.begin, f"fault {window.name} on {window.target} begins"
-        if window.end < request.ended + AROUND_S:
-            yield window.end, f"fault {window.name} on {window.target} is over"
-
-
-def _of_try(case: Case, one: Try) -> Iterator[Moment]:
-    invoked, answer = one.invoked, one.answer
-    keyed = f", key {invoked.key}" if invoked.key else ""
-    yield invoked.at, f"try {invoked.turn}: sent to {invoked.gateway}, {invoked.tier}, trace {invoked.trace}{keyed}"
-    if answer is not None:
-        replayed = ", replayed" if answer.replayed else ""
-        yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
-    if one.no_answer is not None:
-        yield one.no_answer.at, f"try {invoked.turn}: {one.no_answer.kind} {one.no_answer.detail}".rstrip()
-    for row in case.rows_of(one):
-        yield from _of_row(case, row)
-
-
-def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:
-    offset = case.evidence.wall_offset_s
-    yield row.created_ms / 1000 - offset, f"row {row.id} created, gateway {row.gateway_id or '-'}"
-    if row.ended_ms is not None:
-        parts = (
-            row.status,
-            row.code,
-            f"{row.attempts} attempts",
-            "" if row.queue_ms is None else f"{row.queue_ms:.0f} ms in the queue",
-            f"worker {row.worker_id}" if row.worker_id else "",
-            f"mode {row.mode}" if row.mode else "",
-        )
-        yield row.ended_ms / 1000 - offset, f"row {row.id} ended: " + ", ".join(filter(None, parts))

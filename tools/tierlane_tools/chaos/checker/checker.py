@@ -53,15 +53,10 @@ from typing import NamedTuple
 
 from tierlane_tools.chaos.checker import answers, batches, fairness, stack
 from tierlane_tools.chaos.checker import audit as rows
-from tierlane_tools.chaos.checker.case import (
-    MAX_EXAMPLES,
-    Case,
-    InvariantFinding,
-    InvariantResult,
-    InvariantResults,
-    example,
-)
+from tierlane_tools.chaos.checker.case import Case
 from tierlane_tools.chaos.checker.evidence import Evidence
+from tierlane_tools.chaos.checker.results import MAX_EXAMPLES, InvariantFinding, InvariantResult, InvariantResults
+from tierlane_tools.chaos.checker.timeline import example
 from tierlane_tools.chaos.history import Event, Recovery
 
 

@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 from tierlane_tools.chaos.checker.allowances import SETTLE_S, STAMP_S
 from tierlane_tools.chaos.checker.audit import DIRECT
-from tierlane_tools.chaos.checker.case import Case, InvariantFinding, Try, Violation
+from tierlane_tools.chaos.checker.case import Case, Try
 from tierlane_tools.chaos.checker.evidence import AuditRow
+from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 
 ADMITTED_S = 0.1
 WORKERS_OF_READY = 4  # The default of TIERLANE_BATCH_LOOKAHEAD_WORKERS.

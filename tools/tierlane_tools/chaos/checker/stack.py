@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from tierlane_tools.bench.statistics import Histogram
+from tierlane_tools.bench.measurement.histogram import Histogram
 from tierlane_tools.chaos.checker.allowances import STAMP_S
 from tierlane_tools.chaos.checker.audit import DIRECT
-from tierlane_tools.chaos.checker.case import Case, InvariantFinding, Request, Violation
+from tierlane_tools.chaos.checker.case import Case, Request
 from tierlane_tools.chaos.checker.evidence import AuditRow, ModelRun
+from tierlane_tools.chaos.checker.results import InvariantFinding, Violation
 from tierlane_tools.chaos.history import Recovery
 
 MOST_NEW_FILES = 16  # For each cell, to which a process has connections of its own.

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from scheduler.redis_client.cluster import parse
 from scheduler.redis_client.keys import cell_of, hash_tag
 from tierlane_local.embedded.cluster import NodeView, parse_nodes
-from tierlane_tools.chaos.faults.catalogue import Planned
+from tierlane_tools.chaos.faults.schedule import Planned
 from tierlane_tools.chaos.faults.target import FaultImpossible, StackTargets
 
 COMMAND_TIMEOUT_S = 3.0

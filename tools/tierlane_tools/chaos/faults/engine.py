@@ -16,7 +16,7 @@ from zlib import crc32
 import aiohttp
 import msgspec
 
-from tierlane_tools.chaos.faults.catalogue import Planned
+from tierlane_tools.chaos.faults.schedule import Planned
 from tierlane_tools.chaos.faults.target import FaultImpossible, StackTargets
 
 MODEL = "engine"

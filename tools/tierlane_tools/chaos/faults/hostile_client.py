@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
-from tierlane_tools.chaos.faults.catalogue import Planned
+from tierlane_tools.chaos.faults.schedule import Planned
 from tierlane_tools.chaos.faults.target import HostileAccess, StackTargets
 
 CONNECTIONS_OF_A_KIND = 4

@@ -17,8 +17,10 @@ import psutil
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable
-from tierlane_tools.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
+from tierlane_tools.chaos.faults.catalogue import BY_NAME
+from tierlane_tools.chaos.faults.fault_kind import FaultTarget
 from tierlane_tools.chaos.faults.proxy import FaultProxy
+from tierlane_tools.chaos.faults.schedule import Planned
 from tierlane_tools.chaos.faults.server_clock import ServerClock
 from tierlane_tools.chaos.history import FaultEvent, FaultPhase
 

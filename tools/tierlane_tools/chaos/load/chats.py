@@ -14,17 +14,15 @@ import msgspec
 from scheduler.errors import http_status
 from tierlane_tools.bench.http_client import BenchResponse, Pending, header
 from tierlane_tools.chaos.faults.engine import MODEL, output_text
-from tierlane_tools.chaos.load.requests import (
+from tierlane_tools.chaos.load.messages import (
     NONCE_CHARACTERS,
     OK_STATUS,
     UNKNOWN_OWNER,
     AnswerError,
     AnswerReading,
-    ChaosLoad,
-    LoadRequest,
-    LoadTry,
     post_bytes,
 )
+from tierlane_tools.chaos.load.requests import ChaosLoad, LoadRequest, LoadTry
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 MOST_TOKENS = 200

@@ -1,143 +1,23 @@
 """Verification of a run against the audit: exactly one row, in the right state, for each request that was accepted.
 
 Ids are compared one by one: equal counts could hide one row too many beside one too few. Rows are written a little
-later than answers are given, so the comparison waits for them, but not for ever. Ids are kept as 32 hex digits each in
-one byte array, since a set of a million texts would cost 100 MB. The database is read in short, read-only queries.
+later than answers are given, so the comparison waits for them, but not for ever. The database is read in short, read-only
+queries.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import Enum
 
 import asyncpg
 
-from ledger.postgres import AWAY, Connection, closing, connect, reason
-from scheduler.errors import ErrorCode
-from tierlane_tools.bench.http_client import BenchResponse, header
-
-PREFIX = b"req_"
-HEX_CHARACTERS = 32
-_BODY_START = b'{"request_id":"req_'
-_HEX_AT = len(_BODY_START)
-_HEX_END = _HEX_AT + HEX_CHARACTERS
-
-
-class Fate(Enum):
-    """What an answer says about the request's audit row."""
-
-    COMPLETED = "completed"
-    """200: one row, completed."""
-    FAILED = "failed"
-    """Failed after it was accepted: one row, failed."""
-    UNCLEAR = "unclear"
-    """The code does not tell whether it had been accepted: one row or none."""
-    REFUSED = "refused"
-    """Refused at the door: no row."""
-
-
-# Codes that only an accepted request can get, and codes that one may get before as well as after.
-_AFTER_ACCEPTANCE = frozenset(
-    {
-        ErrorCode.QUEUE_TIMEOUT,
-        ErrorCode.GPU_TIMEOUT,
-        ErrorCode.POISON_REQUEST,
-        ErrorCode.INVALID_OUTPUT,
-        ErrorCode.WORKER_LOST,
-    }
-)
-_EITHER = frozenset(
-    {
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.GATEWAY_LOST,
-        ErrorCode.NO_CAPACITY,
-        ErrorCode.MODEL_TOO_SLOW,
-        ErrorCode.DRAINING,
-        ErrorCode.CANCELLED,
-        ErrorCode.ABANDONED,
-        ErrorCode.INTERNAL_ERROR,
-    }
-)
-
-
-def fate_of(status: int, code: str) -> Fate:
-    """What an answer with this status and error code ("" = none) says."""
-    if status == 200:
-        return Fate.COMPLETED
-    if code in _AFTER_ACCEPTANCE:
-        return Fate.FAILED
-    # An error without a code of ours comes from something in between, which knows nothing of acceptance.
-    return Fate.UNCLEAR if code in _EITHER or not code else Fate.REFUSED
-
-
-def request_id_hex(response: BenchResponse) -> bytes:
-    """The 32 hex digits of the answer's request id, from the body of a 200 or the header; empty where it has none."""
-    body = response.body
-    if body.startswith(_BODY_START):
-        digits = body[_HEX_AT:_HEX_END]
-    else:
-        value = header(response.head, b"x-request-id") or b""
-        digits = value[len(PREFIX) :] if value.startswith(PREFIX) else b""
-    return digits if len(digits) == HEX_CHARACTERS else b""
-
-
-class AnswerIds:
-    """All ids of a run, warm-up included, by fate."""
-
-    def __init__(self) -> None:
-        self._digits = {fate: bytearray() for fate in Fate}
-        self._completed = self._digits[Fate.COMPLETED]
-        self.without_id = 0  # Answers whose id could not be read.
-
-    def add_completed(self, digits: bytes) -> None:
-        """As `add`, for the fate of nearly all: a look-up by an enum's member costs as much as the rest of this."""
-        if digits:
-            self._completed += digits
-        else:
-            self.without_id += 1
-
-    def add(self, fate: Fate, digits: bytes) -> None:
-        """Note the id of one answer, as `request_id_hex` gave it."""
-        if digits:
-            self._digits[fate] += digits
-        else:
-            self.without_id += 1
-
-    def count(self, fate: Fate) -> int:
-        """How many answers had this fate and an id."""
-        return len(self._digits[fate]) // HEX_CHARACTERS
-
-    def of(self, fate: Fate) -> list[str]:
-        """The ids of this fate as `req_...`, in the order of the answers."""
-        digits = self._digits[fate].decode("latin-1")
-        return ["req_" + digits[at : at + HEX_CHARACTERS] for at in range(0, len(digits), HEX_CHARACTERS)]
-
-    def repeated(self) -> int:
-        """Answers whose id another answer had before: the mark of one result given out twice."""
-        everything = [name for fate in Fate for name in self.of(fate)]
-        return len(everything) - len(set(everything))
-
-
-CONNECT_TIMEOUT_S = 5.0
-STATEMENT_TIMEOUT_MS = 30_000
-
-
-@asynccontextmanager
-async def audit_connection(database_url: str) -> AsyncIterator[Connection]:
-    """A connection for one look. Raises what `ledger.postgres.AWAY` names, and ValueError for a URL that is none."""
-    connection = await connect(
-        database_url,
-        name="tierlane bench",
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-    )
-    async with closing(connection):
-        yield connection
-
+from ledger.postgres import AWAY, Connection, reason
+from tierlane_tools.bench.verification.answer_ids import AnswerIds
+from tierlane_tools.bench.verification.audit_connection import audit_connection
+from tierlane_tools.bench.verification.fate import Fate
 
 POLL_S = 0.5
 FETCH_ROWS = 5000

@@ -7,168 +7,55 @@ the load for a tenth of a second.
 
 With several cells, each has a Redis of its own, and all roles connect to it through one proxy, so that a cell can be cut off.
 With a cluster (`servers`), they connect to its servers without proxies.
-
-Each tier has ten customers of different weights, with limits that the load does not reach; one of tier paid floods. Others
-have batches, and the hostile client has a customer. Shedding, queue times and the capacity of the GPUs are unchanged.
 """
 
 import asyncio
 import os
 import secrets
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
-import asyncpg
 import psutil
 from pydantic import SecretStr
 
-from ledger.postgres import asyncpg_dsn
-from scheduler.redis_client.keys import DEFAULT_CELL
 from tierlane.settings.model import Settings
 from tierlane_local.child_process import ChildProcess, family
 from tierlane_local.embedded import EmbeddedPostgres
 from tierlane_local.up.cells import cell_names
 from tierlane_local.up.data_dir import DataDir, LogLines, StackError, held_port
-from tierlane_local.up.demo_data import TIERS, demo_model, seed_demo
-from tierlane_local.up.members import ModelProcesses, RoleEnvironment, RoleMember, role_command
+from tierlane_local.up.demo_data import demo_model, seed_demo
+from tierlane_local.up.members import RoleEnvironment, RoleMember
+from tierlane_local.up.model_processes import ModelProcesses
 from tierlane_local.up.orphan_guard import OrphanGuard
 from tierlane_local.up.supervisor import Supervisor
-from tierlane_tools.chaos.command import StackShape
-from tierlane_tools.chaos.echo import MEAN_S, RUNS_VARIABLE
-from tierlane_tools.chaos.faults.catalogue import ALL_ROLES, FaultTarget
+from tierlane_tools.chaos.echo import RUNS_VARIABLE
 from tierlane_tools.chaos.faults.engine import MODEL, engine_command
+from tierlane_tools.chaos.faults.fault_kind import ALL_ROLES, FaultTarget
 from tierlane_tools.chaos.faults.proxy import HOST, FaultProxy
 from tierlane_tools.chaos.faults.server_clock import ServerClock
 from tierlane_tools.chaos.faults.target import HostileAccess, StackTargets
 from tierlane_tools.chaos.history import LoadCustomer, Sources, Target
-from tierlane_tools.chaos.servers import ClusterServers, SingleServers
-from tierlane_tools.chaos.tls_front import TlsFront
-
-CUSTOMERS_PER_TIER = 10
-WEIGHTS = (1.0, 1.0, 2.0, 4.0)
-FLOODED_TIER, FLOODS = TIERS[1], 1
-FLOOD_PART = 20.0  # Of all requests, where the part of each other customer is 1.
-IN_FLIGHT = {FLOODS: 90, 2: 16, 3: 30, 4: 60}  # By number of the customer, in the saturating load.
-BATCH_TIERS = (TIERS[0], TIERS[-1])
-HIGH_LIMIT = 100_000.0
-
-RAISE_LIMITS = """
-UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int,
-    max_queue_depth = $1::int, tokens_per_minute = NULL
-"""
-# The rate of the model; after some seconds of load it would be measured.
-RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"
-ADD_CUSTOMERS = """
-INSERT INTO customers (name, tier, weight)
-SELECT 'chaos-' || tier || '-' || number, tier, ($3::float8[])[1 + (number - 1) % cardinality($3::float8[])]
-FROM unnest($1::text[]) AS tier, generate_series(1, $2::int) AS number
-"""
-ADD_BATCH_CUSTOMERS = (
-    "INSERT INTO customers (name, tier) SELECT 'batches-' || tier, tier FROM unnest($1::text[]) AS tier"
-)
-ISSUE_KEYS = """
-SELECT id::text, name, tier, weight, issue_api_key(name, 'chaos') AS key
-FROM customers WHERE name LIKE $1 ORDER BY name
-"""
-PIN_CUSTOMERS = "UPDATE customers SET cell = $1 WHERE name = ANY($2::text[])"
-ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
-
-
-async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[LoadCustomer, ...]:
-    """Raise the limits of tiers, and create the customers with a key each."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
-        await connection.execute(RAISE_LIMITS, HIGH_LIMIT)
-        await connection.execute(RATE_MODELS, MEAN_S)
-        await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier, WEIGHTS)
-        rows = await connection.fetch(ISSUE_KEYS, "chaos-%")
-    finally:
-        await connection.close()
-    return tuple(_load_customer(row) for row in rows)
-
-
-def _load_customer(row: asyncpg.Record) -> LoadCustomer:
-    number = int(row["name"].rpartition("-")[2])
-    flooded = row["tier"] == FLOODED_TIER
-    return LoadCustomer(
-        **row,
-        part=FLOOD_PART if flooded and number == FLOODS else 1.0,
-        in_flight=IN_FLIGHT.get(number, 0) if flooded else 0,
-    )
-
-
-async def seed_batch_customers(database_url: str) -> tuple[LoadCustomer, ...]:
-    """Create the customers with batches."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
-        await connection.execute(ADD_BATCH_CUSTOMERS, list(BATCH_TIERS))
-        rows = await connection.fetch(ISSUE_KEYS, "batches-%")
-    finally:
-        await connection.close()
-    return tuple(LoadCustomer(**row) for row in rows)
-
-
-async def seed_hostile(database_url: str) -> str:
-    """Create the customer of the hostile client in the lowest tier; returns its key."""
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
-        await connection.execute(ADD_HOSTILE, TIERS[-1])
-        return str(await connection.fetchval("SELECT issue_api_key('hostile', 'chaos')"))
-    finally:
-        await connection.close()
-
-
-async def seed_cells(database_url: str, urls: Mapping[str, str | None]) -> None:
-    """Open the cells at these URLs, None for a slot of the cluster.
-
-    The customers of the saturating load share one: shares by weight hold inside a cell.
-    """
-    if not urls:
-        return
-    saturating = [f"chaos-{FLOODED_TIER}-{number}" for number in IN_FLIGHT]
-    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
-    try:
-        rows = [(DEFAULT_CELL, None), *urls.items()]
-        await connection.executemany("INSERT INTO cells (name, redis_url) VALUES ($1, $2)", rows)
-        await connection.execute(PIN_CUSTOMERS, DEFAULT_CELL, saturating)
-    finally:
-        await connection.close()
-
-
-T = TypeVar("T")
-
+from tierlane_tools.chaos.options import StackShape
+from tierlane_tools.chaos.stack.customers import seed_batch_customers, seed_cells, seed_customers, seed_hostile
+from tierlane_tools.chaos.stack.servers import ClusterServers, SingleServers
+from tierlane_tools.chaos.stack.side_loop import SideLoop
+from tierlane_tools.chaos.stack.tls_front import TlsFront
 
 DRAIN_MS = 1500  # What the load left open is not waited for.
 
-
-class SideLoop:
-    """Runs coroutines on an event loop in another thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon thread, so that the exit of the process does not wait for it.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="stack", daemon=True)
-        self._thread.start()
-
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on that loop; returns its result. A cancel is passed on."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-    def close(self) -> None:
-        """End the thread, which must be idle."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
+
+BACKEND = "tierlane_tools.chaos.echo:Echo"
+TOTAL_REQUEST_MS = 4000  # Also before a worker is known: the checks count with it.
+MAX_BATCH_SIZE = 8  # Small, so that workers are busy at the default rate, and a fault of one affects requests.
+READY_TIMEOUT_S = 120.0
+GUARD_POLL_S = 0.25
+SEE_LOG = "run it again with --keep DIR and read roles.log there"
 
 
 async def _is_healthy(session: aiohttp.ClientSession, url: str, workers: int) -> bool:
@@ -181,14 +68,6 @@ async def _is_healthy(session: aiohttp.ClientSession, url: str, workers: int) ->
         return bool(health["healthy_gpus"] >= workers and health["status"] == "healthy")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
         return False
-
-
-BACKEND = "tierlane_tools.chaos.echo:Echo"
-TOTAL_REQUEST_MS = 4000  # Also before a worker is known: the checks count with it.
-MAX_BATCH_SIZE = 8  # Small, so that workers are busy at the default rate, and a fault of one affects requests.
-READY_TIMEOUT_S = 120.0
-GUARD_POLL_S = 0.25
-SEE_LOG = "run it again with --keep DIR and read roles.log there"
 
 
 class ChaosStack(StackTargets):
@@ -261,8 +140,7 @@ class ChaosStack(StackTargets):
         os.environ[RUNS_VARIABLE] = str(self.runs)
         self._watching = asyncio.create_task(self._watch(), name="guard")
         for server in (*self._servers.members, self._postgres):
-            self._guard.hold_servers_of(server.home)
-            await self._add(server)
+            await self._side_loop.run(self._supervisor.add_server(server))
         await self._side_loop.run(self._servers.form())
         await self._open_cells()
         await self._fill_database()
@@ -395,13 +273,7 @@ class ChaosStack(StackTargets):
 
     async def _fill_database(self) -> None:
         settings = self.settings
-        migrate = RoleMember(
-            "migrate",
-            "migrate",
-            role_command("migrate"),
-            RoleEnvironment(settings).for_role("migrate", "migrate"),
-            self._lines,
-        )
+        migrate = RoleEnvironment(settings).member("migrate", "migrate", self._lines)
         if await self._side_loop.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(self._backend, settings.pool, settings.max_batch_size)
@@ -451,8 +323,7 @@ class ChaosStack(StackTargets):
             postgres = await self._add_proxy(FaultTarget.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
         roles = RoleEnvironment(self.settings.model_copy(update=own))
-        member = RoleMember(place, name, role_command(place), roles.for_role(place, name), self._lines)
-        await self._add(member)
+        await self._add(roles.member(place, name, self._lines))
 
     async def _add(self, member: ChildProcess) -> None:
         await self._side_loop.run(self._supervisor.add(member))

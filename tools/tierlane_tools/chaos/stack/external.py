@@ -11,42 +11,35 @@ import asyncpg
 import msgspec
 import psutil
 
-from ledger.postgres import asyncpg_dsn
+from ledger.postgres import asyncpg_dsn, closing
 from tierlane_local.child_process import family
-from tierlane_tools.bench.resources import ProcessInfo
-from tierlane_tools.chaos.command import TOOL, ChaosUsageError
-from tierlane_tools.chaos.faults.catalogue import FaultTarget
+from tierlane_local.stack_file import StackInfo
+from tierlane_tools.chaos.faults.fault_kind import FaultTarget
 from tierlane_tools.chaos.faults.target import StackTargets
 from tierlane_tools.chaos.history import LoadCustomer, Sources, Target
+from tierlane_tools.chaos.options import TOOL, ChaosUsageError
 
 PATIENCE_S = 5.0
 PROBE = "tierlane chaos"
+ADDRESSES = ("http_url", "redis_url", "database_url", "service_token")  # Of the stack file.
 SERVERS = (FaultTarget.REDIS, FaultTarget.POSTGRES)
 FIND_CUSTOMER = """
 SELECT c.id::text AS id, c.name, c.tier FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id WHERE k.id = $1
 """
 
 
-class ExternalStackInfo(msgspec.Struct, frozen=True):
-    """The used fields of the file."""
-
-    http_url: str
-    redis_url: str
-    database_url: str
-    service_token: str
-    keys: dict[str, str]
-    processes: tuple[ProcessInfo, ...]
-
-
-def read_stack(path: Path) -> ExternalStackInfo:
-    """Read the file. Raises ChaosUsageError."""
+def _read_stack(path: Path) -> StackInfo:
+    """Read the file, which needs all addresses. Raises ChaosUsageError."""
     option = TOOL.both_names("against")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ExternalStackInfo)
+        stack = msgspec.json.decode(path.read_bytes(), type=StackInfo)
+        if missing := [name for name in ADDRESSES if not getattr(stack, name)]:
+            raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
     except OSError as error:
         raise ChaosUsageError(f"{option}: cannot read {path}: {error.strerror}; is the stack up?") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ChaosUsageError(f"{option}: {path} is not a stack file: {error}.") from None
+    return stack
 
 
 class ExternalStack(StackTargets):
@@ -55,7 +48,7 @@ class ExternalStack(StackTargets):
     def __init__(self, path: Path) -> None:
         """Raises ChaosUsageError."""
         self._path = path
-        self._info = read_stack(path)
+        self._info = _read_stack(path)
         self._names = {
             place: [process.name for process in self._info.processes if process.role == place] for place in FaultTarget
         }
@@ -82,7 +75,7 @@ class ExternalStack(StackTargets):
     def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
         """The running processes of a target, a server with all its children."""
         name = self.name(place, index)
-        pids = [one.pid for one in read_stack(self._path).processes if one.role == place and one.name == name]
+        pids = [one.pid for one in _read_stack(self._path).processes if one.role == place and one.name == name]
         processes = [process for pid in pids for process in family(pid)]
         return processes if place in SERVERS else processes[:1]
 
@@ -98,16 +91,13 @@ class ExternalStack(StackTargets):
         return Sources(info.database_url, info.redis_url, None, started_at)
 
 
-async def _customers(info: ExternalStackInfo) -> tuple[LoadCustomer, ...]:
-    connection = await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)
-    try:
+async def _customers(info: StackInfo) -> tuple[LoadCustomer, ...]:
+    async with closing(await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)) as connection:
         found = []
         for key in info.keys.values():
             row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
             if row is not None:
                 found.append(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
-    finally:
-        await connection.close()
     return tuple(found)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import uvloop
 
-from tierlane_tools.chaos.certificates import Certificates, Pair, certificates
+from tierlane_tools.chaos.stack.certificates import Certificates, Pair, certificates
 
 CHUNK_BYTES = 1 << 16
 SERVER, CLIENT = ("server", "client")
-MODULE = "tierlane_tools.chaos.tls_front"
+MODULE = "tierlane_tools.chaos.stack.tls_front"
 
 
 class TlsFront:

@@ -1,0 +1,30 @@
+"""The banner of `tierlane up`, with a curl command for each tier."""
+
+from collections.abc import Mapping, Sequence
+
+EXAMPLE_INPUT = "Once upon a time"
+
+
+def banner(http_url: str, keys: Mapping[str, str], models: Sequence[str], data_dir: str, grpc: str = "") -> str:
+    """The text of the banner; it contains the demo keys, which are valid only on this machine.
+
+    `grpc`: the address of the gRPC port, "" without one.
+    """
+    served = f"model{'s' if len(models) > 1 else ''} {', '.join(models)}"
+    parts = [f"\nTierlane is ready: {http_url}, {served}. Try it as each of the demo customers:\n"]
+    parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
+    parts.append(
+        (f"\ngRPC    {grpc}" if grpc else "") + f"\nDocs    {http_url}/docs"
+        f"\nPage    {http_url}/internal/dashboard (log in with the token in {data_dir}/service-token)"
+        f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
+        f"\nState   {data_dir}/stack.json"
+        "\nStop    Ctrl-C\n\n"
+    )
+    return "".join(parts)
+
+
+def _curl(http_url: str, key: str) -> str:
+    return (
+        f"curl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
+    )

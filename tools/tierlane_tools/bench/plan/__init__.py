@@ -1,0 +1,1 @@
+"""The plan of a run: options, tiers, schedule, inputs and objectives."""

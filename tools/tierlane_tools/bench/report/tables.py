@@ -1,0 +1,134 @@
+"""The report of a run, for people: tables from its document."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tierlane_tools.bench.plan.objectives import ALL
+from tierlane_tools.bench.report.document import Document
+
+LATENCIES = ("median", "p95", "p99", "p99.9", "max")
+
+
+def show(console: Console, result: Document) -> None:
+    """Print the whole report."""
+    console.print(_tier_table(result))
+    if errors := _error_rows(result):
+        console.print(_table(("tier", "status", "code", "count"), errors))
+    console.print(_cpu_table(result))
+    if result["rss_mb"]:
+        console.print(_memory_table(result))
+    for line in _lines(result):
+        console.print(line, highlight=False)
+    for sentence in result["warnings"]:
+        console.print(f"[yellow]note[/] {escape(sentence)}", highlight=False)
+    for sentence in result["faults"]:
+        console.print(f"[red]fault[/] {escape(sentence)}", highlight=False)
+    console.print("[green]passed[/]" if result["passed"] else "[red]failed[/]", highlight=False)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _tier_table(result: Document) -> Table:
+    # Without an objective every 200 is good, and the column would say nothing.
+    good = ("good/s",) if result["slo"] else ()
+    columns = ("tier", "due", "ok", "failed", "silent", "ok/s", *good, *LATENCIES)
+    figures = [*result["tiers"].items(), (ALL, result)]
+    return _table(columns, [_tier_row(name, tier, len(good)) for name, tier in figures])
+
+
+def _tier_row(name: str, figures: Document, good_columns: int) -> list[str]:
+    refused = figures["failed"] - figures["unanswered"]
+    counts = [figures["scheduled"], figures["completed"], refused, figures["unanswered"]]
+    rates = [figures["request_throughput"], figures["request_goodput"]][: 1 + good_columns]
+    times = [figures[f"{latency}_e2el_ms"] for latency in LATENCIES]
+    return [name, *map(str, counts), *(f"{rate:.1f}" for rate in rates), *map(_ms_text, times)]
+
+
+def _ms_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f}%"
+
+
+def _error_rows(result: Document) -> list[list[str]]:
+    rows = []
+    for name, tier in result["tiers"].items():
+        rows += [[name, str(e["status"]), e["code"] or "-", str(e["count"])] for e in tier["errors"]]
+        rows += [[name, "-", why, str(count)] for why, count in tier["unanswered_by_cause"].items()]
+    return rows
+
+
+def _cpu_table(result: Document) -> Table:
+    per_thousand = result["cpu_seconds_per_1000"]
+    rows = [
+        [role, f"{seconds:.2f}", _share(seconds, result["duration_s"]), _microseconds(per_thousand[role])]
+        for role, seconds in result["cpu_seconds"].items()
+    ]
+    rows.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
+    if echo := result["echo"]:
+        rows.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
+    return _table(("CPU", "seconds", "of a core", "us a request"), rows)
+
+
+def _memory_table(result: Document) -> Table:
+    rows = [
+        [role, f"{rss['begin']:.0f}", f"{rss['end']:.0f}", f"{(rss['end'] / rss['begin'] - 1) * 100:+.1f}%"]
+        for role, rss in result["rss_mb"].items()
+        if rss["begin"]
+    ]
+    return _table(("memory", "MB at first", "at last", "change"), rows)
+
+
+def _share(seconds: float, window_s: float) -> str:
+    return f"{seconds / window_s * 100:.0f}%" if window_s else "-"
+
+
+def _microseconds(per_thousand: float | None) -> str:
+    # Seconds per 1,000 requests times 1,000 are microseconds per request.
+    return "-" if per_thousand is None else f"{per_thousand * 1000:.1f}"
+
+
+def _lines(result: Document) -> list[str]:
+    lag = result["lag_ms"]
+    closed = result["settings"]["mode"] == "closed"
+    since = "sending it" if closed else "the scheduled time"
+    scheduled = f"latencies are milliseconds from {since} to the last byte of a 200"
+    late = ", ".join(f"{_ms_text(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
+    lines = [
+        scheduled,
+        f"seed {result['seed']}" + ("" if closed else f", generator late by {late}"),
+        f"answers: {result['verified']} verified, {result['crossed']} crossed",
+    ]
+    if result["cpu_over_echo"]:
+        lines.append(f"CPU of all servers: {result['cpu_over_echo']:.2f} times the bare echo's")
+    if batches := result["batches"]:
+        lines.append(
+            f"batches: {batches['batches']}, {_number(batches['mean_size'])} members, {_percent(batches['fill'])} full; "
+            f"GPUs busy {_percent(batches['gpu_busy'])} of the time, {batches['workers']} of them; "
+            f"padding {_percent(batches['padding_waste'])}"
+        )
+    if audit := result["audit"]:
+        lines.append(
+            f"audit: {audit['expected']} accepted, {audit['rows']} rows, {audit['missing']} missing, "
+            f"{audit['duplicated']} duplicated, completed {audit['completed_answers']} answers and "
+            f"{audit['completed_rows']} rows, after {audit['waited_s']:.1f} s"
+        )
+    return lines + [
+        f"objective {escape(slo['objective'])}: {'met' if slo['met'] else 'missed'}" for slo in result["slo"]
+    ]

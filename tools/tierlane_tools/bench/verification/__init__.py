@@ -1,0 +1,1 @@
+"""Verification of a run: outputs, request ids and audit rows."""
