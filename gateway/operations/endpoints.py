@@ -13,7 +13,8 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.operations.dashboard.snapshots import DashboardSnapshots
-from gateway.operations.health.model import HealthNow, Liveness, Readiness
+from gateway.operations.health.model import Liveness, Readiness
+from gateway.operations.health.pool_state import HealthNow
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow

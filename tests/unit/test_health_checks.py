@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 
 from gateway.direct.probe import Unreachable
 from gateway.operations.health.checks import health
-from gateway.operations.health.model import MeasuredPool
+from gateway.operations.health.pool_state import MeasuredPool
 from gateway.operations.health.tiers import shedding
 from gateway.operations.health.worker_losses import LostWorker
 from health_inputs import (

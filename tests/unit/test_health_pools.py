@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.health.collector import health_document, merge_pools
-from gateway.operations.health.model import MeasuredPool, MeasuredTier, Status
+from gateway.operations.health.model import Status
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier, health_document, merge_pools
 from ratelimit.capacity import CapacityEvidence
 
 

@@ -17,8 +17,9 @@ from gateway.operations.dashboard.downsampling import downsampled
 from gateway.operations.dashboard.history_points import history_point
 from gateway.operations.dashboard.state import state
 from gateway.operations.health.checks import HealthInputs, health
-from gateway.operations.health.collector import CollectedHealth, health_document, merge_pools
+from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.outcomes import TierObjective
+from gateway.operations.health.pool_state import health_document, merge_pools
 from health_inputs import DOWN, LOST, REDIS_DOWN, inputs, worker
 from integration.gateway_fixtures import tier
 from ledger.batches import OpenBatches

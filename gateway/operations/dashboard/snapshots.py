@@ -18,8 +18,8 @@ from gateway.operations.dashboard.diff import config_changes, state_changes
 from gateway.operations.dashboard.history import DashboardHistory
 from gateway.operations.dashboard.state import DashboardEvent, DashboardState, state
 from gateway.operations.dashboard.subscribers import Subscribers, server_event
-from gateway.operations.health.collector import HealthCollector, health_document, merge_pools
-from gateway.operations.health.model import Health
+from gateway.operations.health.collector import HealthCollector
+from gateway.operations.health.pool_state import Health, health_document, merge_pools
 from ledger.batches import OpenBatches
 from scheduler.fault_log import LoggedFaults
 from scheduler.tasks import next_tick

@@ -11,7 +11,8 @@ from gateway.catalog import TierRow
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.figures import view
 from gateway.operations.health.collector import CollectedHealth
-from gateway.operations.health.model import MeasuredPool, MeasuredTier, Status
+from gateway.operations.health.model import Status
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
 from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
 from scheduler.protocol.pool_view import GatewayStats, WorkerView

@@ -13,7 +13,7 @@ from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.limits.refusals import failing_customer
 from gateway.operations.health.advice import problem, with_impact
 from gateway.operations.health.gateway_losses import LostGateway
-from gateway.operations.health.model import LEVELS, HealthFinding, MeasuredPool, MeasuredTier, Status, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
     CauseInputs,
     TierObjective,
@@ -24,6 +24,7 @@ from gateway.operations.health.outcomes import (
     slow_batches,
     tier_results,
 )
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
 from gateway.operations.health.restarts import Restart
 from gateway.operations.health.role_checks import ended_tasks, lost_gateways, repaired_keys, restarted, scheduling
 from gateway.operations.health.tiers import (

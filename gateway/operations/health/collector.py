@@ -1,10 +1,7 @@
-"""Collects the inputs of the health checks for every pool, merges the states of the pools, and makes the document of health.
-
-With several pools, its figures are those of all pools, and it also contains the figures of each.
-"""
+"""Collects the inputs of the health checks for every pool."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import NamedTuple
@@ -12,21 +9,10 @@ from typing import NamedTuple
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
-from gateway.operations.figures import merged, view
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.gateway_losses import GatewayLosses, silent_gateways
-from gateway.operations.health.model import (
-    LEVELS,
-    CellHealth,
-    Check,
-    Health,
-    HealthFigures,
-    HealthOfPools,
-    MeasuredPool,
-    Status,
-    TierHealth,
-)
 from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
+from gateway.operations.health.pool_state import MeasuredPool
 from gateway.operations.health.restarts import Restarts
 from gateway.operations.health.role_checks import scheduling_level
 from gateway.operations.health.worker_losses import WorkerLosses
@@ -34,7 +20,6 @@ from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.jobs import UNTRIED
 from scheduler.errors import RedisUnavailable
-from scheduler.redis_client.keys import DEFAULT_CELL
 
 AWAY_S = 2.0
 """How long PostgreSQL must not answer the catalog, which asks every second, before it is away: a reconnect takes less."""
@@ -243,79 +228,3 @@ def _roles(parts: PoolParts) -> object:
         return None
     level = scheduling_level(seen, expected=parts.config.schedulers_expected)
     return level, silent_gateways(seen.gateway_ages_ms)
-
-
-def merge_pools(pools: Mapping[str, MeasuredPool]) -> MeasuredPool:
-    """The state of all pools together; the gateway's own pool is first.
-
-    `down` only if no pool can serve: the gateway must not be taken out of service while one pool can.
-    """
-    states = list(pools.values())
-    if len(states) == 1:
-        return states[0]
-    statuses = {state["status"] for state in states}
-    status = _worst(states)
-    if status == "down" and statuses != {"down"}:
-        status = "degraded"
-    return merged(MeasuredPool, states, status=status, reasons=_reasons(pools), checks=_checks(pools))
-
-
-def health_document(
-    whole: MeasuredPool, pools: Mapping[str, MeasuredPool], draining: Collection[str] = frozenset()
-) -> Health:
-    """The document of `/internal/health`. `whole`: the state of all pools together; `draining`: cells in that state."""
-    document: Health = {
-        "status": whole["status"],
-        "reasons": whole["reasons"],
-        **_figures(whole),
-        "checks": whole["checks"],
-    }
-    if len(pools) == 1:
-        return document
-    several: HealthOfPools = {
-        **document,
-        "pools": {pool: {"status": state["status"], **_figures(state)} for pool, state in pools.items()},
-        "cells": _cells(pools, draining) if any("@" in place for place in pools) else {},
-    }
-    return several
-
-
-def _figures(state: MeasuredPool) -> HealthFigures:
-    return view(HealthFigures, state, tiers={name: view(TierHealth, tier) for name, tier in state["tiers"].items()})
-
-
-def _worst(states: Sequence[MeasuredPool]) -> Status:
-    return max((state["status"] for state in states), key=LEVELS.index)
-
-
-def _cells(pools: Mapping[str, MeasuredPool], draining: Collection[str]) -> dict[str, CellHealth]:
-    places: dict[str, list[MeasuredPool]] = {}
-    for place, state in pools.items():
-        places.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(state)
-    return {
-        cell: view(
-            CellHealth,
-            merged(MeasuredPool, states),
-            status=_worst(states),
-            state="draining" if cell in draining else "open",
-        )
-        for cell, states in places.items()
-    }
-
-
-def _reasons(pools: Mapping[str, MeasuredPool]) -> list[str]:
-    """A reason that all pools share appears once; other reasons are prefixed with their pool."""
-    reasons = [reason for state in pools.values() for reason in state["reasons"]]
-    common = list(dict.fromkeys(reason for reason in reasons if reasons.count(reason) == len(pools)))
-    return common + [
-        f"Pool {pool}: {reason}" for pool, state in pools.items() for reason in state["reasons"] if reason not in common
-    ]
-
-
-def _checks(pools: Mapping[str, MeasuredPool]) -> dict[str, list[Check]]:
-    """Checks by name; for pools other than the gateway's own, prefixed with the pool."""
-    own, *others = pools
-    checks = dict(pools[own]["checks"])
-    for pool in others:
-        checks |= {f"{pool}/{name}": check for name, check in pools[pool]["checks"].items()}
-    return checks

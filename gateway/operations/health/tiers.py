@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import TOP_CUSTOMERS, HealthFinding, MeasuredTier, TopCustomer
+from gateway.operations.health.model import HealthFinding
 from gateway.operations.health.outcomes import TierResult
+from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
 from gateway.operations.merge_rules import total
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
