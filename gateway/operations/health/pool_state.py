@@ -61,7 +61,10 @@ class TierHealth(TypedDict):
 
 
 class MeasuredTier(TierHealth):
-    """All figures of a tier: those of health, and those that only the dashboard shows, as in TierStats."""
+    """All figures of a tier: those of health, and those that only the dashboard shows. Percentiles are 0 if unknown.
+
+    `in_rps`: offered requests; `out_rps`: responses; `demand_rps` and `failed_rps` as in TierStats.
+    """
 
     in_rps: Total[float]
     out_rps: Total[float]

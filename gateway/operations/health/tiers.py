@@ -44,7 +44,6 @@ def measured_tier(name: str, part: float, seen: Observation | None, result: Tier
         "shed_per_second": total([each.shed_per_second for each in stats]),
         "shadow_refusals_per_second": total([each.shadowed_rps for each in stats]),
         "retry_amplification": round(_amplification(stats), 4),
-        # The highest percentiles of all gateways: they cannot be added.
         "p95_ms": result.p95_ms,
         "error_ratio_10s": round(result.error_ratio_10s, 4),
         "error_ratio_60s": round(result.error_ratio_60s, 4),
@@ -59,6 +58,7 @@ def measured_tier(name: str, part: float, seen: Observation | None, result: Tier
         "out_rps": total([each.answered_rps for each in stats]),
         "demand_rps": total([each.demand_rps for each in stats]),
         "failed_rps": total([each.failed_rps for each in stats]),
+        # The highest of all gateways, as p95: percentiles cannot be added.
         "p50_ms": max((each.p50_ms for each in stats), default=0.0),
         "p99_ms": max((each.p99_ms for each in stats), default=0.0),
     }
