@@ -28,7 +28,7 @@ def _rules(kind: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _get(document: Any, name: str) -> Any:
-    return document[name] if isinstance(document, Mapping) else getattr(document, name)
+    return document[name] if isinstance(document, dict) else getattr(document, name)
 
 
 def merged(kind: Callable[..., Document], documents: Sequence[Document], **others: Any) -> Document:
