@@ -7,6 +7,8 @@ fixed set of values. Customers are never a label.
 from dataclasses import dataclass
 from typing import Literal
 
+from ratelimit.limits import BUCKETS
+
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio", "_requests_per_second": "requests/s"}
 """Suffix of a metric's name -> unit."""
 
@@ -95,8 +97,8 @@ COUNTED = (
         "tierlane_rate_limited_total",
         "counter",
         ("tier", "scope"),
-        "Requests rejected by a limit of the customer: key_limit, customer_limit, token_limit, concurrency, quota, or "
-        "auxiliary_limit (requests that run no model).",
+        f"Requests rejected by a limit of the customer: key_limit, {', '.join(kind.outcome for kind in BUCKETS)}, "
+        "concurrency, quota, or auxiliary_limit (requests that run no model).",
     ),
     Metric(
         "tierlane_deadline_exceeded_total",

@@ -23,7 +23,7 @@ from gateway.operations.action_bodies import (
 from gateway.operations.dashboard.page import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
 from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
-from gateway.operations.health.model import HealthNow
+from gateway.operations.health.pool_state import HealthNow
 from gateway.operations.lookups import CustomerExplained, RequestExplained
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode

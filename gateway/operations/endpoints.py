@@ -12,7 +12,8 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.operations.dashboard.snapshots import DashboardSnapshots
-from gateway.operations.health.model import HealthNow, Liveness, Readiness
+from gateway.operations.health.model import Liveness, Readiness
+from gateway.operations.health.pool_state import HealthNow
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
@@ -134,7 +135,7 @@ class Internal:
         self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
-        return uncached(call, document, latest.status)
+        return uncached(call, document, 503 if document["status"] == "down" else 200)
 
     async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""

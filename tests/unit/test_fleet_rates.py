@@ -9,22 +9,14 @@ from scheduler.protocol.pool_view import CustomerGpuTime, CustomerRate, GatewayS
 from scheduler.protocol.replies import Reply
 
 
-def stats(*busiest: CustomerRate, batches: float = 0.0, filled: float = 0.0) -> GatewayStats:
-    return GatewayStats("g", 0.0, {}, batches_per_second=batches, filled_per_second=filled, busiest=list(busiest))
+def stats(*busiest: CustomerRate) -> GatewayStats:
+    return GatewayStats("g", 0.0, {}, busiest=list(busiest))
 
 
-@pytest.mark.parametrize(
-    ("gateways", "fill"),
-    [
-        ([], None),
-        ([(0.0, 0.0)], None),
-        ([(4.0, 1.0), (12.0, 11.0)], 0.75),  # Weighted by batches.
-        ([(1.0, 1.001)], 1.0),
-    ],
-)
-def test_batch_fill_of_all_gateways(gateways: list[tuple[float, float]], fill: float | None) -> None:
+@pytest.mark.parametrize(("batches", "filled", "fill"), [(0.0, 0.0, None), (16.0, 12.0, 0.75), (1.0, 1.001, 1.0)])
+def test_batch_fill(batches: float, filled: float, fill: float | None) -> None:
     """It is None where no batch ran."""
-    assert batch_fill([stats(batches=batches, filled=filled) for batches, filled in gateways]) == fill
+    assert batch_fill(filled, batches) == fill
 
 
 def test_top_customers_of_all_gateways() -> None:

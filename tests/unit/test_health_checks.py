@@ -8,8 +8,8 @@ from msgspec.structs import replace as changed
 
 from gateway.direct.probe import Unreachable
 from gateway.operations.health.checks import health
-from gateway.operations.health.model import Health
-from gateway.operations.health.tiers import Flow, shedding
+from gateway.operations.health.pool_state import MeasuredPool
+from gateway.operations.health.tiers import shedding
 from gateway.operations.health.worker_losses import LostWorker
 from health_inputs import (
     DOWN,
@@ -25,7 +25,7 @@ from health_inputs import (
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
 
-def failing(document: Health) -> dict[str, str]:
+def failing(document: MeasuredPool) -> dict[str, str]:
     """The checks that do not pass, with their status."""
     return {
         name: check["status"]
@@ -37,9 +37,9 @@ def failing(document: Health) -> dict[str, str]:
 
 def test_a_healthy_system_has_figures_and_no_reasons() -> None:
     """Rates and depths are sums over gateways and tiers, utilization is a mean, p95 the maximum."""
-    status, document = health(inputs())
+    document = health(inputs())
 
-    assert (status, document["status"], document["reasons"], failing(document)) == (200, "healthy", [], {})
+    assert (document["status"], document["reasons"], failing(document)) == ("healthy", [], {})
     figures = ("gpu_utilization", "queue_depth", "requests_per_second", "healthy_gpus", "total_gpus", "capacity_rps")
     assert [document[name] for name in figures] == [0.5, 9, 150.0, 2, 2, 160.0]
     assert (document["dlq"], document["audit_lag_ms"]) == (4, 20)
@@ -63,6 +63,12 @@ def test_a_healthy_system_has_figures_and_no_reasons() -> None:
         "fairness": 1.0,
         "top_customers": [],
         "background_depth": 0,
+        "in_rps": 130.0,
+        "out_rps": 0.0,
+        "demand_rps": 130.0,
+        "failed_rps": 0.0,
+        "p50_ms": 0.0,
+        "p99_ms": 0.0,
     }
 
 
@@ -70,7 +76,7 @@ def test_slots_are_summed_over_healthy_workers_with_their_sources() -> None:
     """What runs is that of workers with slots; each source is named once."""
     slotted = [changed(worker(n), slots=64, in_flight=9, slots_source="64 sequences in /metrics") for n in (1, 2)]
     lost = changed(LOST, id="worker-3", slots=64)
-    _, document = health(inputs(observation=observation(*slotted, lost, worker(4))))
+    document = health(inputs(observation=observation(*slotted, lost, worker(4))))
 
     assert (document["slots"], document["running"], document["slots_source"]) == (128, 18, "64 sequences in /metrics")
 
@@ -80,8 +86,8 @@ def test_padding_is_the_mean_of_healthy_workers() -> None:
     padding = [changed(worker(n), padding_waste=share) for n, share in enumerate((0.1, 0.4))]
     lost = changed(LOST, padding_waste=0.9)
 
-    assert health(inputs(observation=observation(*padding, lost)))[1]["padding_waste"] == 0.25
-    assert health(inputs(observation=observation(lost)))[1]["padding_waste"] == 0.0
+    assert health(inputs(observation=observation(*padding, lost)))["padding_waste"] == 0.25
+    assert health(inputs(observation=observation(lost)))["padding_waste"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -137,19 +143,19 @@ def test_padding_is_the_mean_of_healthy_workers() -> None:
 def test_each_problem_has_a_level_and_fails_its_check(
     changes: dict[str, Any], status: str, checks: dict[str, str]
 ) -> None:
-    """Only `down` is a 503. Every check that fails has a reason, except the breaker of Redis, which its check explains."""
-    code, document = health(inputs(**changes))
+    """Every check that fails has a reason, except the breaker of Redis, which its check explains."""
+    document = health(inputs(**changes))
 
-    assert (code, document["status"]) == (503 if status == "down" else 200, status)
+    assert document["status"] == status
     assert failing(document) == checks
     assert len(document["reasons"]) == len(checks.keys() - {"breaker:redis"})
 
 
 def test_before_the_first_observation_the_gateway_is_down() -> None:
     """Without an observation, the figures are 0."""
-    code, document = health(inputs(observation=None, look_age_s=None))
+    document = health(inputs(observation=None, look_age_s=None))
 
-    assert (code, document["status"]) == (503, "down")
+    assert document["status"] == "down"
     assert (document["healthy_gpus"], document["queue_depth"], document["capacity_rps"]) == (0, 0, 0.0)
     assert failing(document) == {"gpus:healthy": "fail", "redis:look_age": "fail"}
 
@@ -157,7 +163,7 @@ def test_before_the_first_observation_the_gateway_is_down() -> None:
 def test_checks_have_the_shape_of_the_draft() -> None:
     """Each check is a list of objects with component type, value, status and time, as in the draft of health+json."""
     view = replace(SERVING, breakers={"redis": "open", "worker-1": "closed"})
-    checks = health(inputs(direct=view))[1]["checks"]
+    checks = health(inputs(direct=view))["checks"]
 
     for each in checks.values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in each)
@@ -185,7 +191,7 @@ def test_retries_that_multiply_the_load_are_reported(
         for i, (rps, again) in enumerate(stats)
     ]
     seen = Observation(0, {}, [worker(1)], gateways, 0, 0, 0, 0)
-    _, document = health(inputs(observation=seen, factors={"free": 1.0}))
+    document = health(inputs(observation=seen, factors={"free": 1.0}))
 
     assert document["tiers"]["free"]["retry_amplification"] == amplification
     assert document["checks"]["retries:amplification"][0]["observedValue"] == amplification
@@ -193,19 +199,26 @@ def test_retries_that_multiply_the_load_are_reported(
 
 
 AT_14_02 = 14 * 3_600_000 + 2 * 60_000
-ADMITTED = Flow(100.0, 0.0, 100.0)
+
+
+def flow(arrived: float, shed: float, demand: float) -> dict[str, float]:
+    """The figures of a tier on which this check depends, requests/s."""
+    return {"in_rps": arrived, "shed_per_second": shed, "demand_rps": demand}
+
+
+ADMITTED = flow(100.0, 0.0, 100.0)
 
 
 @pytest.mark.parametrize(
     ("tiers", "losses", "share", "reason"),
     [
         ({"paid": ADMITTED, "free": ADMITTED}, (LostWorker("gpu-3", AT_14_02),), 0.0, None),
-        ({"free": Flow(100.0, 1.9, 100.0)}, (), 0.0, None),  # below the minimum share
-        ({"free": Flow(1.0, 0.4, 1.0)}, (), 0.0, None),  # below the minimum rate
-        ({"free": Flow(280.0, 28.0, 280.0)}, (), 0.1, "Rejecting 10% of free requests: queues are too long"),
-        ({"free": Flow(0.0, 5.0, 400.0)}, (), 1.0, "Rejecting 100% of free requests: 400/s demand exceeds 310/s"),
+        ({"free": flow(100.0, 1.9, 100.0)}, (), 0.0, None),  # below the minimum share
+        ({"free": flow(1.0, 0.4, 1.0)}, (), 0.0, None),  # below the minimum rate
+        ({"free": flow(280.0, 28.0, 280.0)}, (), 0.1, "Rejecting 10% of free requests: queues are too long"),
+        ({"free": flow(0.0, 5.0, 400.0)}, (), 1.0, "Rejecting 100% of free requests: 400/s demand exceeds 310/s"),
         (
-            {"paid": Flow(200.0, 10.0, 200.0), "free": Flow(280.0, 280.0, 280.0)},
+            {"paid": flow(200.0, 10.0, 200.0), "free": flow(280.0, 280.0, 280.0)},
             (LostWorker("gpu-1", AT_14_02 + 90_000), LostWorker("gpu-3", AT_14_02)),
             1.0,
             (
@@ -216,7 +229,7 @@ ADMITTED = Flow(100.0, 0.0, 100.0)
     ],
 )
 def test_rejections_for_lack_of_capacity(
-    tiers: dict[str, Flow], losses: tuple[LostWorker, ...], share: float, reason: str | None
+    tiers: dict[str, Any], losses: tuple[LostWorker, ...], share: float, reason: str | None
 ) -> None:
     """The reason has the share of each tier, the cause, and since when workers are missing."""
     finding = shedding(tiers, 310.0, losses)
@@ -240,7 +253,7 @@ def test_rejections_with_another_cause_refer_to_its_check(
     stats = TierStats(5.0, 5.0, 0.0, arrived_rps=5.0)
     seen = Observation(0, {}, workers, [GatewayStats("g1", 0.0, {"free": stats})], 0, 0, 0, 0)
 
-    assert f"(see {check})" in health(inputs(observation=seen, factors={"free": 1.0}, **changes))[1]["reasons"][0]
+    assert f"(see {check})" in health(inputs(observation=seen, factors={"free": 1.0}, **changes))["reasons"][0]
 
 
 @pytest.mark.parametrize(
@@ -253,5 +266,5 @@ def test_rejections_with_another_cause_refer_to_its_check(
 )
 def test_a_gateway_that_serves_in_direct_mode_is_not_down(seen: Observation) -> None:
     """Failures of the queue path are `degraded` while direct mode serves, and `down` otherwise."""
-    assert health(inputs(observation=seen, direct=SERVING, **REDIS_DOWN))[0] == 200
-    assert health(inputs(observation=seen, direct=INACTIVE))[0] == 503
+    assert health(inputs(observation=seen, direct=SERVING, **REDIS_DOWN))["status"] == "degraded"
+    assert health(inputs(observation=seen, direct=INACTIVE))["status"] == "down"

@@ -1,15 +1,16 @@
 """Health of a gateway that serves several pools: one document made of those of the pools."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from gateway.operations.health.collector import merge_pools
-from gateway.operations.health.model import Health, Status, TierHealth
+from gateway.operations.health.model import Status
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier, health_document, merge_pools
 from ratelimit.capacity import CapacityEvidence
 
 
-def tier(**changes: Any) -> TierHealth:
+def tier(**changes: Any) -> MeasuredTier:
     row: Any = {
         "depth": 1,
         "oldest_ms": 10.0,
@@ -28,11 +29,17 @@ def tier(**changes: Any) -> TierHealth:
         "fairness": 0.9,
         "top_customers": [{"name": "acme", "gpu_ms": 2.5}],
         "background_depth": 3,
+        "in_rps": 5.5,
+        "out_rps": 5.0,
+        "demand_rps": 5.5,
+        "failed_rps": 0.5,
+        "p50_ms": 40.0,
+        "p99_ms": 90.0,
     }
     return row | changes
 
 
-def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple[int, Health]:
+def document(status: Status = "healthy", *reasons: str, **changes: Any) -> MeasuredPool:
     fields: Any = {
         "status": status,
         "reasons": list(reasons),
@@ -52,29 +59,34 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
         "dlq": 0,
         "audit_lag_ms": 5,
         "checks": {"gpus:healthy": []},
+        "batches_per_second": 4.0,
+        "filled_per_second": 3.0,
     }
-    return (503 if status == "down" else 200), fields | changes
+    return fields | changes
+
+
+def whole_of(found: Mapping[str, MeasuredPool], *draining: str) -> Any:
+    return health_document(merge_pools(found), found, draining)
 
 
 def test_a_single_pool_keeps_its_document() -> None:
     """Nothing is added for a gateway with one pool."""
     assert merge_pools({"default": document("degraded", "x")}) == document("degraded", "x")
+    assert not {"pools", "cells"} & whole_of({"default": document()}).keys()
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "status", "http"),
+    ("own", "other", "status"),
     [
-        ("healthy", "healthy", "healthy", 200),
-        ("healthy", "down", "degraded", 200),
-        ("down", "healthy", "degraded", 200),
-        ("down", "down", "down", 503),
+        ("healthy", "healthy", "healthy"),
+        ("healthy", "down", "degraded"),
+        ("down", "healthy", "degraded"),
+        ("down", "down", "down"),
     ],
 )
-def test_the_gateway_is_down_only_if_all_pools_are(own: Status, other: Status, status: Status, http: int) -> None:
+def test_the_gateway_is_down_only_if_all_pools_are(own: Status, other: Status, status: Status) -> None:
     """A load balancer removes a gateway that is down from all of its pools."""
-    code, merged = merge_pools({"default": document(own), "slow": document(other)})
-
-    assert (code, merged["status"]) == (http, status)
+    assert merge_pools({"default": document(own), "slow": document(other)})["status"] == status
 
 
 def test_figures_are_sums_or_the_worst_value() -> None:
@@ -88,12 +100,13 @@ def test_figures_are_sums_or_the_worst_value() -> None:
         dlq=3,
         tiers={"free": tier(depth=4, oldest_ms=90.0, effective_limit_ratio=0.5, p95_ms=20.0), "new": tier(depth=7)},
     )
-    _, merged = merge_pools({"default": document(), "slow": other})
+    found = {"default": document(), "slow": other}
+    merged = whole_of(found)
 
     assert (merged["healthy_gpus"], merged["total_gpus"], merged["queue_depth"], merged["dlq"]) == (8, 9, 2, 3)
     assert (merged["gpu_utilization"], merged["capacity_rps"], merged["audit_lag_ms"]) == (0.8, 200.0, None)
     assert (merged["padding_waste"], merged["pools"]["slow"]["padding_waste"]) == (0.3, 0.4)
-    assert merged["tiers"]["free"] == tier(
+    assert merge_pools(found)["tiers"]["free"] == tier(
         depth=5,
         oldest_ms=90.0,
         effective_limit_ratio=0.5,
@@ -101,6 +114,10 @@ def test_figures_are_sums_or_the_worst_value() -> None:
         shed_per_second=1.0,
         top_customers=[{"name": "acme", "gpu_ms": 5.0}],
         background_depth=6,
+        in_rps=11.0,
+        out_rps=10.0,
+        demand_rps=11.0,
+        failed_rps=1.0,
     )
     assert merged["tiers"]["new"]["depth"] == 7  # A tier that only one pool's document has yet.
 
@@ -108,7 +125,7 @@ def test_figures_are_sums_or_the_worst_value() -> None:
 def test_reasons_and_checks_name_their_pool() -> None:
     """A reason that all pools have is given once, without a pool."""
     first, second = document("degraded", "PostgreSQL is away."), document("down", "PostgreSQL is away.", "No GPU.")
-    _, merged = merge_pools({"default": first, "slow": second})
+    merged = merge_pools({"default": first, "slow": second})
 
     assert merged["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
     assert sorted(merged["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
@@ -122,12 +139,12 @@ def test_cells_are_summed_over_their_pools() -> None:
         "default@west": document(healthy_gpus=5, queue_depth=4),
     }
 
-    _, merged = merge_pools(found, {"west"})
+    merged = whole_of(found, "west")
 
-    cells = merged["cells"]  # type: ignore[typeddict-item]
+    cells = merged["cells"]
     assert {name: (cell["status"], cell["state"], cell["healthy_gpus"]) for name, cell in cells.items()} == {
         "default": ("degraded", "open", 3),
         "west": ("healthy", "draining", 5),
     }
     assert (cells["west"]["queue_depth"], merged["healthy_gpus"]) == (4, 8)
-    assert merge_pools({"default": document(), "large": document()})[1]["cells"] == {}  # type: ignore[typeddict-item]
+    assert whole_of({"default": document(), "large": document()})["cells"] == {}

@@ -176,7 +176,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def failing(given: HealthInputs) -> list[tuple[str, dict[str, Any]]]:
-    checks = health(given)[1]["checks"]
+    checks = health(given)["checks"]
     return [(name, dict(check)) for name, (check,) in checks.items() if check["status"] != "pass"]
 
 

@@ -1,50 +1,75 @@
-"""The points of the dashboard's history: the part of a state that is kept."""
+"""The points of the dashboard's history: the part of a state that is kept, and how points of several times are merged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from gateway.operations.dashboard.state import DashboardEvent, DashboardState, TierState
+from gateway.operations.dashboard.state import DashboardEvent, DashboardState, PoolState
+from gateway.operations.figures import Highest, Last, Lowest, Mean, merged, view
+from gateway.operations.health.model import LEVELS
 
 MAX_POOLS = 8
 """Pools with a history of their own."""
+
+COARSE_EVENTS = 10
+"""Events of a merged point; the oldest are dropped."""
+
+
+class ByName(NamedTuple):
+    """The rule of a list of points: those of the last list, each merged with all of its name."""
+
+    kind: Callable[..., Any]
+
+    def __call__(self, several: Sequence[Sequence[Any]]) -> list[Any]:
+        points = list(chain.from_iterable(several))
+        return [merged(self.kind, [each for each in points if each.name == last.name]) for last in several[-1]]
 
 
 class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """One tier; the fields are those of `TierState`."""
 
-    name: str
-    depth: int
-    oldest_ms: float
-    in_rps: float
-    out_rps: float
-    shed_rps: float
-    limit_ratio: float
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
-    failed_rps: float = 0.0  # Gateways of older versions do not write it.
+    name: Last[str]
+    depth: Highest[int]
+    oldest_ms: Highest[float]
+    in_rps: Mean[float]
+    out_rps: Mean[float]
+    shed_rps: Mean[float]
+    limit_ratio: Lowest[float]
+    p50_ms: Highest[float | None]
+    p95_ms: Highest[float | None]
+    p99_ms: Highest[float | None]
+    failed_rps: Mean[float] = 0.0  # Gateways of older versions do not write it.
 
 
 class PoolHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """One of several pools."""
 
-    name: str
-    demand_rps: float
-    capacity_rps: float
-    tiers: list[TierHistoryPoint]
+    name: Last[str]
+    demand_rps: Mean[float]
+    capacity_rps: Mean[float]
+    tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
+
+
+def _worst(statuses: Sequence[str]) -> str:
+    return max(statuses, key=lambda status: LEVELS.index(status) if status in LEVELS else 0)
+
+
+def _latest_events(several: Sequence[Sequence[DashboardEvent]]) -> list[DashboardEvent]:
+    return list(chain.from_iterable(several))[-COARSE_EVENTS:]
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """The data of the charts at one time, and the events since the previous point. `pools` is empty if there is one only."""
 
-    at_ms: int
-    status: str
-    demand_rps: float
-    capacity_rps: float
-    tiers: list[TierHistoryPoint]
-    events: list[DashboardEvent]
-    pools: list[PoolHistoryPoint] = []
+    at_ms: Last[int]
+    status: Annotated[str, _worst]
+    demand_rps: Mean[float]
+    capacity_rps: Mean[float]
+    tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
+    events: Annotated[list[DashboardEvent], _latest_events]
+    pools: Annotated[list[PoolHistoryPoint], ByName(PoolHistoryPoint)] = []
 
     def of_pool(self, pool: str) -> "HistoryPoint":
         """The point with the figures of one pool; with those of all pools if the history has none of it."""
@@ -56,28 +81,9 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
 
 def history_point(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
     """The part of a state that the history keeps."""
-    pools = [
-        PoolHistoryPoint(each.name, each.demand_rps, each.capacity_rps, _tier_points(each.tiers))
-        for each in (state.pools or [])[:MAX_POOLS]
-    ]
-    tiers = _tier_points(state.tiers)
-    return HistoryPoint(state.at_ms, state.status, state.demand_rps, state.capacity_rps, tiers, events, pools)
+    pools = [view(PoolHistoryPoint, pool, tiers=_tier_points(pool)) for pool in (state.pools or [])[:MAX_POOLS]]
+    return view(HistoryPoint, state, tiers=_tier_points(state), events=events, pools=pools)
 
 
-def _tier_points(tiers: Sequence[TierState]) -> list[TierHistoryPoint]:
-    return [
-        TierHistoryPoint(
-            tier.name,
-            tier.depth,
-            tier.oldest_ms,
-            tier.in_rps,
-            tier.out_rps,
-            tier.shed_rps,
-            tier.limit_ratio,
-            tier.p50_ms,
-            tier.p95_ms,
-            tier.p99_ms,
-            tier.failed_rps,
-        )
-        for tier in tiers
-    ]
+def _tier_points(pool: PoolState) -> list[TierHistoryPoint]:
+    return [view(TierHistoryPoint, tier) for tier in pool.tiers]

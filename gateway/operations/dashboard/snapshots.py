@@ -17,8 +17,8 @@ from gateway.operations.dashboard.diff import config_changes, state_changes
 from gateway.operations.dashboard.history import DashboardHistory
 from gateway.operations.dashboard.state import DashboardEvent, DashboardState, state
 from gateway.operations.dashboard.subscribers import Subscribers, server_event
-from gateway.operations.health.collector import HealthCollector, merge_pools
-from gateway.operations.health.model import Health
+from gateway.operations.health.collector import HealthCollector
+from gateway.operations.health.pool_state import Health, health_document, merge_pools
 from ledger.batches import OpenBatches
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Snapshot
@@ -36,7 +36,6 @@ class DashboardSnapshot(NamedTuple):
 
     at: float
     urgent_state: object
-    status: int
     health: Health
     state: DashboardState
 
@@ -110,16 +109,15 @@ class DashboardSnapshots:
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
         urgent_state, at = self._collector.urgent_state(), self._clock()
         pools = await self._collector.collect()
-        status, document = merge_pools(
-            {pool: (each.status, each.document) for pool, each in pools.items()}, self._collector.draining
-        )
+        states = {pool: each.state for pool, each in pools.items()}
+        whole = merge_pools(states)
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
-        known = [row for row in rows if row.name in document["tiers"]]
+        known = [row for row in rows if row.name in whole["tiers"]]
         at_ms = round(self._wall() * 1000)
         now = state(
             pools,
-            document,
+            whole,
             known,
             at_ms=at_ms,
             gateway=self._gateway_id,
@@ -130,5 +128,6 @@ class DashboardSnapshots:
             self._unpublished += state_changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)
         self._configuration = catalog
-        self._latest = DashboardSnapshot(at, urgent_state, status, document, now)
+        document = health_document(whole, states, self._collector.draining)
+        self._latest = DashboardSnapshot(at, urgent_state, document, now)
         return self._latest

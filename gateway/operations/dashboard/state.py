@@ -3,16 +3,19 @@
 All functions are pure. Rates are requests/s over all gateways, times are milliseconds; unknown values are null, never 0.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from gateway.limits.gpu_time import tier_gpu_time
+from gateway.operations.figures import view
 from gateway.operations.health.collector import CollectedHealth
-from gateway.operations.health.model import Health, Status
+from gateway.operations.health.model import Status
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
+from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
 from ledger.catalog.snapshot import Tier
-from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, WorkerView
 
 MAX_CUSTOMERS = 5
 
@@ -164,7 +167,7 @@ class DashboardState(PoolState, frozen=True, kw_only=True):
 
 def state(
     pools: Mapping[str, CollectedHealth],
-    whole: Health,
+    whole: MeasuredPool,
     rows: Sequence[Tier],
     *,
     at_ms: int,
@@ -172,13 +175,14 @@ def state(
     cordoned: Collection[str] = (),
     batches: OpenBatches | None = None,
 ) -> DashboardState:
-    """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
-    gateways = _gateways(pools)
+    """The document, without events. `whole`: the state of all pools together; `rows`: the catalog's tiers."""
+    observations = [each.inputs.observation for each in pools.values()]
+    gateways = [gateway for seen in observations if seen for gateway in seen.gateways]
     ages_s = [each.inputs.look_age_s for each in pools.values()]
     known_s = [age_s for age_s in ages_s if age_s is not None]
     redis_problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
     return DashboardState(
-        **msgspec.structs.asdict(_pool("", pools, whole, rows)),
+        **msgspec.structs.asdict(_pool("", whole, rows)),
         at_ms=at_ms,
         gateway=gateway,
         reasons=whole["reasons"],
@@ -191,13 +195,11 @@ def state(
         gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
         batches=batches,
-        pools=[_pool(name, {name: each}, each.document, rows) for name, each in pools.items()]
-        if len(pools) > 1
-        else [],
+        pools=[_pool(name, each.state, rows) for name, each in pools.items()] if len(pools) > 1 else [],
     )
 
 
-def problems(whole: Health) -> list[HealthReason]:
+def problems(whole: MeasuredPool) -> list[HealthReason]:
     """The reasons in their order, each with the action and the runbook of the check that reports it."""
     found: dict[str, HealthReason] = {}
     for name, checks in whole["checks"].items():
@@ -214,15 +216,9 @@ def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
     return msgspec.structs.replace(known, reason=reason) if known else HealthReason("", reason, "", "", "")
 
 
-def _gateways(pools: Mapping[str, CollectedHealth]) -> list[GatewayStats]:
-    observations = [each.inputs.observation for each in pools.values()]
-    return [gateway for seen in observations if seen for gateway in seen.gateways]
-
-
-def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
+def batch_fill(filled_per_second: float, batches_per_second: float) -> float | None:
     """Fill of the batches of the last two seconds, 0..1; None if there were none."""
-    batches = sum(each.batches_per_second for each in gateways)
-    return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
+    return round(min(1.0, filled_per_second / batches_per_second), 4) if batches_per_second else None
 
 
 def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
@@ -244,64 +240,37 @@ def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
     ]
 
 
-def _pool(name: str, pools: Mapping[str, CollectedHealth], whole: Health, rows: Sequence[Tier]) -> PoolState:
+def _pool(name: str, measured: MeasuredPool, rows: Sequence[Tier]) -> PoolState:
     """The figures of one pool, or of several together."""
-    gateways = _gateways(pools)
-    stats = {row.name: [each.tiers[row.name] for each in gateways if row.name in each.tiers] for row in rows}
-    answered = sum(each.answered_rps for several in stats.values() for each in several)
-    tiers = [_tier(row, stats[row.name], whole, answered) for row in rows if row.name in whole["tiers"]]
-    return PoolState(
+    known = [(row, tier) for row in rows if (tier := measured["tiers"].get(row.name))]
+    out_rps = total([tier["out_rps"] for _, tier in known])
+    return view(
+        PoolState,
+        measured,
         name=name,
-        status=whole["status"],
-        in_rps=_total(tier.in_rps for tier in tiers),
-        out_rps=_total(tier.out_rps for tier in tiers),
-        shed_rps=_total(tier.shed_rps for tier in tiers),
-        demand_rps=_total(tier.demand_rps for tier in tiers),
-        capacity_rps=whole["capacity_rps"],
-        capacity_evidence=whole["capacity_evidence"],
-        capacity_confidence=whole["capacity_confidence"],
-        queue_depth=whole["queue_depth"],
-        healthy_gpus=whole["healthy_gpus"],
-        total_gpus=whole["total_gpus"],
-        gpu_utilization=whole["gpu_utilization"],
-        padding_waste=whole["padding_waste"],
-        batch_fill=batch_fill(gateways),
-        dlq=whole["dlq"],
-        tiers=tiers,
-        slots=whole["slots"],
-        running=whole["running"],
+        in_rps=total([tier["in_rps"] for _, tier in known]),
+        out_rps=out_rps,
+        shed_rps=total([tier["shed_per_second"] for _, tier in known]),
+        demand_rps=total([tier["demand_rps"] for _, tier in known]),
+        batch_fill=batch_fill(measured["filled_per_second"], measured["batches_per_second"]),
+        tiers=[_tier(row, tier, out_rps) for row, tier in known],
     )
 
 
-def _total(rates: Iterable[float]) -> float:
-    return round(sum(rates), 3)
-
-
-def _tier(row: Tier, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
-    health = whole["tiers"][row.name]
-    out_rps = _total(each.answered_rps for each in stats)
-    return TierState(
+def _tier(row: Tier, measured: MeasuredTier, out_rps: float) -> TierState:
+    return view(
+        TierState,
+        measured,
         name=row.name,
         guaranteed_share=row.guaranteed_share,
-        depth=health["depth"],
-        oldest_ms=health["oldest_ms"],
-        in_rps=_total(each.arrived_rps for each in stats),
-        out_rps=out_rps,
-        shed_rps=health["shed_per_second"],
-        demand_rps=_total(each.demand_rps for each in stats),
-        allocated_rps=health["allocated_rps"],
-        limit_ratio=health["effective_limit_ratio"],
-        share=round(out_rps / answered_rps, 4) if answered_rps else 0.0,
-        # The highest of all gateways: percentiles cannot be added.
-        p50_ms=max((each.p50_ms for each in stats), default=0.0) or None,
-        p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
-        p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
-        failed_rps=_total(each.failed_rps for each in stats),
+        shed_rps=measured["shed_per_second"],
+        limit_ratio=measured["effective_limit_ratio"],
+        share=round(measured["out_rps"] / out_rps, 4) if out_rps else 0.0,
+        p50_ms=measured["p50_ms"] or None,
+        p95_ms=measured["p95_ms"] or None,
+        p99_ms=measured["p99_ms"] or None,
         shed_depth=row.shed_depth,
         max_queue_depth=row.max_queue_depth,
-        slo_ms=health["slo_ms"],
-        fairness=health["fairness"],
-        background_depth=health["background_depth"],
     )
 
 
@@ -322,27 +291,14 @@ def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> di
 
 
 def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collection[str]) -> WorkerState:
-    return WorkerState(
-        id=worker.id,
+    return view(
+        WorkerState,
+        worker,
         pool=pool,
-        status=worker.status,
-        healthy=worker.healthy,
-        utilization=worker.utilization,
-        in_flight=worker.in_flight,
         age_ms=round(worker.age_ms),
         rps=round(worker.rps, 1),
-        service_p95_ms=worker.service_p95_ms,
-        backend=worker.backend,
         version=worker.model_version,
-        gpu=None if worker.gpu is None else _gpu(worker.gpu),
+        gpu=None if worker.gpu is None else view(GpuState, worker.gpu),
         capacity_rps=capacity_rps,
         cordoned=worker.id in cordoned,
-        pausing=worker.pausing,
-        model_pid=worker.model_pid,
-        slots=worker.slots,
-        slots_source=worker.slots_source,
     )
-
-
-def _gpu(gpu: GpuReading) -> GpuState:
-    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)

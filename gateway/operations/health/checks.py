@@ -1,4 +1,4 @@
-"""The health checks: a pure function from the gateway's last observations to the document of `/internal/health`.
+"""The health checks: a pure function from the gateway's last observations to the state of a pool.
 
 `down` means that requests cannot be served now, `degraded` that they are served although there is a problem. Every
 reason is a sentence for the operator. The figures of a tier (limits, retries, rejections) cover all gateways.
@@ -13,7 +13,7 @@ from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.limits.refusals import failing_customer
 from gateway.operations.health.advice import problem, with_impact
 from gateway.operations.health.gateway_losses import LostGateway
-from gateway.operations.health.model import LEVELS, Health, HealthFigures, HealthFinding, Status, shortened
+from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
     CauseInputs,
     TierObjective,
@@ -24,18 +24,19 @@ from gateway.operations.health.outcomes import (
     slow_batches,
     tier_results,
 )
+from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
 from gateway.operations.health.restarts import Restart
 from gateway.operations.health.role_checks import ended_tasks, lost_gateways, repaired_keys, restarted, scheduling
 from gateway.operations.health.tiers import (
     Obstacle,
     amplified_load,
-    flows,
+    measured_tier,
     paused_tiers,
     reduced_limits,
     shedding,
-    tier_figures,
 )
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
+from gateway.operations.merge_rules import total
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -109,29 +110,62 @@ class HealthInputs:
     time: str = ""  # Now, RFC 3339.
 
 
-def health(inputs: HealthInputs) -> tuple[int, Health]:
-    """The HTTP status and the document."""
-    tiers = flows(list(inputs.factors), inputs.observation)
-    workers = inputs.observation.workers if inputs.observation else []
-    results = tier_results(list(inputs.factors), inputs.objectives, inputs.observation)
-    customer = failing_customer(inputs.observation.gateways if inputs.observation else [])
-    evidence = CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms, customer)
+def health(inputs: HealthInputs) -> MeasuredPool:
+    """The state of one pool."""
+    seen = inputs.observation
+    workers, gateways = (seen.workers, seen.gateways) if seen else ([], [])
+    results = tier_results(list(inputs.factors), inputs.objectives, seen)
+    tiers = {name: measured_tier(name, part, seen, results[name]) for name, part in inputs.factors.items()}
+    found = _findings(inputs, tiers, results)
+    healthy = [worker for worker in workers if worker.healthy]
+    slotted = [worker for worker in healthy if worker.slots]
+    busy = _mean([worker.utilization for worker in healthy])
+    return {
+        "status": max((finding.level for finding in found), key=LEVELS.index),
+        "reasons": [finding.reason for finding in found if finding.reason],
+        "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
+        "padding_waste": round(_mean([worker.padding_waste for worker in healthy]), 4),
+        "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
+        "requests_per_second": total([gateway.requests_per_second for gateway in gateways]),
+        "healthy_gpus": len(healthy),
+        "total_gpus": len(workers),
+        "capacity_rps": round(inputs.capacity_rps, 3) if healthy else 0.0,
+        "capacity_evidence": inputs.capacity_evidence,
+        "capacity_confidence": round(inputs.capacity_confidence, 3),
+        "slots": sum(worker.slots for worker in slotted),
+        "running": sum(worker.in_flight for worker in slotted),
+        "slots_source": shortened(sorted({each.slots_source for each in slotted if each.slots_source}), NAMED_WORKERS),
+        "tiers": tiers,
+        "dlq": seen.dlq if seen else 0,
+        "audit_lag_ms": inputs.audit_lag_ms,
+        "batches_per_second": total([gateway.batches_per_second for gateway in gateways]),
+        "filled_per_second": total([gateway.filled_per_second for gateway in gateways]),
+        "checks": {finding.name: [finding.check(inputs.time)] for finding in found},
+    }
+
+
+def _findings(
+    inputs: HealthInputs, tiers: Mapping[str, MeasuredTier], results: Mapping[str, TierResult]
+) -> list[HealthFinding]:
+    seen = inputs.observation
+    workers, gateways = (seen.workers, seen.gateways) if seen else ([], [])
+    evidence = CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms, failing_customer(gateways))
     findings = [failing_tiers(results, inputs.held, evidence)]
     findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
     findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _jobs(inputs), _models(inputs)]
-    findings += [refused_customers(inputs.observation), *missed_objectives(results, inputs.held)]
+    findings += [refused_customers(seen), *missed_objectives(results, inputs.held)]
     findings += [restarted(inputs.restarts)]
-    findings += [scheduling(inputs.observation, registering=inputs.registering, expected=inputs.schedulers_expected)]
-    findings += [lost_gateways(inputs.observation, inputs.lost_gateways)]
-    findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
+    findings += [scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected)]
+    findings += [lost_gateways(seen, inputs.lost_gateways)]
+    findings += [ended_tasks(inputs.ended_tasks, seen, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]
-    findings += [reduced_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
+    findings += [reduced_limits(inputs.factors), amplified_load(list(inputs.factors), seen)]
     findings += [
-        repaired_keys(inputs.observation),
+        repaired_keys(seen),
         _memory(inputs),
         _eviction(inputs),
         _distance(inputs),
-        paused_tiers(inputs.paused, inputs.observation),
+        paused_tiers(inputs.paused, seen),
     ]
     if inputs.tokens_problem:
         findings.append(problem("jwks_stale", "jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
@@ -144,41 +178,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
         findings = [
             replace(f, level="degraded") if f.level == "down" and f.name in _QUEUE_CHECKS else f for f in findings
         ]
-    findings = [with_impact(finding) for finding in findings]
-    status = max((finding.level for finding in findings), key=LEVELS.index)
-    document: Health = {
-        "status": status,
-        "reasons": [finding.reason for finding in findings if finding.reason],
-        **_figures(inputs, results),
-        "checks": {finding.name: [finding.check(inputs.time)] for finding in findings},
-    }
-    return (503 if status == "down" else 200), document
-
-
-def _figures(inputs: HealthInputs, results: Mapping[str, TierResult]) -> HealthFigures:
-    seen = inputs.observation
-    workers = [worker for worker in seen.workers if worker.healthy] if seen else []
-    gateways = seen.gateways if seen else []
-    slotted = [worker for worker in workers if worker.slots]
-    sources = sorted({worker.slots_source for worker in slotted if worker.slots_source})
-    busy = _mean([worker.utilization for worker in workers])
-    return {
-        "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
-        "padding_waste": round(_mean([worker.padding_waste for worker in workers]), 4),
-        "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
-        "requests_per_second": round(sum(gateway.requests_per_second for gateway in gateways), 3),
-        "healthy_gpus": len(workers),
-        "total_gpus": seen.total_gpus if seen else 0,
-        "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
-        "capacity_evidence": inputs.capacity_evidence,
-        "capacity_confidence": round(inputs.capacity_confidence, 3),
-        "slots": sum(worker.slots for worker in slotted),
-        "running": sum(worker.in_flight for worker in slotted),
-        "slots_source": shortened(sources, NAMED_WORKERS),
-        "tiers": {name: tier_figures(name, part, seen, results[name]) for name, part in inputs.factors.items()},
-        "dlq": seen.dlq if seen else 0,
-        "audit_lag_ms": inputs.audit_lag_ms,
-    }
+    return [with_impact(finding) for finding in findings]
 
 
 def _mean(values: list[float]) -> float:

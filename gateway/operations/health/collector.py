@@ -1,11 +1,7 @@
-"""Collects the inputs of the health checks for every pool, and merges the pools' documents into one.
-
-With one pool, its document is returned unchanged. With several, the figures are those of all pools, and the document also
-contains the figures of each.
-"""
+"""Collects the inputs of the health checks for every pool."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import NamedTuple
@@ -14,41 +10,26 @@ from gateway.auth.authenticator import Authenticator
 from gateway.http.router import DrainState
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.gateway_losses import GatewayLosses, silent_gateways
-from gateway.operations.health.model import (
-    LEVELS,
-    CellHealth,
-    Check,
-    Health,
-    HealthFigures,
-    HealthOfPools,
-    PoolHealth,
-    Status,
-    TierHealth,
-    TopCustomer,
-)
 from gateway.operations.health.outcomes import HeldLevels, TierObjective, levels_now, tier_results
+from gateway.operations.health.pool_state import MeasuredPool
 from gateway.operations.health.restarts import Restarts
 from gateway.operations.health.role_checks import scheduling_level
-from gateway.operations.health.tiers import TOP_CUSTOMERS
 from gateway.operations.health.worker_losses import WorkerLosses
 from gateway.pool import PoolParts
 from gateway.pools import Pools
 from ledger.catalog.follower import Catalog
 from ledger.jobs import UNTRIED
-from ratelimit.capacity import CapacityEvidence
 from scheduler.errors import RedisUnavailable
-from scheduler.redis_client.keys import DEFAULT_CELL
 
 AWAY_S = 2.0
 """How long PostgreSQL must not answer the catalog, which asks every second, before it is away: a reconnect takes less."""
 
 
 class CollectedHealth(NamedTuple):
-    """One pool: inputs of the checks, HTTP status and document."""
+    """One pool: inputs of the checks, and its state."""
 
     inputs: HealthInputs
-    status: int
-    document: Health
+    state: MeasuredPool
 
 
 class PoolMemory(NamedTuple):
@@ -84,7 +65,7 @@ class HealthCollector:
         found: dict[str, CollectedHealth] = {}
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
-            found[parts.config.place] = CollectedHealth(inputs, *health(inputs))
+            found[parts.config.place] = CollectedHealth(inputs, health(inputs))
         return found
 
     def urgent_state(self) -> object:
@@ -247,145 +228,3 @@ def _roles(parts: PoolParts) -> object:
         return None
     level = scheduling_level(seen, expected=parts.config.schedulers_expected)
     return level, silent_gateways(seen.gateway_ages_ms)
-
-
-def merge_pools(found: Mapping[str, tuple[int, Health]], draining: Collection[str] = frozenset()) -> tuple[int, Health]:
-    """The HTTP status and the document of all pools; the gateway's own pool is first. `draining`: cells in that state.
-
-    `down` only if no pool can serve: the gateway must not be taken out of service while one pool can.
-    """
-    documents = list(found.values())
-    if len(documents) == 1:
-        return documents[0]
-    statuses = [document["status"] for _, document in documents]
-    status: Status = max(statuses, key=LEVELS.index)
-    if status == "down" and set(statuses) != {"down"}:
-        status = "degraded"
-    document: HealthOfPools = {
-        "status": status,
-        "reasons": _reasons(found),
-        **_figures([document for _, document in documents]),
-        "checks": _checks(found),
-        "pools": {pool: _pool(document) for pool, (_, document) in found.items()},
-        "cells": _cells(found, draining) if any("@" in place for place in found) else {},
-    }
-    return (503 if status == "down" else 200), document
-
-
-def _cells(found: Mapping[str, tuple[int, Health]], draining: Collection[str]) -> dict[str, CellHealth]:
-    places: dict[str, list[Health]] = {}
-    for place, (_, document) in found.items():
-        places.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(document)
-    cells: dict[str, CellHealth] = {}
-    for cell, documents in places.items():
-        figures = _figures(documents)
-        cells[cell] = {
-            "status": max((each["status"] for each in documents), key=LEVELS.index),
-            "state": "draining" if cell in draining else "open",
-            "healthy_gpus": figures["healthy_gpus"],
-            "queue_depth": figures["queue_depth"],
-            "requests_per_second": figures["requests_per_second"],
-            "capacity_rps": figures["capacity_rps"],
-            "audit_lag_ms": figures["audit_lag_ms"],
-        }
-    return cells
-
-
-def _reasons(found: Mapping[str, tuple[int, Health]]) -> list[str]:
-    """A reason that all pools share appears once; other reasons are prefixed with their pool."""
-    reasons = [reason for _, document in found.values() for reason in document["reasons"]]
-    common = list(dict.fromkeys(reason for reason in reasons if reasons.count(reason) == len(found)))
-    return common + [
-        f"Pool {pool}: {reason}"
-        for pool, (_, document) in found.items()
-        for reason in document["reasons"]
-        if reason not in common
-    ]
-
-
-def _checks(found: Mapping[str, tuple[int, Health]]) -> dict[str, list[Check]]:
-    """Checks by name; for pools other than the gateway's own, prefixed with the pool."""
-    own, *others = found
-    checks = dict(found[own][1]["checks"])
-    for pool in others:
-        checks |= {f"{pool}/{name}": check for name, check in found[pool][1]["checks"].items()}
-    return checks
-
-
-def _figures(documents: Sequence[Health]) -> HealthFigures:
-    names = dict.fromkeys(name for each in documents for name in each["tiers"])
-    gpus = sum(each["healthy_gpus"] for each in documents)
-    busy = sum(each["gpu_utilization"] * each["healthy_gpus"] for each in documents)
-    padded = sum(each["padding_waste"] * each["healthy_gpus"] for each in documents)
-    lags = [each["audit_lag_ms"] for each in documents]
-    known = [lag for lag in lags if lag is not None]
-    return {
-        "gpu_utilization": round(busy / gpus, 4) if gpus else 0.0,
-        "padding_waste": round(padded / gpus, 4) if gpus else 0.0,
-        "queue_depth": sum(each["queue_depth"] for each in documents),
-        "requests_per_second": round(sum(each["requests_per_second"] for each in documents), 3),
-        "healthy_gpus": gpus,
-        "total_gpus": sum(each["total_gpus"] for each in documents),
-        "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
-        "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(CapacityEvidence).index),
-        "capacity_confidence": min(each["capacity_confidence"] for each in documents),
-        "slots": sum(each["slots"] for each in documents),
-        "running": sum(each["running"] for each in documents),
-        "slots_source": ", ".join(dict.fromkeys(each["slots_source"] for each in documents if each["slots_source"])),
-        # The documents were made one after the other: a tier that was added or removed meanwhile is not in all.
-        "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},
-        "dlq": sum(each["dlq"] for each in documents),
-        "audit_lag_ms": max(known) if len(known) == len(lags) else None,
-    }
-
-
-def _tier(rows: Sequence[TierHealth]) -> TierHealth:
-    """Sums, and the worst pool's value of figures that cannot be added."""
-    return {
-        "depth": sum(row["depth"] for row in rows),
-        "oldest_ms": max(row["oldest_ms"] for row in rows),
-        "effective_limit_ratio": min(row["effective_limit_ratio"] for row in rows),
-        "allocated_rps": round(sum(row["allocated_rps"] for row in rows), 3),
-        "shed_per_second": round(sum(row["shed_per_second"] for row in rows), 3),
-        "shadow_refusals_per_second": round(sum(row["shadow_refusals_per_second"] for row in rows), 3),
-        "retry_amplification": max(row["retry_amplification"] for row in rows),
-        "p95_ms": max(row["p95_ms"] for row in rows),
-        "error_ratio_10s": max(row["error_ratio_10s"] for row in rows),
-        "error_ratio_60s": max(row["error_ratio_60s"] for row in rows),
-        "burn_rate_5m": max((row["burn_rate_5m"] for row in rows if row["burn_rate_5m"] is not None), default=None),
-        "burn_rate_1h": max((row["burn_rate_1h"] for row in rows if row["burn_rate_1h"] is not None), default=None),
-        "slo_ms": rows[0]["slo_ms"],
-        "slo_success": rows[0]["slo_success"],
-        "fairness": min(row["fairness"] for row in rows),
-        "top_customers": _top_customers([each for row in rows for each in row["top_customers"]]),
-        "background_depth": sum(row["background_depth"] for row in rows),
-    }
-
-
-def _top_customers(several: Sequence[TopCustomer]) -> list[TopCustomer]:
-    total: dict[str, float] = {}
-    for each in several:
-        total[each["name"]] = total.get(each["name"], 0.0) + each["gpu_ms"]
-    ordered = sorted(total.items(), key=lambda each: (-each[1], each[0]))
-    return [{"name": name, "gpu_ms": round(gpu_ms, 1)} for name, gpu_ms in ordered[:TOP_CUSTOMERS]]
-
-
-def _pool(document: Health) -> PoolHealth:
-    return {
-        "status": document["status"],
-        "gpu_utilization": document["gpu_utilization"],
-        "padding_waste": document["padding_waste"],
-        "queue_depth": document["queue_depth"],
-        "requests_per_second": document["requests_per_second"],
-        "healthy_gpus": document["healthy_gpus"],
-        "total_gpus": document["total_gpus"],
-        "capacity_rps": document["capacity_rps"],
-        "capacity_evidence": document["capacity_evidence"],
-        "capacity_confidence": document["capacity_confidence"],
-        "slots": document["slots"],
-        "running": document["running"],
-        "slots_source": document["slots_source"],
-        "tiers": document["tiers"],
-        "dlq": document["dlq"],
-        "audit_lag_ms": document["audit_lag_ms"],
-    }

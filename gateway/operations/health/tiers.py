@@ -9,22 +9,23 @@ from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.health.advice import problem
-from gateway.operations.health.model import HealthFinding, TierHealth, TopCustomer
+from gateway.operations.health.model import HealthFinding
 from gateway.operations.health.outcomes import TierResult
+from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
+from gateway.operations.merge_rules import total
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
 AMPLIFIED = 1.5  # Retries are reported from this amplification on,
 MIN_RETRIES_RPS = 10.0  # and from this rate on: at low rates, few retries are a high amplification.
-TOP_CUSTOMERS = 5
 MAX_AMPLIFICATION = 100.0  # If all observed requests are retries, the rate of first attempts is not known.
 
 MIN_SHED_SHARE = 0.02  # Of a tier's requests. Fewer rejections are normal at the threshold of a limit.
 MIN_SHED_RPS = 0.5
 
 
-def tier_figures(name: str, part: float, seen: Observation | None, result: TierResult) -> TierHealth:
+def measured_tier(name: str, part: float, seen: Observation | None, result: TierResult) -> MeasuredTier:
     """The figures of one tier. `part`: the share of its base limits that is in force."""
     depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
     background = seen.background.get(name) if seen else None
@@ -40,8 +41,8 @@ def tier_figures(name: str, part: float, seen: Observation | None, result: TierR
         "effective_limit_ratio": round(part, 4),
         # Each gateway reports the same value for the whole tier; a gateway that has just started reports 0.
         "allocated_rps": round(max((each.allocated_rps for each in stats), default=0.0), 3),
-        "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
-        "shadow_refusals_per_second": round(sum(each.shadowed_rps for each in stats), 3),
+        "shed_per_second": total([each.shed_per_second for each in stats]),
+        "shadow_refusals_per_second": total([each.shadowed_rps for each in stats]),
         "retry_amplification": round(_amplification(stats), 4),
         "p95_ms": result.p95_ms,
         "error_ratio_10s": round(result.error_ratio_10s, 4),
@@ -53,6 +54,13 @@ def tier_figures(name: str, part: float, seen: Observation | None, result: TierR
         "fairness": round(gpu_time.fairness, 4),
         "top_customers": top,
         "background_depth": background.depth if background else 0,
+        "in_rps": total([each.arrived_rps for each in stats]),
+        "out_rps": total([each.answered_rps for each in stats]),
+        "demand_rps": total([each.demand_rps for each in stats]),
+        "failed_rps": total([each.failed_rps for each in stats]),
+        # The highest of all gateways, as p95: percentiles cannot be added.
+        "p50_ms": max((each.p50_ms for each in stats), default=0.0),
+        "p99_ms": max((each.p99_ms for each in stats), default=0.0),
     }
 
 
@@ -107,14 +115,6 @@ def _is_amplified(stats: Sequence[TierStats]) -> bool:
     return retries_rps >= MIN_RETRIES_RPS and _amplification(stats) > AMPLIFIED
 
 
-class Flow(NamedTuple):
-    """One tier over all gateways, requests/s."""
-
-    arrived: float
-    shed: float
-    demand: float
-
-
 class Obstacle(NamedTuple):
     """A cause of rejections that is not the load, and the check that explains it."""
 
@@ -122,32 +122,22 @@ class Obstacle(NamedTuple):
     check: str
 
 
-def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
-    """Arrivals and rejections for lack of capacity, by tier."""
-    found: dict[str, Flow] = {}
-    for name in names:
-        stats = _stats(name, seen)
-        found[name] = Flow(
-            sum(each.arrived_rps for each in stats),
-            sum(each.shed_per_second for each in stats),
-            sum(each.demand_rps for each in stats),
-        )
-    return found
-
-
 def shedding(
-    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[LostWorker], obstacle: Obstacle | None = None
+    tiers: Mapping[str, MeasuredTier],
+    capacity_rps: float,
+    losses: Sequence[LostWorker],
+    obstacle: Obstacle | None = None,
 ) -> HealthFinding:
     """Whether requests of a tier are rejected for lack of capacity, and why.
 
     `obstacle`: a cause that affects all requests; without it, the cause is the capacity or the queue length.
     """
-    shares = {name: _share(flow) for name, flow in tiers.items() if flow.shed >= MIN_SHED_RPS}
+    shares = {name: _share(tier) for name, tier in tiers.items() if tier["shed_per_second"] >= MIN_SHED_RPS}
     shed = {name: share for name, share in shares.items() if share >= MIN_SHED_SHARE}
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
-    demand_rps, about = sum(flow.demand for flow in tiers.values()), ""
+    demand_rps, about = sum(tier["demand_rps"] for tier in tiers.values()), ""
     if obstacle is not None:
         code, cause, about = "rejected_by_fault", f"{obstacle.cause} (see {obstacle.check})", obstacle.check
     elif capacity_rps < demand_rps:
@@ -160,9 +150,10 @@ def shedding(
     return problem(code, "capacity:shed", "component", "degraded", worst, "ratio", reason, about)
 
 
-def _share(flow: Flow) -> float:
+def _share(tier: MeasuredTier) -> float:
     """0..1. A request may be rejected in a later heartbeat interval than the one it arrived in."""
-    return min(1.0, flow.shed / max(flow.arrived, flow.shed)) if flow.shed > 0 else 0.0
+    shed_rps = tier["shed_per_second"]
+    return shed_rps / max(tier["in_rps"], shed_rps)
 
 
 def _since(losses: Sequence[LostWorker]) -> str:
