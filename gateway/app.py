@@ -12,7 +12,6 @@ from aiohttp import web
 
 from gateway.api.account import FindUsage
 from gateway.auth.authenticator import TokenLookup
-from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.http.listening import ListeningPort
 from gateway.http.server import EdgeServer, check_parser, serve
@@ -21,6 +20,7 @@ from gateway.operations.audited_transaction import Connect
 from gateway.operations.endpoints import FindStored
 from gateway.standby_scheduler import Schedule
 from gateway.wiring import GatewayParts
+from ledger.catalog.follower import Catalog
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.redis_client.connections import check_server
 from scheduler.redis_client.distance import too_far
@@ -46,7 +46,7 @@ class Gateway(GatewayParts):
     def __init__(
         self,
         config: GatewayConfig,
-        catalog: CatalogView,
+        catalog: Catalog,
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
         tokens: TokenLookup | None = None,
@@ -204,7 +204,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def run_gateway(
     config: GatewayConfig,
-    catalog: CatalogView,
+    catalog: Catalog,
     *,
     find_stored: FindStored | None = None,
     find_usage: FindUsage | None = None,

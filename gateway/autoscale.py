@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from gateway.catalog import CatalogView, ModelRow, SnapshotView
 from gateway.heartbeat import GatewayHeartbeat
 from gateway.limits.capacity import LiveLimits
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Model, Snapshot
 from ratelimit.capacity import CapacityEvidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
 from scheduler.protocol.pool_view import Observation
@@ -75,7 +76,7 @@ class ScaleAdvice:
         rules: ScaleRules,
         pool: str,
         *,
-        catalog: CatalogView,
+        catalog: Catalog,
         heartbeat: GatewayHeartbeat,
         limits: LiveLimits,
         clock: Callable[[], float] = time.monotonic,
@@ -141,7 +142,7 @@ class ScaleAdvice:
             "age_s": round(max(0.0, self._clock() - step.at_s), 1),
         }
 
-    def _sample(self, seen: Observation, snapshot: SnapshotView) -> tuple[Sample, ScaleInputs]:
+    def _sample(self, seen: Observation, snapshot: Snapshot) -> tuple[Sample, ScaleInputs]:
         models = [model for model in snapshot.models.values() if model.enabled and model.pool == self._pool]
         workers = [worker for worker in seen.workers if worker.healthy]
         demand = sum(self._limits.demand(tier.name) for tier in snapshot.tiers)
@@ -163,7 +164,7 @@ class ScaleAdvice:
         }
         return Sample(len(workers), seen.total_gpus, backlog, demand, rate, target, used), inputs
 
-    def _rate(self, models: Sequence[ModelRow]) -> tuple[float, bool]:
+    def _rate(self, models: Sequence[Model]) -> tuple[float, bool]:
         """The rate of one worker, requests/s, and whether it was ever measured; else the value of the models' rows."""
         estimate, gpus = self._limits.estimate, self._limits.healthy_gpus
         if estimate.evidence in (CapacityEvidence.MEASURED, CapacityEvidence.FIXED) and gpus:

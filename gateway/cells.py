@@ -4,8 +4,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from gateway.catalog import CatalogView, CustomerRow, IdentityView, SnapshotView
-from scheduler.cells.places import CellView, cell_urls, cells_of, former_homes
+from msgspec.structs import replace
+
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import CellRow, Customer, Identity, Snapshot
+from scheduler.cells.places import cell_urls, cells_of, former_homes
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Residence
 from scheduler.protocol.pool_view import Observation
@@ -25,20 +28,11 @@ class _Place(NamedTuple):
     spread: int = 1
 
 
-class UsedCell(NamedTuple):
-    """A cell as requests may use it."""
-
-    name: str
-    redis_url: str | None
-    state: str
-    weight: float
-
-
 class AdoptedCells(NamedTuple):
     """The cells that requests use, of a table in a version of the catalog."""
 
-    rows: Sequence[CellView]
-    table: Sequence[CellView]
+    rows: Sequence[CellRow]
+    table: Sequence[CellRow]
     version: int
 
 
@@ -48,7 +42,7 @@ class Homes:
     A change of the table counts from `adopt` on, when this gateway serves all its cells.
     """
 
-    def __init__(self, catalog: CatalogView) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._adopted: AdoptedCells | None = None
         self._rows: object = ()
@@ -56,7 +50,7 @@ class Homes:
         self._turns: dict[str, int] = {}  # By key, because each cell has an even part of a key's own limit.
 
     @property
-    def rows(self) -> Sequence[CellView]:
+    def rows(self) -> Sequence[CellRow]:
         """The cells that requests use; empty: only the default one."""
         if self._adopted is not None:
             return self._adopted.rows
@@ -72,19 +66,16 @@ class Homes:
         adopted = self._adopted
         return snapshot.version if adopted is None or adopted.table == snapshot.cells else adopted.version
 
-    def adopt(self, snapshot: SnapshotView, unserved: Collection[str]) -> None:
+    def adopt(self, snapshot: Snapshot, unserved: Collection[str]) -> None:
         """Use these cells from now on, those that are not served yet as if they were draining."""
-        rows = [
-            UsedCell(row.name, row.redis_url, "draining" if row.name in unserved else row.state, row.weight)
-            for row in snapshot.cells
-        ]
+        rows = [replace(row, state="draining") if row.name in unserved else row for row in snapshot.cells]
         self._adopted = AdoptedCells(rows, snapshot.cells, snapshot.version)
 
     def is_single(self) -> bool:
         """Whether the default cell is the only one."""
         return not self.rows
 
-    def of(self, identity: IdentityView) -> str:
+    def of(self, identity: Identity) -> str:
         """The cell of the next request of a customer. Raises RequestError `no_capacity` if no cell is open."""
         _, cells = self.now(identity.customer_id, identity)
         if len(cells) == 1:
@@ -96,19 +87,19 @@ class Homes:
         turn = self._turns[identity.key_id] = self._turns.get(identity.key_id, -1) + 1
         return cells[turn % len(cells)]
 
-    def best(self, identity: IdentityView) -> str:
+    def best(self, identity: Identity) -> str:
         """The cell that is shown as the customer's; the default one if no cell is open."""
         _, cells = self.now(identity.customer_id, identity)
         return cells[0] if cells else DEFAULT_CELL
 
-    def residence(self, identity: IdentityView) -> Residence:
+    def residence(self, identity: Identity) -> Residence:
         """What admission checks for a request of this customer."""
         snapshot = self._catalog.snapshot
         if snapshot is None or not self.rows:
             return Residence.ONLY
         return _residence(_place(identity.customer_id, snapshot, identity))
 
-    def now(self, customer_id: str, identity: IdentityView | None = None) -> tuple[Residence, tuple[str, ...]]:
+    def now(self, customer_id: str, identity: Identity | None = None) -> tuple[Residence, tuple[str, ...]]:
         """What admission checks for a customer, and all its cells, the best first."""
         snapshot = self._catalog.snapshot
         if snapshot is None or not self.rows:
@@ -123,7 +114,7 @@ class Homes:
             return frozenset()
         return former_homes(customer_id, self.rows, home, _place(customer_id, snapshot).cell)
 
-    def _cells(self, customer_id: str, place: _Place | IdentityView | CustomerRow) -> tuple[str, ...]:
+    def _cells(self, customer_id: str, place: _Place | Identity | Customer) -> tuple[str, ...]:
         rows = self.rows
         if rows is not self._rows:
             self._rows, self._known = rows, {}
@@ -141,14 +132,12 @@ class Homes:
         return cell_urls(base_url, snapshot.cells if snapshot is not None else ())
 
 
-def _place(
-    customer_id: str, snapshot: SnapshotView, identity: IdentityView | None = None
-) -> _Place | IdentityView | CustomerRow:
+def _place(customer_id: str, snapshot: Snapshot, identity: Identity | None = None) -> _Place | Identity | Customer:
     """The row of a customer: the identity of a request that has waited may be older."""
     return snapshot.customers.get(customer_id) or identity or _Place()
 
 
-def _residence(place: _Place | IdentityView | CustomerRow) -> Residence:
+def _residence(place: _Place | Identity | Customer) -> Residence:
     return Residence.SPREAD if place.spread > 1 else Residence.HERE
 
 

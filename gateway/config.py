@@ -1,6 +1,6 @@
 """Configuration of a gateway, its jobs and its JWT verification: plain values, with units in their names.
 
-This module reads no settings. JWT values that would accept wrong tokens are rejected at start.
+This module reads no settings; a field that is a setting has no default of its own. JWT values that would accept wrong tokens are rejected at start.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 from ratelimit.request_limits import FUNCTION, LANGUAGE_MODEL, RequestLimits
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
-from scheduler.protocol.admission import REPLAYS, ReplayLimits
+from scheduler.protocol.admission import ReplayLimits
 from scheduler.redis_client.keys import cell_of, place_name
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Allowed values. HS256 and similar are excluded: a JWKS is public, and so would be their secret."""
 
-DEFAULT_ALGORITHMS = ("RS256", "ES256", "EdDSA")
 LONGEST_TOKEN = 8000
 """Bytes. With its name and scheme it fits into a header line of 8190 bytes, the maximum of the HTTP parser."""
 
@@ -27,13 +26,13 @@ class JobConfig:
     """Configuration of jobs. Callbacks are rejected without a secret, and for customers without hosts."""
 
     database_url: str = field(repr=False)
-    session_url: str = field(default="", repr=False)  # For the lock of the reconciler; "": `database_url`.
-    total_ms: int = 600_000  # From the acceptance of a job to its end.
-    kept_ms: int = 600_000  # How long its result can be read after that.
-    callback_hosts: tuple[str, ...] = ()  # For customers without a list of their own: see gateway/host_lists.py.
-    callback_secret: bytes = field(default=b"", repr=False)  # Each customer's secret is derived from it.
-    shared_signature: bool = False  # Whether to add a signature of the secret itself, as earlier versions did.
-    private_addresses: bool = False  # Whether callbacks may go to addresses that are not public.
+    session_url: str = field(repr=False)  # For the lock of the reconciler; "": `database_url`.
+    total_ms: int  # From the acceptance of a job to its end.
+    kept_ms: int  # How long its result can be read after that.
+    callback_hosts: tuple[str, ...]  # For customers without a list of their own: see gateway/host_lists.py.
+    callback_secret: bytes = field(repr=False)  # Each customer's secret is derived from it.
+    shared_signature: bool  # Whether to add a signature of the secret itself, as earlier versions did.
+    private_addresses: bool  # Whether callbacks may go to addresses that are not public.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +40,32 @@ class GrpcConfig:
     """Configuration of the gRPC server, whose address and bounds are those of HTTP."""
 
     port: int  # 0: chosen by the system.
-    tls_cert: Path | None = None  # PEM; None: no TLS.
-    tls_key: Path | None = None
-    tls_ca: Path | None = None  # Clients need a certificate of this CA; None: they need none.
+    tls_cert: Path | None  # PEM; None: no TLS.
+    tls_key: Path | None
+    tls_ca: Path | None  # Clients need a certificate of this CA; None: they need none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStoreConfig:
     """Configuration of the store of /v1/responses. The oldest responses of a customer over a limit are deleted."""
 
-    database_url: str = field(repr=False)
-    count: int = 1000  # Of one customer.
-    bytes: int = 64 << 20  # Of one customer.
-    kept_s: float = 30 * 86_400.0
+    database_url: str = field(repr=False)  # "": no responses are stored.
+    count: int  # Of one customer.
+    bytes: int  # Of one customer.
+    kept_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
     """Configuration of files and batches. Limits are those of one customer, except of a file and a batch."""
 
-    database_url: str = field(repr=False)
-    window: int = 4096  # Most lines of one batch in Redis at a time.
-    max_file_bytes: int = 100 << 20
-    max_lines: int = 50_000
-    max_open: int = 16
-    max_stored_bytes: int = 1 << 30
-    kept_s: float = 30 * 86_400.0  # Files and ended batches.
+    database_url: str = field(repr=False)  # "": there are none; they also need `GatewayConfig.jobs`.
+    window: int  # Most lines of one batch in Redis at a time.
+    max_file_bytes: int
+    max_lines: int
+    max_open: int
+    max_stored_bytes: int
+    kept_s: float  # Files and ended batches.
     total_s: float = 86_400.0  # From the creation of a batch until its open lines expire.
     lease_s: float = 3.0  # Another gateway continues the batches of a lost one after this time.
 
@@ -78,53 +77,53 @@ class GatewayConfig:
     gateway_id: str
     redis_url: str
     service_token: str
-    direct_token: str = ""  # For workers' direct endpoints; "": derived from the service token.
-    host: str = "127.0.0.1"
-    port: int = 8080
+    direct_token: str  # For workers' direct endpoints; "": derived from the service token.
+    host: str
+    port: int
     reuse_port: bool = True
-    pool: str = "default"
-    only_own: bool = False  # Do not serve other pools of the catalog.
-    default_model: str | None = None  # For requests without `model`; None: the pool's only enabled model.
+    pool: str
+    only_own: bool  # Do not serve other pools of the catalog.
+    default_model: str | None  # For requests without `model`; None: the pool's only enabled model.
 
-    total_ms: int | None = None  # None, as for sizes: by the backend of the pool, see `request_limits`.
-    gone_ms: int = 1000  # A worker without a heartbeat for this time is not healthy; the same in all roles of the pool.
-    max_body_bytes: int | None = None
+    total_ms: int | None  # None, as for sizes: by the backend of the pool, see `request_limits`.
+    gone_ms: int  # A worker without a heartbeat for this time is not healthy; the same in all roles of the pool.
+    max_body_bytes: int | None
     max_input_bytes: int | None = None  # UTF-8 bytes of `input`; None: in proportion to the body.
-    body_memory_bytes: int = 128 << 20  # Of bodies being read: in total, of one customer, of one key.
-    customer_body_memory_bytes: int = 32 << 20
-    key_body_memory_bytes: int = 16 << 20
-    direct: bool = True  # Call the workers' direct endpoints while Redis is unavailable; needs `data_dir`.
-    body_dir: Path | None = None  # Files of chats larger than `inline_body_bytes`, shared with the host's workers.
-    inline_body_bytes: int = 65_536
-    body_store_bytes: int = 256 << 20  # Of those files; more requests get 503.
-    data_dir: Path | None = None  # Contains the audit spool; gateways may share it.
-    spool_max_bytes: int = 64 << 20
-    metrics_dir: Path | None = None  # Shared counters of the gateways of a host; None: each reports its own.
-    request_log: bool = False  # One log line for each customer call.
-    cors_origins: tuple[str, ...] = ()  # Origins whose pages may call the customer API; "*": all.
-    auth_failures: str = "30/minute"  # Per address, in the notation of `limits`; "off": unlimited.
-    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()  # Their X-Forwarded-For has the client's address.
-    scale: ScaleRules = field(default_factory=ScaleRules)  # For the recommended size of each pool.
-    schedulers_expected: bool = True  # False: none is deployed, and gateways do their work from the start.
-    silent_ms: float = 500.0  # Gateways replace the schedulers when none has been active for this time.
-    reap_ms: int = 100  # Between two passes of a scheduler.
-    jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
-    grpc: GrpcConfig | None = None  # None: gRPC is not served.
-    responses: ResponseStoreConfig | None = None  # None: no responses are stored.
-    batches: BatchConfig | None = None  # None: no files and batches; needs `jobs`.
-    replays: ReplayLimits = REPLAYS  # Limits of stored replies for Idempotency-Keys.
+    body_memory_bytes: int  # Of bodies being read: in total, of one customer, of one key.
+    customer_body_memory_bytes: int
+    key_body_memory_bytes: int
+    direct: bool  # Call the workers' direct endpoints while Redis is unavailable; needs `data_dir`.
+    body_dir: Path | None  # Files of chats larger than `inline_body_bytes`, shared with the host's workers.
+    inline_body_bytes: int
+    body_store_bytes: int  # Of those files; more requests get 503.
+    data_dir: Path | None  # Contains the audit spool; gateways may share it. None: no spool.
+    spool_max_bytes: int
+    metrics_dir: Path | None  # Shared counters of the gateways of a host; None: each reports its own.
+    request_log: bool  # One log line for each customer call.
+    cors_origins: tuple[str, ...]  # Origins whose pages may call the customer API; "*": all.
+    auth_failures: str  # Per address, in the notation of `limits`; "off": unlimited.
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...]  # Their X-Forwarded-For has the client's address.
+    scale: ScaleRules  # For the recommended size of each pool.
+    schedulers_expected: bool  # False: none is deployed, and gateways do their work from the start.
+    silent_ms: float  # Gateways replace the schedulers when none has been active for this time.
+    reap_ms: int  # Between two passes of a scheduler.
+    jobs: JobConfig | None  # None: no asynchronous jobs are served.
+    grpc: GrpcConfig | None  # None: gRPC is not served.
+    responses: ResponseStoreConfig
+    batches: BatchConfig
+    replays: ReplayLimits  # Limits of stored replies for Idempotency-Keys.
     max_pending: int = 4096  # Requests queued for the next admission call; more are rejected at once.
 
-    header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.
-    body_timeout_s: float = 10.0
+    header_timeout_s: float  # From the first byte of a request to the end of its headers.
+    body_timeout_s: float
     write_timeout_s: float = 5.0  # How long a client may not read a response.
-    idle_timeout_s: float = 620.0
-    max_connections: int = 20_000
-    customer_connections: int = 10_000  # Of one customer, with its gRPC calls; more get 429.
+    idle_timeout_s: float
+    max_connections: int
+    customer_connections: int  # Of one customer, with its gRPC calls; more get 429.
     backlog: int = 1024
 
-    notice_ms: int = 10_000  # Reports not ready but still serves, so that load balancers notice first.
-    drain_timeout_s: float = 600.0  # The longest wait for pending requests after that; the rest gets 503.
+    notice_ms: int  # Reports not ready but still serves, so that load balancers notice first.
+    drain_timeout_s: float  # The longest wait for pending requests after that; the rest gets 503.
 
     def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
         """The limits of a request in a pool whose backend has these. A large body must also fit into the budget of its key."""
@@ -158,10 +157,10 @@ class JwtConfig:
     """
 
     jwks: str  # Path of a file, or URL, of the key set.
-    issuer: str | None = None  # Required `iss`.
-    audience: str | None = None  # Required `aud`, or member of it.
-    algorithms: tuple[str, ...] = DEFAULT_ALGORITHMS
-    customer_claim: str = "sub"  # The claim that names the customer, by its name or id.
+    issuer: str | None  # Required `iss`.
+    audience: str | None  # Required `aud`, or member of it.
+    algorithms: tuple[str, ...]
+    customer_claim: str  # The claim that names the customer, by its name or id.
     leeway_s: float = 10.0  # Allowed difference of the clocks of the issuer and this machine.
     refresh_s: float = 300.0  # Between fetches of a URL; a file is read every two seconds.
     keep_s: float = 86_400.0  # How long the last good key set is used while its source is unavailable.

@@ -12,11 +12,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from gateway.catalog import CatalogView, SnapshotView
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
 from gateway.inference.worker_views import greedy_by_default, one_version, passes_chats_on
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Snapshot
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import RejectionRecord
@@ -51,7 +52,7 @@ class GatewayHeartbeat:
     def __init__(
         self,
         presence: Presence,
-        catalog: CatalogView,
+        catalog: Catalog,
         limits: LiveLimits,
         demand_meter: DemandMeter,
         *,
@@ -135,7 +136,7 @@ class GatewayHeartbeat:
         self._took(name, self._clock() - began)
         return result
 
-    def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
+    def _seen(self, observation: Observation, snapshot: Snapshot | None) -> None:
         before, self.observation, self.observed_at = self.observation, observation, self._clock()
         if observation.healthy_gpus:
             self._served_by = observation.workers
@@ -154,7 +155,7 @@ class GatewayHeartbeat:
             self._limits.observe(observation, snapshot, self.observed_at, whole)
         self._observed(counted)
 
-    def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
+    def _missed(self, problem: str, snapshot: Snapshot | None) -> None:
         self.redis_problem = problem
         self._watch.failed()
         self._listener.missed()

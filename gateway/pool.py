@@ -13,7 +13,6 @@ from functools import partial
 
 from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import ScaleAdvice
-from gateway.catalog import CatalogView, IdentityView, SnapshotView
 from gateway.cells import CellObservations
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
@@ -41,6 +40,8 @@ from gateway.limits.handover import Handover
 from gateway.limits.rejection_log import RejectionLog
 from gateway.metrics.counters import Counters
 from gateway.standby_scheduler import Schedule, StandbyScheduler
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity, Snapshot
 from scheduler.body_store import BodyStore
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Admissions
@@ -63,7 +64,7 @@ READ_AUDIT_S = 2.0
 class Shared:
     """The parts that all pools of a gateway share."""
 
-    catalog: CatalogView
+    catalog: Catalog
     drain_state: DrainState
     authenticator: Authenticator
     faults: ErrorResponses
@@ -131,7 +132,7 @@ class PoolParts:
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving(ends)
 
-    def gpu_share(self, identity: IdentityView) -> float | None:
+    def gpu_share(self, identity: Identity) -> float | None:
         """A customer's share of the GPU time of its tier in the last minute: exact at this gateway, and as others publish it."""
         seen, name, tier = self.heartbeat.observation, identity.customer_name, identity.tier
         own_ms = self._demand_meter.gpu_time.customer_ms(name, tier)
@@ -146,7 +147,7 @@ class PoolParts:
         return self._shared.tasks.ended
 
     @property
-    def snapshot(self) -> SnapshotView | None:
+    def snapshot(self) -> Snapshot | None:
         """The current catalog."""
         return self._shared.catalog.snapshot
 

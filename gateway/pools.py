@@ -16,13 +16,14 @@ from typing import NamedTuple
 import structlog
 from msgspec import UNSET, UnsetType
 
-from gateway.catalog import CatalogView, IdentityView, ModelRow
 from gateway.cells import Homes
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.submit import JobSubmitHandler
 from gateway.limits.handover import Handover
 from gateway.pool import PoolParts
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity, Model
 from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
@@ -52,7 +53,7 @@ class Pools:
 
     def __init__(
         self,
-        catalog: CatalogView,
+        catalog: Catalog,
         own: PoolParts,
         make: Callable[[str, str], PoolParts],
         homes: Homes,
@@ -68,7 +69,7 @@ class Pools:
         self._others: dict[str, ServedPlace] = {}  # By place.
         self._registry = tasks or TaskRegistry()
         self._left: dict[str, asyncio.Task[None]] = {}  # The ends of places in closed cells.
-        self._checked: tuple[Mapping[str, ModelRow], object] | None = None
+        self._checked: tuple[Mapping[str, Model], object] | None = None
         self._subscribed = False
         own.inference.all_names = self.names
         own.inference.largest = self.largest
@@ -87,7 +88,7 @@ class Pools:
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
-    def serving(self, identity: IdentityView, model: str | UnsetType, cell: str = "") -> InferencePipeline | None:
+    def serving(self, identity: Identity, model: str | UnsetType, cell: str = "") -> InferencePipeline | None:
         """The pipeline of a model's pool in `cell`, or the cell of a customer; None if there is none. UNSET: the gateway's own pool.
 
         Raises RequestError `no_capacity` if the catalog has just named that pool or cell: the client should retry.
@@ -114,7 +115,7 @@ class Pools:
         """The gateway's own pool in every cell."""
         return [parts for parts in self.all if parts.config.pool == self._own.config.pool]
 
-    def home(self, identity: IdentityView) -> PoolParts:
+    def home(self, identity: Identity) -> PoolParts:
         """The gateway's own pool in the best cell of a customer; in the default cell while that is not served."""
         found = self._others.get(place_name(self._own.config.pool, self._homes.best(identity)))
         return self._own if found is None else found.parts

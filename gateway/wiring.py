@@ -18,7 +18,6 @@ from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.service import BatchService
-from gateway.catalog import CatalogView, IdentityView
 from gateway.cells import Homes
 from gateway.config import GatewayConfig
 from gateway.http.body.budget import BodyBudget
@@ -51,6 +50,8 @@ from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, Count
 from gateway.translations.response_handlers import ResponseHandlers
 from gateway.translations.response_store import ResponseStore
 from gateway.version import installed_version
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import AUXILIARY
 from scheduler.body_store import BodyStore
 from scheduler.protocol.history import HistoryStore
@@ -74,7 +75,7 @@ class GatewayParts(PoolParts):
     def __init__(
         self,
         config: GatewayConfig,
-        catalog: CatalogView,
+        catalog: Catalog,
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
         tokens: TokenLookup | None = None,
@@ -140,7 +141,7 @@ class GatewayParts(PoolParts):
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
         self._fast_path = FastPath(self.inference, self.drain_state)
 
-    def _metrics_sources(self, catalog: CatalogView) -> MetricsSources:
+    def _metrics_sources(self, catalog: Catalog) -> MetricsSources:
         return MetricsSources(
             figures=self._pool_figures,
             resubmitted=self._resubmitted,
@@ -150,7 +151,7 @@ class GatewayParts(PoolParts):
         )
 
     def _authenticator(
-        self, config: GatewayConfig, catalog: CatalogView, tokens: TokenLookup | None, counters: Counters
+        self, config: GatewayConfig, catalog: Catalog, tokens: TokenLookup | None, counters: Counters
     ) -> Authenticator:
         throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
         charge = self._auxiliary_limits(catalog, counters).charge
@@ -177,7 +178,7 @@ class GatewayParts(PoolParts):
             )
         )
 
-    def _auxiliary_limits(self, catalog: CatalogView, counters: Counters) -> AuxiliaryLimits:
+    def _auxiliary_limits(self, catalog: Catalog, counters: Counters) -> AuxiliaryLimits:
         """They are used once requests arrive, when the other parts exist."""
         return AuxiliaryLimits(
             catalog,
@@ -186,11 +187,11 @@ class GatewayParts(PoolParts):
             rejected=partial(counters.rate_limited, AUXILIARY.outcome),
         )
 
-    def _account_home(self, identity: IdentityView) -> AccountHome:
+    def _account_home(self, identity: Identity) -> AccountHome:
         parts = self.pools.home(identity)
         return AccountHome(parts.inference.customer_limits, parts.read_limits, parts.gpu_share)
 
-    def _open_inference(self, catalog: CatalogView, faults: ErrorResponses) -> OpenInferenceParts:
+    def _open_inference(self, catalog: Catalog, faults: ErrorResponses) -> OpenInferenceParts:
         return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
@@ -202,7 +203,7 @@ class GatewayParts(PoolParts):
             version=installed_version(),
         )
 
-    def _lookups(self, catalog: CatalogView, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
+    def _lookups(self, catalog: Catalog, session_auth: SessionAuth, connect: Connect | None) -> Lookups:
         return Lookups(
             LookupParts(
                 session_auth=session_auth,

@@ -15,7 +15,7 @@ from scheduler.errors import StartError
 VARIABLE = "GPU_POOL_ENDPOINT"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """Access to an endpoint. "" and 0 mean "not set". Times are in milliseconds; 0 leaves a call the time of its batch."""
 
@@ -23,12 +23,12 @@ class Access:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    connect_ms: int = 1000
+    connect_ms: int
     first_byte_ms: int = 0
     total_ms: int = 0
-    first_token_ms: int = 120_000
+    first_token_ms: int
     """From the call to the first token of a stream."""
-    silence_ms: int = 60_000
+    silence_ms: int
     """Between two tokens of a stream."""
     max_calls: int = 0
     """The most requests at a time; 0: as many as the endpoint can run, which is learnt."""
@@ -60,8 +60,7 @@ def secrets_of(backend: str, access: Access) -> dict[str, str]:
 
 def take_access() -> Access:
     """Read the access from the environment and remove it there, so that child processes of the model do not get it."""
-    text = os.environ.pop(VARIABLE, "")
-    return msgspec.json.decode(text, type=Access) if text else Access()
+    return msgspec.json.decode(os.environ.pop(VARIABLE), type=Access)
 
 
 def _no_password() -> str:
@@ -73,44 +72,44 @@ def _unusable(setting: str, path: str, error: Exception) -> StartError:
     return StartError(f"{setting}: {path!r} cannot be used: {fault}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """One worker: one model process on one device."""
+    """One worker: one model process on one device. A field that is a setting has no default of its own."""
 
     redis_url: str
     worker_id: str
-    backend: str = "tiny"
+    backend: str
     """`tiny`, `simulated[:MS]`, `pkg.module:function`, `hf:DIR`, `openai:URL` or `oip:URL`."""
-    pool: str = "default"
-    device: str = "auto"
+    pool: str
+    device: str
     """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA if available."""
-    torch_threads: int = 1
-    dtype: str = "auto"
+    torch_threads: int
+    dtype: str
     """For `hf:DIR`: "float32", "bfloat16", "float16", or "auto": the type of the weights on CUDA, else float32."""
-    max_batch_size: int = 32
+    max_batch_size: int
     """The size of a full batch, for which the measured rate is reported."""
-    heartbeat_ms: int = 250
-    renew_ms: int = 150
+    heartbeat_ms: int
+    renew_ms: int
     """How often the lease of a running batch is renewed; well under half of `lease_ms`."""
-    lease_ms: int = 600
+    lease_ms: int
     """Duration of a lease from claim or renewal; the same in every role of the pool."""
-    gpu_timeout_ms: int = 3000
+    gpu_timeout_ms: int
     """The longest time for any batch; measured service times lower it."""
     measure_at_start: bool = False
     """Whether one trial batch measures the model before the worker is ready; not if the backend is an endpoint."""
-    drain_ms: int = 600_000
+    drain_ms: int
     """The longest time that a stopping worker lets its requests run before it hands them back."""
     load_timeout_ms: int = 120_000
     """How long a model may take to load and warm up before its process is replaced."""
-    direct_host: str = "127.0.0.1"
+    direct_host: str
     """Where this worker listens for gateways while Redis is unavailable; "" disables the direct endpoint."""
-    direct_port: int = 0
+    direct_port: int
     """0 selects any free port; the heartbeat reports it."""
-    direct_advertise: str = ""
+    direct_advertise: str
     """The host that gateways connect to; "" means `direct_host`, or the address from which Redis is reached."""
-    direct_token: str = field(default="", repr=False)
+    direct_token: str = field(repr=False)
     """The token that a gateway must send to the direct endpoint."""
-    service_token: str = field(default="", repr=False)
+    service_token: str = field(repr=False)
     """For older deployments: gateways may send it or the token derived from it. No token disables the endpoint."""
-    endpoint: Access = field(default_factory=Access)
+    endpoint: Access
     """For `openai:URL` and `oip:URL`."""

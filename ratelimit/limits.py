@@ -10,7 +10,9 @@ and quotas are part of a contract.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from ratelimit.quotas import Meter, is_metered
 
@@ -288,23 +290,16 @@ class RemainingLimits(NamedTuple):
     quotas: Sequence[tuple[int, int]] = ()
 
 
-class LimitedIdentity(Protocol):
+class BaseLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The base limits of one identity."""
 
-    @property
-    def limits(self) -> Values: ...
-    @property
-    def quotas(self) -> Sequence[tuple[str, int]]: ...
-    @property
-    def key_rate(self) -> float: ...
-    @property
-    def key_burst(self) -> float: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def key_weight(self) -> float: ...
-    @property
-    def spread(self) -> int: ...
+    limits: Values
+    quotas: tuple[tuple[str, int], ...] = ()  # Name and amount, such as ("1day", 10000), each name once.
+    key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
+    key_burst: float = 0.0
+    weight: float = 1.0  # The customer's.
+    key_weight: float = 0.0  # The key's part of its customer's; 0: that of all keys without a weight together.
+    spread: int = 1  # The number of cells that the customer can use (`usable_spread`).
 
 
 def usable_spread(limits: Values, spread: int) -> int:
@@ -313,7 +308,7 @@ def usable_spread(limits: Values, spread: int) -> int:
     return max(1, min(spread, int(least) // 3))
 
 
-def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
+def effective(identity: BaseLimits, factor: float = 1.0) -> EffectiveLimits:
     """The identity's limits at `factor` (0..1) of its base limits.
 
     A bucket holds at least one unit, so that a reduced limit is never 0.
@@ -324,14 +319,14 @@ def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits
         key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
     buckets = base_buckets(identity.limits, factor, identity.spread)
     concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
-    quotas = tuple(identity.quotas)
+    quotas = identity.quotas
     metered = any(is_metered(name) for name, _ in quotas)
     return EffectiveLimits(
         buckets, key, concurrency, quotas, identity.weight, metered, identity.key_weight, identity.spread
     )
 
 
-def auxiliary_limits(identity: LimitedIdentity, rate: float | None, size: float | None) -> tuple[Bucket, ...]:
+def auxiliary_limits(identity: BaseLimits, rate: float | None, size: float | None) -> tuple[Bucket, ...]:
     """The buckets of requests that run no model: the customer's and, of a key with a limit of its own, the key's.
 
     `rate` and `size` are those of the tier; the limits of other requests are never exceeded. None of them is reduced.

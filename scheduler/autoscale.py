@@ -76,23 +76,23 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRules:
-    """The bounds and the conditions of steps. Times in seconds, shares 0..1."""
+    """The bounds and the conditions of steps. Times in seconds, shares 0..1. Those without a default are settings."""
 
-    least: int = 1
-    most: int = 256
-    target_wait_s: float = 0.5  # The backlog should be finished within this time.
-    need_s: float = 10.0  # How long a need must hold; bursts are shorter.
+    least: int
+    most: int
+    target_wait_s: float  # The backlog should be finished within this time.
+    need_s: float  # How long a need must hold; bursts are shorter.
     deep: int = 500  # This many queued requests
-    deep_s: float = 30.0  # for this long: three more workers.
+    deep_s: float  # for this long: three more workers.
     deep_step: int = 3
     long: int = 100
-    long_s: float = 60.0
+    long_s: float
     busy: float = 0.85
-    busy_s: float = 300.0
+    busy_s: float
     calm: float = 0.40
-    calm_s: float = 900.0
+    calm_s: float
     down_share: float = 0.2  # The largest share of the workers in one step down; at least one worker.
-    cooldown_s: float = 60.0
+    cooldown_s: float
     settle_s: float = 10.0  # A worker that is missing for less was not removed: Redis may have been unavailable.
     gap_s: float = 5.0  # After a longer gap between observations, conditions count as interrupted.
 

@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from configs import jwt_config
 from customer_limits import with_values
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.auth.key_set import KeySet, parse_jwks
@@ -87,7 +88,7 @@ def hmac_token(secret: bytes, **header: Any) -> str:
 
 def config(**changes: Any) -> JwtConfig:
     """The verifier's settings for this issuer."""
-    return JwtConfig(**{"jwks": "jwks.json", "issuer": ISSUER, "audience": AUDIENCE} | changes)
+    return jwt_config(**{"issuer": ISSUER, "audience": AUDIENCE} | changes)
 
 
 class LiteralSource:

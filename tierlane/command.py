@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -32,13 +32,6 @@ EPILOG = "Works on the local stack unless TIERLANE_DATABASE_URL is set. Exit cod
 STYLE = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
 Verb: TypeAlias = Callable[["Settings"], int]
-
-CONFIG_OPTION = typer.Option(
-    "--config",
-    metavar="FILE",
-    help=f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if it exists]",
-)
-Config: TypeAlias = Annotated[Path | None, CONFIG_OPTION]
 
 Run = Callable[[dict[str, Any]], int]
 """Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
@@ -110,6 +103,16 @@ def verb_group(says: str, example: str) -> typer.Typer:
     return app
 
 
+def single_verb() -> typer.Typer:
+    """An application for one verb without a group."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,  # Plain help takes half the time.
+        pretty_exceptions_enable=False,
+        context_settings=STYLE,
+    )
+
+
 def run_group(app: typer.Typer, name: str, argv: list[str]) -> int:
     """Run `tierlane <name>` with these arguments; return the exit code."""
     try:
@@ -138,46 +141,50 @@ def add_settings_verb(
             raise typer.Exit(USAGE_ERROR) from None
         raise typer.Exit(function(settings))
 
-    shown = [name for name in flags if not SETTINGS[name].secret]
-    set_options(
-        command,
-        [parameter("config", Annotated[Path | None, CONFIG_OPTION]), *(_flag_parameter(name) for name in shown)],
-    )
+    shown = {name: SETTINGS[name] for name in flags if not SETTINGS[name].secret}
+    set_options(command, [parameter("config", Config), *parameters(shown, variable)])
     variables = ", ".join(variable(name) for name in required)
     needs = f"Required: {variables}, from the environment or the settings file." if variables else ""
     epilog = with_example(example, needs)
     app.command(name=function.__name__, help=function.__doc__, epilog=epilog, cls=VerbCommand)(command)
 
 
-def _flag_parameter(name: str) -> inspect.Parameter:
-    if SETTINGS[name].switch:
-        option = typer.Option(flag(name), help=SETTINGS[name].help(variable(name)))
-        return parameter(name, Annotated[bool | None, option])
-    return parameter(name, Annotated[str | None, setting(name)])
+def typer_option(declared: Option, names: str, variable: str = "none", *, reads: bool = False, **more: Any) -> Any:
+    """A declared option for typer. `reads`: typer reads the variable; those of settings are read with the settings file."""
+    return typer.Option(
+        *names.split(),
+        metavar=declared.metavar,
+        help=declared.help(variable),
+        envvar=variable if reads else None,
+        show_envvar=False,
+        show_default=False,
+        **more,
+    )
+
+
+def option(
+    names: str, text: str, default: str = "none", *, variable: str = "", metavar: str | None = None, **more: Any
+) -> Any:
+    """An option of a verb. Without an environment variable it applies to one call."""
+    return typer_option(Option(default, text, metavar), names, variable or "none", reads=bool(variable), **more)
 
 
 def setting(name: str) -> Any:
     """The option of a setting; without a default, so that the environment and the file apply."""
-    declared = SETTINGS[name]
-    return typer.Option(flag(name), metavar=declared.metavar, help=declared.help(variable(name)))
-
-
-def from_variable(*names: str, variable: str, says: str, default: str, **options: Any) -> Any:
-    """An option that can also be set by an environment variable."""
-    shown = f"{says} [env: {variable}] [default: {default}]"
-    return typer.Option(*names, envvar=variable, show_envvar=False, show_default=False, help=shown, **options)
-
-
-def no_variable(name: str, text: str, default: str = "none", **options: Any) -> Any:
-    """An option without an environment variable, because it applies to one call."""
-    return typer.Option(name, help=f"{text} [env: none] [default: {default}]", show_default=False, **options)
+    return typer_option(SETTINGS[name], flag(name), variable(name))
 
 
 def output(variable: str) -> Any:
     """The option for the output format, table or json."""
-    return from_variable("--output", "-o", variable=variable, says="Output format.", default="table")
+    return option("--output -o", "Output format.", "table", variable=variable)
 
 
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer_option(
+        Option(f"{DEFAULT_CONFIG_FILE} if it exists", "Settings file, TOML.", "FILE"), "--config", CONFIG_VARIABLE
+    ),
+]
 DataDir: TypeAlias = Annotated[str | None, setting("data_dir")]
 Pool: TypeAlias = Annotated[str | None, setting("pool")]
 
@@ -206,11 +213,10 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: boo
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool with its options and switches. A switch takes no value."""
+    """A tool with its options."""
 
     name: str
     options: Mapping[str, Option]
-    switches: Mapping[str, str] = field(default_factory=dict)
 
     def variable(self, option: str) -> str:
         """The environment variable of an option."""
@@ -273,44 +279,33 @@ def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -
 
 
 def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,  # Plain help takes half the time.
-        pretty_exceptions_enable=False,
-        context_settings=STYLE,
-    )
+    app = single_verb()
 
     def command(**given: Any) -> None:
         raise typer.Exit(run(given))
 
-    set_options(
-        command,
-        [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches],
-    )
+    set_options(command, parameters(tool.options, tool.variable, reads=True))
     app.command(name=tool.name, help=says, epilog=epilog, cls=VerbCommand)(command)
     return app
 
 
-def _valued(tool: Tool, option: str) -> inspect.Parameter:
-    declared, variable = tool.options[option], tool.variable(option)
-    shown = declared.help(variable)
-    info = typer.Option(flag(option), metavar=declared.metavar, help=shown, envvar=variable, show_envvar=False)
-    return parameter(option, Annotated[str | None, info])
-
-
-def _switch(tool: Tool, name: str) -> inspect.Parameter:
-    variable = tool.variable(name)
-    shown = f"{tool.switches[name]} [env: {variable}] [default: off]"
-    info = typer.Option(flag(name), help=shown, envvar=variable, show_envvar=False, show_default=False)
-    return parameter(name, Annotated[bool, info], default=False)
-
-
-def set_options(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+def set_options(command: Callable[..., None], options: list[inspect.Parameter]) -> None:
     """Give a function these parameters. typer reads options from the signature."""
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in options}
 
 
 def parameter(name: str, annotation: object, default: object = None) -> inspect.Parameter:
     """An option of a command. The default None lets the environment and the settings file apply."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def parameters(
+    options: Mapping[str, Option], variable: Callable[[str], str] = lambda _: "none", *, reads: bool = False
+) -> list[inspect.Parameter]:
+    """Declared options by name, with the variable of each: text, or a bool for a switch, and None if not given."""
+    found = []
+    for name, declared in options.items():
+        info = typer_option(declared, flag(name), variable(name), reads=reads)
+        found.append(parameter(name, Annotated[bool | None, info] if declared.switch else Annotated[str | None, info]))
+    return found

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from gateway.api.account_document import Account, AccountUsage, limits_document, remaining_document
 from gateway.api.cached_lookup import CachedLookup, LookupResult
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import IdentityView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 from ledger.audit.queries import Usage
+from ledger.catalog.snapshot import Identity
 from ratelimit.headers import rate_headers
 from ratelimit.limits import EffectiveLimits, RemainingLimits
 
@@ -34,7 +34,7 @@ FindUsage = Callable[[str], Awaitable[Usage]]
 ReadLimits = Callable[[str, EffectiveLimits, str], Awaitable[RemainingLimits]]
 """`LimitState.read`: what is left, without a charge. Raises RedisUnavailable."""
 
-GpuShareOf = Callable[[IdentityView], float | None]
+GpuShareOf = Callable[[Identity], float | None]
 """A customer's share of the GPU time of its tier in the last minute, as known here."""
 
 
@@ -51,7 +51,7 @@ class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
 
     authenticator: Authenticator
-    home: Callable[[IdentityView], AccountHome]
+    home: Callable[[Identity], AccountHome]
     find_usage: FindUsage | None = None
 
 
@@ -102,19 +102,19 @@ class AccountEndpoint:
         await self._usage.close()
 
     async def _left(
-        self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome
+        self, identity: Identity, limits: EffectiveLimits, home: AccountHome
     ) -> tuple[RemainingLimits, bool]:
         """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
         found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits, home))
         return home.customer_limits.left(identity, limits), found.value is not None
 
-    async def _read(self, identity: IdentityView, limits: EffectiveLimits, home: AccountHome) -> RemainingLimits:
+    async def _read(self, identity: Identity, limits: EffectiveLimits, home: AccountHome) -> RemainingLimits:
         """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
         left = await home.read_limits(identity.customer_id, limits, identity.key_id)
         home.customer_limits.looked(identity, limits, left)
         return left
 
-    async def _usage_document(self, identity: IdentityView) -> AccountUsage:
+    async def _usage_document(self, identity: Identity) -> AccountUsage:
         find = self._parts.find_usage
         customer_id = identity.customer_id
         found: LookupResult[Usage] = LookupResult(None, NO_USAGE)

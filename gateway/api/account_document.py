@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from gateway.catalog import IdentityView
 from ledger.audit.queries import Usage
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import (
     BUCKETS,
     CONCURRENCY,
@@ -84,7 +84,7 @@ class Account(AccountUsage):
     as_of: str
 
 
-def limits_document(identity: IdentityView, limits: EffectiveLimits, factor: float) -> LimitsNow:
+def limits_document(identity: Identity, limits: EffectiveLimits, factor: float) -> LimitsNow:
     """The limits as they were agreed, as they are now, and why they are less where they are."""
     document: LimitsNow = {
         "base": _limits(effective(identity)),

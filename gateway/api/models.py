@@ -6,12 +6,13 @@ from typing import Literal, NotRequired, Protocol, TypedDict
 from urllib.parse import unquote
 
 from gateway.auth.authenticator import KEY_HEADER, Authenticator
-from gateway.catalog import IdentityView, model_not_found
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
+from gateway.served_models import model_not_found
+from ledger.catalog.snapshot import Identity
 
 OWNER = "tierlane"
 CREATED = 0
@@ -73,7 +74,7 @@ class Models:
     def __init__(
         self,
         authenticator: Authenticator,
-        limits_of: Callable[[IdentityView], CustomerLimits],
+        limits_of: Callable[[Identity], CustomerLimits],
         served: AllModels,
         error_responses: ErrorResponses,
     ) -> None:
@@ -122,7 +123,7 @@ class Models:
     def _respond(
         self,
         request: RoutedRequest,
-        identity: IdentityView,
+        identity: Identity,
         document: ModelEntry | ModelList | MessagesModel | MessagesModelList,
     ) -> HttpResponse:
         return HttpResponse.of(

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from gateway.auth.client_address import X_FORWARDED_FOR, Network, client_address
 from gateway.auth.throttle import AuthThrottle
-from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.request import HttpRequest
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.tasks import Loop
 
@@ -56,7 +57,7 @@ class TokenLookup(Protocol):
     @property
     def problem(self) -> str | None: ...
 
-    def identify(self, presented: str, wall_now: float) -> IdentityView: ...
+    def identify(self, presented: str, wall_now: float) -> Identity: ...
 
     def loops(self) -> Mapping[str, Loop]: ...
 
@@ -70,11 +71,11 @@ class Authenticator:
 
     def __init__(
         self,
-        catalog: CatalogView,
+        catalog: Catalog,
         tokens: TokenLookup | None = None,
         throttle: AuthThrottle | None = None,
         wall: Callable[[], float] = time.time,
-        charge: Callable[[IdentityView], None] = lambda _: None,
+        charge: Callable[[Identity], None] = lambda _: None,
         *,
         trusted_proxies: Sequence[Network] = (),
     ) -> None:
@@ -95,7 +96,7 @@ class Authenticator:
         """Background loops, by name."""
         return self._tokens.loops() if self._tokens else {}
 
-    def identify(self, request: HttpRequest, key_header: str = "") -> IdentityView:
+    def identify(self, request: HttpRequest, key_header: str = "") -> Identity:
         """The identity of the caller. Raises RequestError as `authenticate` does.
 
         `key_header`: a header that may have the key alone, read if there is no Authorization.
@@ -108,7 +109,7 @@ class Authenticator:
             values = [f"Bearer {key}" for key in keys]
         return self.authenticate(values, request)
 
-    def authenticate(self, authorization: Sequence[str], request: HttpRequest) -> IdentityView:
+    def authenticate(self, authorization: Sequence[str], request: HttpRequest) -> Identity:
         """The identity for these values of the Authorization header.
 
         Raises RequestError: 401 `invalid_api_key`, or 429 `rate_limit_exceeded` after too many of them from one address; 403

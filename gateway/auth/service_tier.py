@@ -4,8 +4,10 @@
 accepted if the key is in the first tier, and rejected otherwise.
 """
 
-from gateway.catalog import IdentityView, SnapshotView, TierRow
+from msgspec.structs import asdict
+
 from gateway.http.validation import invalid
+from ledger.catalog.snapshot import Identity, Snapshot
 
 OWN = frozenset({"auto", "default"})
 FLEX = "flex"
@@ -13,21 +15,13 @@ MORE = frozenset({"priority", "scale", "fast"})
 KNOWN = sorted({*OWN, FLEX, *MORE})
 
 
-class LoweredIdentity:
+class LoweredIdentity(Identity, frozen=True, gc=False, kw_only=True):
     """An identity with its own limits, served in another tier."""
 
-    __slots__ = ("own", "priority", "tier")
-
-    def __init__(self, own: IdentityView, tier: TierRow) -> None:
-        self.own = own
-        self.tier = tier.name
-        self.priority = tier.priority
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.own, name)
+    own: Identity
 
 
-def own(identity: IdentityView) -> IdentityView:
+def own(identity: Identity) -> Identity:
     """The identity in the key's own tier, whose factor lowers its limits, whichever tier it is served in.
 
     The customer has one bucket. Lowered by the factor of the last tier, it would have nothing left for its own tier.
@@ -35,14 +29,17 @@ def own(identity: IdentityView) -> IdentityView:
     return identity.own if isinstance(identity, LoweredIdentity) else identity
 
 
-def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView | None) -> IdentityView:
+def served_as(identity: Identity, wanted: str | None, snapshot: Snapshot | None) -> Identity:
     """The identity in the tier that `wanted` selects. Raises RequestError that names `service_tier`."""
     if wanted is None or wanted in OWN or snapshot is None:
         return identity
     tiers = sorted(snapshot.tiers, key=lambda tier: tier.priority)
     if wanted == FLEX:
         last = tiers[-1]
-        return identity if last.name == identity.tier else LoweredIdentity(identity, last)  # type: ignore[return-value]  # delegates
+        if last.name == identity.tier:
+            return identity
+        lowered = {"tier": last.name, "priority": last.priority, "own": identity}
+        return LoweredIdentity(**asdict(identity) | lowered)
     if wanted in MORE:
         if tiers[0].name == identity.tier:
             return identity

@@ -18,7 +18,6 @@ from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat
 from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
-from gateway.catalog import CatalogView, IdentityView
 from gateway.http.error_responses import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
@@ -28,6 +27,8 @@ from gateway.jobs.inbox import LINE_NONCE
 from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
 from gateway.translations.response_output import RESPONSES
 from gateway.translations.responses import ResponsesRequest
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
@@ -77,7 +78,7 @@ class LineCall(JobCall):
     submissions: Sequence[Submission]
 
     def __init__(
-        self, handler: JobSubmitHandler, endpoint: str, request_id: str, identity: IdentityView, started: float
+        self, handler: JobSubmitHandler, endpoint: str, request_id: str, identity: Identity, started: float
     ) -> None:
         super().__init__(handler, LineRequest(request_id), FORMATS[endpoint])
         self.identity = identity
@@ -170,7 +171,7 @@ def member_id(request_id: str, index: int) -> str:
     return f"{PREFIX}{head}{digits[:3]}8{digits[3:18]}"
 
 
-def identity_of(catalog: CatalogView, customer_id: str, key_id: str) -> IdentityView | None:
+def identity_of(catalog: Catalog, customer_id: str, key_id: str) -> Identity | None:
     """The customer of a batch as it is now; None while it is suspended or unknown. The limit of the key does not apply."""
     snapshot = catalog.snapshot
     row = None if snapshot is None else snapshot.customers.get(customer_id)

@@ -23,7 +23,6 @@ from gateway.batch_api.documents import (
 )
 from gateway.batch_api.store import FileStore
 from gateway.batch_api.uploads import Upload
-from gateway.catalog import IdentityView
 from gateway.http.body.budget import BodyBudget
 from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
@@ -32,6 +31,7 @@ from gateway.http.response import Headers, HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key
 from gateway.inference.pipeline import InferencePipeline
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 
@@ -40,7 +40,7 @@ MAX_BODY_BYTES = 65_536
 SLICE_BYTES = 65_536
 """Written at a time, so that a slow client shows progress to the write timeout."""
 
-Operation = Callable[[RoutedRequest, IdentityView], Awaitable[object]]
+Operation = Callable[[RoutedRequest, Identity], Awaitable[object]]
 
 
 class Replayable(NamedTuple):
@@ -166,27 +166,27 @@ class BatchHandlers:
         if self._drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
 
-    async def _upload(self, request: RoutedRequest, identity: IdentityView) -> FileObject:
+    async def _upload(self, request: RoutedRequest, identity: Identity) -> FileObject:
         return file_object(await Upload(self._store, self._bodies, identity).receive(request))
 
-    async def _list_files(self, request: RoutedRequest, identity: IdentityView) -> ObjectList[FileObject]:
+    async def _list_files(self, request: RoutedRequest, identity: Identity) -> ObjectList[FileObject]:
         query = request.request.query
         page, purpose = read_page(query, FILE_PAGE, MAX_FILE_PAGE), query.get("purpose", "")
         rows, limit = await self._store.list_files(identity, page, purpose if purpose.isprintable() else "-")
         return page_of([file_object(row) for row in rows], [row.id for row in rows], limit)
 
-    async def _file(self, request: RoutedRequest, identity: IdentityView) -> FileObject:
+    async def _file(self, request: RoutedRequest, identity: Identity) -> FileObject:
         return file_object(await self._store.find_file(request.tail, identity))
 
-    async def _delete_file(self, request: RoutedRequest, identity: IdentityView) -> FileDeleted:
+    async def _delete_file(self, request: RoutedRequest, identity: Identity) -> FileDeleted:
         await self._store.delete_file(request.tail, identity)
         return FileDeleted(request.tail)
 
-    async def _content(self, request: RoutedRequest, identity: IdentityView) -> FileContent:
+    async def _content(self, request: RoutedRequest, identity: Identity) -> FileContent:
         row = await self._store.find_file(request.tail, identity)
         return FileContent(row.bytes, self._store.pieces(row), [])
 
-    async def _create(self, request: RoutedRequest, identity: IdentityView) -> Replayable:
+    async def _create(self, request: RoutedRequest, identity: Identity) -> Replayable:
         key = idempotency_key(request.headers)
         check_media(request.headers, request.request.content_length or 0, MAX_BODY_BYTES)
         raw = await read_body(request.request, MAX_BODY_BYTES, self._bodies.share(identity))
@@ -194,15 +194,15 @@ class BatchHandlers:
         self._changed()
         return Replayable(batch_object(row), replayed)
 
-    async def _list_batches(self, request: RoutedRequest, identity: IdentityView) -> ObjectList[BatchObject]:
+    async def _list_batches(self, request: RoutedRequest, identity: Identity) -> ObjectList[BatchObject]:
         page = read_page(request.request.query, BATCH_PAGE, MAX_BATCH_PAGE)
         rows = await self._store.list_batches(identity, page)
         return page_of([batch_object(row) for row in rows], [row.id for row in rows], page.limit)
 
-    async def _batch(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+    async def _batch(self, request: RoutedRequest, identity: Identity) -> BatchObject:
         return batch_object(await self._store.find_batch(request.tail, identity))
 
-    async def _cancel(self, request: RoutedRequest, identity: IdentityView) -> BatchObject:
+    async def _cancel(self, request: RoutedRequest, identity: Identity) -> BatchObject:
         row = await self._store.cancel(request.tail, identity)
         self._changed()
         return batch_object(row)

@@ -27,13 +27,13 @@ from gateway.batch_api.lines import (
     read_line,
 )
 from gateway.batch_api.store import new_id
-from gateway.catalog import IdentityView
 from gateway.config import BatchConfig
 from gateway.http.response import encode_json
 from gateway.inference.admission import ENTERED
 from gateway.jobs.submit import JobRedis, JobSubmitHandler
 from ledger import batches, files
 from ledger.batches import BatchRow, KnownLine, LineEnd
+from ledger.catalog.snapshot import Identity
 from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -72,7 +72,7 @@ class RunParts:
     config: BatchConfig
     session: JobSession
     handler: JobSubmitHandler
-    identity: Callable[[str, str], IdentityView | None]
+    identity: Callable[[str, str], Identity | None]
     count: Callable[[str, int], None]
 
 
@@ -288,7 +288,7 @@ class BatchRun:
                 self._remove(line)
         return [line for line in given if line.request_id]
 
-    def _call(self, line: Line, identity: IdentityView) -> LineCall | None:
+    def _call(self, line: Line, identity: Identity) -> LineCall | None:
         """The call of a line; None if it has ended, because its body is rejected, or has to wait."""
         call = LineCall(self._parts.handler, self._row.endpoint, line.request_id, identity, self._clock())
         try:

@@ -10,7 +10,6 @@ from gateway.batch_api.handlers import BatchHandlers
 from gateway.batch_api.run import RunParts
 from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
-from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses
@@ -19,13 +18,14 @@ from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.service import Jobs
 from gateway.metrics.counters import Counters
 from ledger.batches import OpenBatches
+from ledger.catalog.follower import Catalog
 from scheduler.tasks import Loop
 
 
 class BatchService:
     """Files and batches of one gateway; `jobs` are those of its own pool, which know those of the others.
 
-    Without a configuration, or without jobs, the handlers respond that there are none.
+    Without a database, or without jobs, the handlers respond that there are none.
     """
 
     def __init__(
@@ -34,16 +34,17 @@ class BatchService:
         *,
         pipeline: InferencePipeline,
         jobs: Jobs,
-        catalog: CatalogView,
+        catalog: Catalog,
         faults: ErrorResponses,
         bodies: BodyBudget,
         drain_state: DrainState,
         counters: Counters,
     ) -> None:
-        config = gateway.batches if jobs.serving is not None else None
-        self.store = FileStore(config, gateway.pool)
+        config = gateway.batches
+        served = bool(config.database_url) and jobs.serving is not None
+        self.store = FileStore(config, gateway.pool, served=served)
         self.runner: BatchFileRunner | None = None
-        if config is not None and jobs.serving is not None:
+        if served and jobs.serving is not None:
             parts = RunParts(
                 config=config,
                 session=self.store.lines,

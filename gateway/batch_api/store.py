@@ -9,13 +9,13 @@ from hashlib import sha256
 from typing import TypeVar
 
 from gateway.batch_api.documents import FILE_PAGE, BatchBody, PageQuery
-from gateway.catalog import IdentityView
 from gateway.config import BatchConfig
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from ledger import batches, files
 from ledger.batches import BatchRow, NewBatch
+from ledger.catalog.snapshot import Identity
 from ledger.files import FileRow
 from ledger.jobs import JobSession, StoreUnavailable
 from ledger.postgres import Connection
@@ -37,12 +37,12 @@ def new_id(prefix: str) -> str:
 
 
 class FileStore:
-    """Files and batches of all customers. Without a configuration there are none."""
+    """Files and batches of all customers, if they are served."""
 
-    def __init__(self, config: BatchConfig | None, pool: str) -> None:
-        self.served = config is not None
+    def __init__(self, config: BatchConfig, pool: str, *, served: bool) -> None:
+        self.served = served
         self._pool = pool
-        self.config = config or BatchConfig(database_url="")
+        self.config = config
         self._calls = JobSession(self.config.database_url, "tierlane-batch-api")
         self._contents = JobSession(self.config.database_url, "tierlane-files")
         self.lines = JobSession(self.config.database_url, "tierlane-batches")
@@ -71,14 +71,14 @@ class FileStore:
         """Let a file whose upload failed expire."""
         await self._run(self._calls, lambda c: files.drop_file(c, file_id))
 
-    async def find_file(self, file_id: str, identity: IdentityView, param: str | None = None) -> FileRow:
+    async def find_file(self, file_id: str, identity: Identity, param: str | None = None) -> FileRow:
         """The customer's file. Raises RequestError `not_found`, with `param`."""
         row = await self._run(self._calls, lambda c: files.find_file(c, _text(file_id), identity.customer_id))
         if row is None:
             raise RequestError(ErrorCode.NOT_FOUND, NO_FILE, param)
         return row
 
-    async def list_files(self, identity: IdentityView, page: PageQuery, purpose: str) -> tuple[list[FileRow], int]:
+    async def list_files(self, identity: Identity, page: PageQuery, purpose: str) -> tuple[list[FileRow], int]:
         """The customer's files, one more than fit the page, and the size of the page."""
         limit = min(page.limit, FILE_PAGE)
 
@@ -94,7 +94,7 @@ class FileStore:
 
         return await self._run(self._calls, operation), limit
 
-    async def delete_file(self, file_id: str, identity: IdentityView) -> None:
+    async def delete_file(self, file_id: str, identity: Identity) -> None:
         """Delete the customer's file. Raises RequestError if there is none, or if an open batch reads it."""
         await self.find_file(file_id, identity)
         reader = await self._run(self._calls, lambda c: files.delete_file(c, file_id, identity.customer_id))
@@ -122,7 +122,7 @@ class FileStore:
         """A chunk of an uploaded file, None after the last one."""
         return await self._run(self._contents, lambda c: files.read_chunk(c, file_id, number))
 
-    async def create(self, body: BatchBody, identity: IdentityView, key: str | None) -> tuple[BatchRow, bool]:
+    async def create(self, body: BatchBody, identity: Identity, key: str | None) -> tuple[BatchRow, bool]:
         """Create and commit a batch; or find that of an earlier request with its Idempotency-Key, and return True with it.
 
         Raises RequestError that names the field, or if the customer has too many open batches.
@@ -159,21 +159,21 @@ class FileStore:
             raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, param=IDEMPOTENCY_KEY)
         return await self.find_batch(batch_id, identity), batch_id != new.id
 
-    async def find_batch(self, batch_id: str, identity: IdentityView) -> BatchRow:
+    async def find_batch(self, batch_id: str, identity: Identity) -> BatchRow:
         """The customer's batch. Raises RequestError `not_found`."""
         row = await self._run(self._calls, lambda c: batches.find_batch(c, _text(batch_id), identity.customer_id))
         if row is None:
             raise RequestError(ErrorCode.NOT_FOUND, NO_BATCH)
         return row
 
-    async def list_batches(self, identity: IdentityView, page: PageQuery) -> list[BatchRow]:
+    async def list_batches(self, identity: Identity, page: PageQuery) -> list[BatchRow]:
         """The customer's batches, one more than fit the page."""
         customer_id, limit = identity.customer_id, page.limit + 1
         return await self._run(
             self._calls, lambda c: batches.list_batches(c, customer_id, after=page.after, limit=limit)
         )
 
-    async def cancel(self, batch_id: str, identity: IdentityView) -> BatchRow:
+    async def cancel(self, batch_id: str, identity: Identity) -> BatchRow:
         """Start to cancel the customer's batch, and return it. Raises RequestError if there is none, or if it has ended."""
         row = await self.find_batch(batch_id, identity)
         if not await self._run(self._calls, lambda c: batches.cancel_batch(c, row.id)):

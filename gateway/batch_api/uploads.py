@@ -12,12 +12,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.batch_api.documents import read_expiry
 from gateway.batch_api.store import PIECE_BYTES, FileStore
-from gateway.catalog import IdentityView
 from gateway.http.body.budget import BodyBudget
 from gateway.http.body.content_coding import EncodingError, coding_of
 from gateway.http.body.reading import awaited_body, check_media
 from gateway.http.router import RoutedRequest
 from gateway.http.validation import invalid
+from ledger.catalog.snapshot import Identity
 from ledger.files import FileRow
 from scheduler.errors import ErrorCode, RequestError
 
@@ -37,7 +37,7 @@ READ_BYTES = 65_536
 class Upload:
     """One upload of a customer. `fields` has the values of the fields beside the file."""
 
-    def __init__(self, store: FileStore, budget: BodyBudget, identity: IdentityView) -> None:
+    def __init__(self, store: FileStore, budget: BodyBudget, identity: Identity) -> None:
         self._store = store
         self._budget = budget
         self._identity = identity

@@ -18,7 +18,6 @@ from enum import StrEnum
 
 import structlog
 
-from gateway.catalog import CatalogView
 from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
 from gateway.direct.audit import DirectAudit
@@ -31,6 +30,7 @@ from gateway.heartbeat import GatewayHeartbeat
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.limits.capacity import LiveLimits
+from ledger.catalog.follower import Catalog
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.admission import TierLimit
@@ -114,7 +114,7 @@ class DirectParts:
     """The components that direct mode uses. Built once per pool by gateway/pool.py."""
 
     config: GatewayConfig
-    catalog: CatalogView
+    catalog: Catalog
     limits: LiveLimits
     pending_requests: PendingRequests
     cancellations: Cancellations

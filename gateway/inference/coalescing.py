@@ -8,8 +8,8 @@ customers, unless the model's `cache_scope` is `global`.
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.catalog import ModelRow
 from gateway.inference.hashing import canonical, hash_of
+from ledger.catalog.snapshot import Model
 from scheduler.payload import Payload, Task
 from scheduler.protocol.admission import Submission
 
@@ -38,9 +38,7 @@ def coalescing_key(customer_id: str, payload: Payload, version: str) -> str:
     return hash_of(canonical(parts))
 
 
-def set_coalescing_key(
-    submission: Submission, payload: Payload, model: ModelRow, version: str, *, greedy: bool
-) -> None:
+def set_coalescing_key(submission: Submission, payload: Payload, model: Model, version: str, *, greedy: bool) -> None:
     """Set the coalescing key of the submission, if its output is deterministic and it is not a stream.
 
     A stream needs its own run for its increments. A vector is deterministic with any parameters.

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import structlog
 
-from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.request import HttpRequest
 from gateway.inference.pending import PendingRequest
 from gateway.limits.auxiliary import AuxiliaryLimitReached
 from gateway.limits.demand import DemandMeter
 from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, REFUSED, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -56,7 +56,7 @@ class EventListener(Protocol):
     def completed(
         self,
         endpoint: str,
-        identity: IdentityView,
+        identity: Identity,
         pending: PendingRequest,
         replies: Sequence[Reply],
         seconds: float,
@@ -67,13 +67,13 @@ class EventListener(Protocol):
         self,
         endpoint: str,
         request_id: str,
-        identity: IdentityView | None,
+        identity: Identity | None,
         pending: PendingRequest | None,
         error: RequestError,
         /,
     ) -> None: ...
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest, /) -> None: ...
+    def accepted(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest, /) -> None: ...
 
 
 class EventListeners:
@@ -83,7 +83,7 @@ class EventListeners:
         self._two = one, other
 
     def completed(
-        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: Identity, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
         """As in EventListener."""
         for each in self._two:
@@ -93,7 +93,7 @@ class EventListeners:
         self,
         endpoint: str,
         request_id: str,
-        identity: IdentityView | None,
+        identity: Identity | None,
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
@@ -101,7 +101,7 @@ class EventListeners:
         for each in self._two:
             each.failed(endpoint, request_id, identity, pending, error)
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest) -> None:
         """As in EventListener."""
         for each in self._two:
             each.accepted(endpoint, request_id, identity, pending)
@@ -126,7 +126,7 @@ class RequestEvents:
     def completed(
         self,
         endpoint: str,
-        identity: IdentityView,
+        identity: Identity,
         pending_requests: Sequence[PendingRequest],
         replies: Sequence[Reply],
         seconds: float,
@@ -146,7 +146,7 @@ class RequestEvents:
     def streamed(
         self,
         endpoint: str,
-        identity: IdentityView,
+        identity: Identity,
         pending: PendingRequest,
         reply: Reply,
         *,
@@ -164,7 +164,7 @@ class RequestEvents:
         self,
         endpoint: str,
         request_id: str,
-        identity: IdentityView,
+        identity: Identity,
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
@@ -183,9 +183,7 @@ class RequestEvents:
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 
-    def known(
-        self, identify: Callable[[HttpRequest], IdentityView], request: HttpRequest, endpoint: str
-    ) -> IdentityView:
+    def known(self, identify: Callable[[HttpRequest], Identity], request: HttpRequest, endpoint: str) -> Identity:
         """The identity of the caller. Records a failed authentication, or too many requests, and raises it as RequestError."""
         try:
             return identify(request)
@@ -204,17 +202,17 @@ class RequestEvents:
         if self._log is not None:
             self._log.failed(endpoint, request_id, None, None, error)
 
-    def answered(self, endpoint: str, identity: IdentityView) -> None:
+    def answered(self, endpoint: str, identity: Identity) -> None:
         """The response needed no model."""
         self._counters.ended(identity.tier, endpoint, COMPLETED)
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest) -> None:
         """The response was the 202 of a job."""
         self._counters.ended(identity.tier, endpoint, ACCEPTED)
         if self._log is not None:
             self._log.accepted(endpoint, request_id, identity, pending)
 
-    def left(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest | None) -> None:
+    def left(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest | None) -> None:
         """The client left before the response."""
         error = RequestError(ErrorCode.CANCELLED)
         self.failed(endpoint, request_id, identity, pending, error)
@@ -227,7 +225,7 @@ class RequestLog:
         self._clock = clock
 
     def completed(
-        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: Identity, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
         """Logs the run of the first input, and the tokens of all."""
         first = replies[0]
@@ -245,7 +243,7 @@ class RequestLog:
         self,
         endpoint: str,
         request_id: str,
-        identity: IdentityView | None,
+        identity: Identity | None,
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
@@ -262,7 +260,7 @@ class RequestLog:
             **(_run_fields(outcome) if isinstance(outcome, Reply) else {}),
         )
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest) -> None:
         """Logs a job; its result is in the audit."""
         self._write(202, ACCEPTED, **_request_fields(endpoint, request_id, identity, pending))
 
@@ -272,7 +270,7 @@ class RequestLog:
 
 
 def _request_fields(
-    endpoint: str, request_id: str, identity: IdentityView | None, pending: PendingRequest | None
+    endpoint: str, request_id: str, identity: Identity | None, pending: PendingRequest | None
 ) -> dict[str, Any]:
     submission = pending.submission if pending else None
     return {

@@ -18,7 +18,6 @@ from gateway.api.format import InferenceRequest, InferenceResult, check_size, mi
 from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.service_tier import served_as
-from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
 from gateway.http.body.budget import BodyBudget
@@ -45,6 +44,9 @@ from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.demand import DemandMeter
 from gateway.limits.rejections import is_capacity_rejection
 from gateway.metrics.counters import Counters
+from gateway.served_models import ServedModels
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from ratelimit.request_limits import RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.capabilities import capabilities
@@ -56,7 +58,7 @@ from scheduler.protocol.admission import Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import Admission, State
 
-RecordRejection = Callable[[Submission, IdentityView, RequestError, Verdict | None, float], None]
+RecordRejection = Callable[[Submission, Identity, RequestError, Verdict | None, float], None]
 """Called for each request that was not admitted: submission, identity, error, verdict if there is one, tier factor."""
 
 NO_GPU = "No GPU is ready to serve this request; try again soon."
@@ -68,7 +70,7 @@ class InferenceParts:
     """The components that a pipeline uses. Built once per pool by gateway/pool.py."""
 
     config: GatewayConfig
-    catalog: CatalogView
+    catalog: Catalog
     limits: LiveLimits
     pending_requests: PendingRequests
     admission: AdmissionBatcher
@@ -119,21 +121,21 @@ class InferencePipeline:
         self.largest = self.limits  # Of the pool with the largest ones: it is not known while a body is read.
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.single_cell: Callable[[], bool] = lambda: True
-        self.elsewhere: Callable[[IdentityView, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
-        self.limits_of: Callable[[IdentityView], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
+        self.elsewhere: Callable[[Identity, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
+        self.limits_of: Callable[[Identity], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
         self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
-        self.residence: Callable[[IdentityView], Residence] | None = None  # What admission checks of a customer's home.
+        self.residence: Callable[[Identity], Residence] | None = None  # What admission checks of a customer's home.
 
     @property
     def direct_active(self) -> bool:
         """Whether requests are sent to workers without Redis now."""
         return self._parts.direct.active
 
-    def served_as(self, identity: IdentityView, body: InferenceRequest) -> IdentityView:
+    def served_as(self, identity: Identity, body: InferenceRequest) -> Identity:
         """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
         return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
-    def serving(self, identity: IdentityView, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
+    def serving(self, identity: Identity, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
         """The pipeline of the model's pool in `cell`, or the customer's cell; this one if no pool has it. Raises RequestError."""
         wanted = body.model
         is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
@@ -278,9 +280,7 @@ class InferencePipeline:
                 pending.replace_outcome(code)
             self.leave(pending)
 
-    def completed(
-        self, identity: IdentityView, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat
-    ) -> Reply:
+    def completed(self, identity: Identity, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat) -> Reply:
         """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
         failpoint("reply_unwritten")
         verdict = pending.verdict
@@ -302,12 +302,12 @@ class InferencePipeline:
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
 
-    def _count_shed(self, identity: IdentityView, error: RequestError) -> RequestError:
+    def _count_shed(self, identity: Identity, error: RequestError) -> RequestError:
         if is_capacity_rejection(error.code):
             self._parts.demand_meter.shed(identity.tier)
         return error
 
-    async def stored(self, identity: IdentityView, pending: PendingRequest, verdict: Verdict) -> Reply:
+    async def stored(self, identity: Identity, pending: PendingRequest, verdict: Verdict) -> Reply:
         """The stored reply for the request's Idempotency-Key. Raises RequestError `no_capacity` if it cannot be read."""
         self.customer_limits.judged(identity, pending.submission, verdict)
         stored = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
@@ -316,7 +316,7 @@ class InferencePipeline:
         return stored.reply
 
     def record_rejection(
-        self, submission: Submission, identity: IdentityView, error: RequestError, verdict: Verdict | None
+        self, submission: Submission, identity: Identity, error: RequestError, verdict: Verdict | None
     ) -> None:
         """Record a request that was not admitted, for `tierlane explain`."""
         self._parts.record_rejection(submission, identity, error, verdict, self.customer_limits.factor(identity))
@@ -353,7 +353,7 @@ class InferenceCall:
         "started",
     )
 
-    identity: IdentityView  # Set by `authenticate`.
+    identity: Identity  # Set by `authenticate`.
     started: float  # Set by `read`.
     body: InferenceRequest  # Set by `submit`.
     size: int  # Set by `submit`: bytes of the body as it was sent.
@@ -375,7 +375,7 @@ class InferenceCall:
         """Find the identity of the caller. Raises RequestError, which is recorded, if there is none."""
         self.identity = self.pipeline.events.known(self._identify, request, self.api_format.endpoint)
 
-    def _identify(self, request: HttpRequest) -> IdentityView:
+    def _identify(self, request: HttpRequest) -> Identity:
         return self.pipeline.identify(request, self.api_format.key_header)
 
     async def read(self, request: RoutedRequest) -> bytes:

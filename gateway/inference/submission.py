@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from gateway.api.format import InferenceRequest
-from gateway.catalog import IdentityView
 from gateway.inference.idempotency import idempotency
 from gateway.inference.nonces import Nonces
 from gateway.inference.token_estimate import token_estimate
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import EffectiveLimits
 from ratelimit.quotas import Meter
 from ratelimit.request_limits import RequestLimits
@@ -19,7 +19,7 @@ _nonces = Nonces()
 
 def build_submission(
     request_id: str,
-    identity: IdentityView,
+    identity: Identity,
     payload: Payload,
     limits: EffectiveLimits,
     *,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from multidict import CIMultiDictProxy
 
-from gateway.catalog import IdentityView
 from gateway.inference.pending import PendingRequest, RequestTrace
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, RequestError
 from scheduler.payload import add_context
 from scheduler.protocol.replies import Reply
@@ -102,7 +102,7 @@ class RequestTraces:
         return RequestTrace(Context(caller.trace_id if caller else new_trace_id(), new_span_id()), caller)
 
     def completed(
-        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: Identity, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
         """Export the spans of a completed call; of a list the run of the first input."""
         if pending.trace is not None:
@@ -115,7 +115,7 @@ class RequestTraces:
         self,
         endpoint: str,
         request_id: str,
-        identity: IdentityView | None,
+        identity: Identity | None,
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
@@ -126,14 +126,14 @@ class RequestTraces:
         end = _RequestEnd(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
         self._export(identity, pending, pending.trace, end, {"error.type": error.code.value})
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: Identity, pending: PendingRequest) -> None:
         """Export the span of a job's submission; its worker exports the run."""
         if pending.trace is not None:
             end = _RequestEnd(endpoint, request_id, ACCEPTED, self._clock(), None)
             self._export(identity, pending, pending.trace, end, {})
 
     def _export(
-        self, identity: IdentityView, pending: PendingRequest, trace: RequestTrace, end: "_RequestEnd", more: Attributes
+        self, identity: Identity, pending: PendingRequest, trace: RequestTrace, end: "_RequestEnd", more: Attributes
     ) -> None:
         attributes: dict[str, str | int | float] = {
             "http.request.method": "POST",

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.api.inference import INFERENCE
-from gateway.catalog import IdentityView
 from gateway.http.error_responses import ErrorResponses, Fault, fault_of
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import HttpResponse
@@ -19,6 +18,7 @@ from gateway.inference.deadlines import Cancellations
 from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.job_end import end_of
 from gateway.jobs.store import JobStore
+from ledger.catalog.snapshot import Identity
 from ledger.jobs import JobEnd, JobRow, StoreUnavailable
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.cancellation import Terminations
@@ -131,7 +131,7 @@ class JobResultHandler:
             headers.append(POLL_LATER)
         return HttpResponse.of(200, job_result(row), headers)
 
-    async def _find(self, job_id: str, identity: IdentityView) -> JobRow:
+    async def _find(self, job_id: str, identity: Identity) -> JobRow:
         """The customer's job. Raises RequestError."""
         row = None
         if self._store is not None:
@@ -146,7 +146,7 @@ class JobResultHandler:
             raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN)
         return row
 
-    async def cancel_job(self, job_id: str, identity: IdentityView) -> None:
+    async def cancel_job(self, job_id: str, identity: Identity) -> None:
         """Cancel the customer's job if it is open. Raises RequestError."""
         row = await self._find(job_id, identity)
         if not row.ended:

@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable
 
-from gateway.catalog import CatalogView, IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from ratelimit.headers import with_empty_bucket
 from ratelimit.limits import Bucket, auxiliary_limits
 from ratelimit.token_bucket import DAY_MS, LocalBucket
@@ -25,9 +26,7 @@ MAX_BUCKETS = 10_000
 class AuxiliaryLimitReached(RejectionError):
     """The rejection of a known caller."""
 
-    def __init__(
-        self, identity: IdentityView, message: str, retry_after_ms: int, policy: str, headers: Headers
-    ) -> None:
+    def __init__(self, identity: Identity, message: str, retry_after_ms: int, policy: str, headers: Headers) -> None:
         super().__init__(ErrorCode.RATE_LIMIT_EXCEEDED, message, retry_after_ms, (policy,), headers)
         self.identity = identity
 
@@ -41,10 +40,10 @@ class AuxiliaryLimits:
 
     def __init__(
         self,
-        catalog: CatalogView,
+        catalog: Catalog,
         *,
         gateways: Callable[[], int],
-        headers: Callable[[IdentityView], Headers],
+        headers: Callable[[Identity], Headers],
         rejected: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         max_buckets: int = MAX_BUCKETS,
@@ -59,7 +58,7 @@ class AuxiliaryLimits:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def charge(self, identity: IdentityView) -> None:
+    def charge(self, identity: Identity) -> None:
         """Count one request, unless the tier is in shadow. Raises AuxiliaryLimitReached, and then counts nothing."""
         tiers = self._catalog.snapshot.tiers if self._catalog.snapshot is not None else ()
         tier = next((row for row in tiers if row.name == identity.tier), None)
@@ -88,7 +87,7 @@ class AuxiliaryLimits:
         return bucket
 
     def _rejection(
-        self, identity: IdentityView, limit: Bucket, part: Bucket, level: float, owner: str
+        self, identity: Identity, limit: Bucket, part: Bucket, level: float, owner: str
     ) -> AuxiliaryLimitReached:
         message = f"The rate limit of this {owner} for requests that run no model, {limit.words}, is reached."
         retry_ms, full_ms = (min(DAY_MS, math.ceil((wanted - level) / part.per_s * 1000)) for wanted in (1, part.size))

@@ -22,8 +22,8 @@ from statistics import median
 
 import msgspec
 
-from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import AdmissionLimits
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, PoolRate, relax
 from ratelimit.quotas import Meter
 from ratelimit.request_limits import LANGUAGE_MODEL, RequestLimits, limits_of_workers
@@ -68,7 +68,7 @@ class LiveLimits:
         self._of_backend = LANGUAGE_MODEL  # Until a worker is known: no chat may be cut short.
         self.request = chosen(self._of_backend)
         """The limits of one request: its time, its wait, its size."""
-        self._snapshot: SnapshotView | None = None
+        self._snapshot: Snapshot | None = None
         self._demand: Mapping[str, float] = {}
         self._remembered: Mapping[str, float] = {}  # Demand as it was before the limits were reduced.
         self._unreduced: Mapping[str, float] = {}  # Demand as it would be without reduced limits.
@@ -104,7 +104,7 @@ class LiveLimits:
         self.model_too_slow = False
         """No worker can serve, because the model takes longer than its cap. Applies to requests that Redis would queue."""
 
-    def observe(self, cell: Observation, snapshot: SnapshotView, now: float, whole: Observation | None = None) -> None:
+    def observe(self, cell: Observation, snapshot: Snapshot, now: float, whole: Observation | None = None) -> None:
         """Take a new observation of the pool in this cell and allocate again. `whole`: in all cells; None: there is one."""
         observation = cell if whole is None else whole
         self._of_backend = limits_of_workers(observation.workers, self._of_backend)
@@ -142,7 +142,7 @@ class LiveLimits:
         """Note the number of GPUs that can be called directly now."""
         self._reached = gpus
 
-    def lapse(self, snapshot: SnapshotView, now: float) -> None:
+    def lapse(self, snapshot: Snapshot, now: float) -> None:
         """Without a new observation the last one holds for HOLD_S, then the floor. The memory of Redis is not known then."""
         if self._observed_at is None or now - self._observed_at > HOLD_S:
             one, gpus = self._of_one_gpu(snapshot), max(1, min(self._reached, len(self._gpus)))
@@ -152,7 +152,7 @@ class LiveLimits:
             self.memory(0.0)
             self._allocate(snapshot, 0.0)
 
-    def current(self, snapshot: SnapshotView) -> AdmissionLimits:
+    def current(self, snapshot: Snapshot) -> AdmissionLimits:
         """The limits for admission. A changed catalog applies at once, not with the next observation."""
         if snapshot is not self._snapshot:
             if self.capacity_rps <= 0:
@@ -234,7 +234,7 @@ class LiveLimits:
             self._refill_until = 0.0
         return self._gpus
 
-    def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float) -> None:
+    def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: Snapshot, now: float) -> None:
         """Estimate the capacity from the reports of the healthy GPUs and from the queues."""
         self.healthy_gpus = len(gpus)
         if gpus:
@@ -249,9 +249,7 @@ class LiveLimits:
         if self.capacity_rps <= 0:
             self._guess(snapshot)
 
-    def _estimated(
-        self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float
-    ) -> Capacity:
+    def _estimated(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: Snapshot, now: float) -> Capacity:
         prior_rps, fixed = _prior(snapshot, self._pool)
         if fixed:
             return Capacity(prior_rps * len(gpus), CapacityEvidence.FIXED, 1.0)
@@ -260,28 +258,28 @@ class LiveLimits:
             return self._slot_estimator.look(gpus, prior_rps, load, now)
         return self._estimator.look(gpus, batch_size(snapshot, self._pool), prior_rps, load, now)
 
-    def _target(self, snapshot: SnapshotView) -> float:
+    def _target(self, snapshot: Snapshot) -> float:
         """The part of the capacity that the limits use. With slots all of it: a request waits only while none is free."""
         return 1.0 if any(gpu.slots for gpu in self._gpus) else _target(snapshot, self._pool)
 
-    def _places(self, snapshot: SnapshotView) -> int:
+    def _places(self, snapshot: Snapshot) -> int:
         """Ids in a tier queue, one batch; with slots few, because what is in it is not in the fair order of customers."""
         slots = sum(gpu.slots for gpu in self._gpus)
         if slots:
             return slot_places(slots)
         return batch_size(snapshot, self._pool) or PLACES
 
-    def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
+    def _of_one_gpu(self, snapshot: Snapshot) -> Capacity:
         if self.estimate.rps <= 0:
             prior_rps, fixed = _prior(snapshot, self._pool)
             return Capacity(prior_rps, CapacityEvidence.FIXED if fixed else CapacityEvidence.PRIOR, float(fixed))
         return self.estimate._replace(rps=self.estimate.rps / max(1, self.healthy_gpus))
 
-    def _guess(self, snapshot: SnapshotView) -> None:
+    def _guess(self, snapshot: Snapshot) -> None:
         self.estimate = self._of_one_gpu(snapshot)
         self.capacity_rps = self.estimate.rps * self._target(snapshot)
 
-    def _allocate(self, snapshot: SnapshotView, elapsed_s: float) -> None:
+    def _allocate(self, snapshot: Snapshot, elapsed_s: float) -> None:
         shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers]
         shared_rps = self.capacity_rps if self.estimate.binding else UNBOUNDED_RPS
         self._snapshot = snapshot
@@ -301,14 +299,14 @@ class LiveLimits:
         wait_rps = self.estimate.wait_rps * self._target(snapshot)
         self._limits = AdmissionLimits(limits, wait_rps * here.part)
 
-    def _next_factor(self, tier: TierRow, elapsed_s: float, growth: float) -> float:
+    def _next_factor(self, tier: Tier, elapsed_s: float, growth: float) -> float:
         if tier.shadow:  # Limits that are not enforced are not announced either.
             return 1.0
         target = factor(self.ceiling(tier.name), self._unreduced.get(tier.name, 0.0))
         # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
         return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
 
-    def _tier_limit(self, tier: TierRow, snapshot: SnapshotView, share: float, rate: float) -> TierLimit:
+    def _tier_limit(self, tier: Tier, snapshot: Snapshot, share: float, rate: float) -> TierLimit:
         """`share` and `rate`: what this cell guarantees to the tier, and gives it at most."""
         return TierLimit(
             name=tier.name,
@@ -325,7 +323,7 @@ class LiveLimits:
             open=sum(gpu.slots for gpu in self._gpus) / OPEN_PART,
         )
 
-    def _shed_wait_ms(self, tier: TierRow) -> int:
+    def _shed_wait_ms(self, tier: Tier) -> int:
         """As stated if the longest wait is stated as well; else that of the backend is, and this in proportion."""
         if tier.shed_wait_ms is None:
             return -1
@@ -373,7 +371,7 @@ def healthy_gpus(observation: Observation) -> list[GpuRate]:
     return [_gpu_rate(worker) for worker in observation.workers if worker.healthy]
 
 
-def batch_size(snapshot: SnapshotView, pool: str) -> int:
+def batch_size(snapshot: Snapshot, pool: str) -> int:
     """Requests in a full batch: the pool's GPUs run all its models, so the lowest row applies."""
     return min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
 
@@ -384,7 +382,7 @@ def slot_places(slots: int) -> int:
 
 
 def pool_load(
-    observation: Observation, gpus: Sequence[GpuRate], snapshot: SnapshotView, factors: Mapping[str, float]
+    observation: Observation, gpus: Sequence[GpuRate], snapshot: Snapshot, factors: Mapping[str, float]
 ) -> PoolLoad:
     """Whether requests are backlogged behind busy GPUs, and whether any are rejected for capacity."""
     paused = {tier.name for tier in snapshot.tiers if tier.paused}
@@ -417,18 +415,18 @@ def _gpu_rate(worker: WorkerView) -> GpuRate:
     )
 
 
-def _prior(snapshot: SnapshotView, pool: str) -> tuple[float, bool]:
+def _prior(snapshot: Snapshot, pool: str) -> tuple[float, bool]:
     """Requests/s of a GPU by the lowest row, and whether that applies whatever is measured."""
     models = _models(snapshot, pool)
     fixed = [model for model in models if model.rps_per_gpu_fixed]
     return min((model.rps_per_gpu for model in fixed or models), default=0.0), bool(fixed)
 
 
-def _target(snapshot: SnapshotView, pool: str) -> float:
+def _target(snapshot: Snapshot, pool: str) -> float:
     return min((model.target_utilization for model in _models(snapshot, pool)), default=1.0)
 
 
-def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
+def _models(snapshot: Snapshot, pool: str) -> list[Model]:
     return [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
 
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from gateway.auth.service_tier import own
-from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
 from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter, bucket_fill
 from gateway.limits.rejections import LOWERED, NO_ROOM, rejection_error
+from ledger.catalog.snapshot import Identity
 from ratelimit.headers import rate_headers, rate_lines
 from ratelimit.limits import (
     FRESH,
@@ -87,7 +87,7 @@ class LocalBuckets:
         return len(self._states)
 
     def note(
-        self, identity: IdentityView, limits: EffectiveLimits, left: RemainingLimits, now: float, *, reduced: bool
+        self, identity: Identity, limits: EffectiveLimits, left: RemainingLimits, now: float, *, reduced: bool
     ) -> None:
         """Remember what Redis has left of `limits`, which are `reduced` below the base."""
         state, buckets = self._customer(identity, now), limits.buckets
@@ -107,7 +107,7 @@ class LocalBuckets:
         if not reduced:
             state.set(buckets, left.buckets, now)
 
-    def base_allows(self, identity: IdentityView, submission: Submission, now: float, *, entered: bool) -> bool:
+    def base_allows(self, identity: Identity, submission: Submission, now: float, *, entered: bool) -> bool:
         """Whether the base limits have room for a request. If they have, or it has `entered`, it is charged."""
         base = effective(identity)
         state = self._customer(identity, now)
@@ -122,13 +122,13 @@ class LocalBuckets:
                 shadow.level = max(-bucket.size, shadow.level - cost)
         return allowed
 
-    def settle(self, identity: IdentityView, tokens: int) -> None:
+    def settle(self, identity: Identity, tokens: int) -> None:
         """Return tokens that a request did not use; below 0 where it used more than was estimated."""
         state = self._states.get(identity.customer_id)
         if state is not None:
             state.unused += tokens
 
-    def estimate(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> RemainingLimits:
+    def estimate(self, identity: Identity, limits: EffectiveLimits, now: float) -> RemainingLimits:
         """What is left now, as far as this gateway can know without a call to Redis."""
         state = self._customer(identity, now)
         elapsed_s, known = now - state.seen_at, list(state.left.buckets)
@@ -139,11 +139,11 @@ class LocalBuckets:
             levels[0] = min(levels[0], refilled(own.left.buckets[0], limits.key, now - own.seen_at))
         return RemainingLimits(levels, state.left.in_use, _unexpired(state, limits, now))
 
-    def _customer(self, identity: IdentityView, now: float) -> _State:
+    def _customer(self, identity: Identity, now: float) -> _State:
         name = identity.customer_id
         return self._states.get(name) or self._add(name, effective(identity).buckets, now)
 
-    def _key(self, identity: IdentityView, now: float) -> _State:
+    def _key(self, identity: Identity, now: float) -> _State:
         name = f"key {identity.key_id}"
         state = self._states.get(name)
         if state is None:
@@ -176,15 +176,15 @@ class CustomerLimits:
         self._clock = clock
         self._known = LocalBuckets()
         # By key: most requests come from keys whose limits were worked out a moment ago.
-        self._limits: dict[str, tuple[IdentityView, float, EffectiveLimits]] = {}
+        self._limits: dict[str, tuple[Identity, float, EffectiveLimits]] = {}
         # By key, for the verdicts of one call: what remained, and its headers.
         self._lines: dict[str, tuple[EffectiveLimits, RemainingLimits, str]] = {}
 
-    def factor(self, identity: IdentityView) -> float:
+    def factor(self, identity: Identity) -> float:
         """The part of its base limits that the identity has now, 0..1."""
         return self._live.factor(own(identity).tier)
 
-    def limits(self, identity: IdentityView) -> EffectiveLimits:
+    def limits(self, identity: Identity) -> EffectiveLimits:
         """The limits of the identity as lowered now."""
         identity = own(identity)
         factor = self._live.factor(identity.tier)
@@ -197,7 +197,7 @@ class CustomerLimits:
         self._limits[identity.key_id] = (identity, factor, limits)
         return limits
 
-    def judged(self, identity: IdentityView, submission: Submission, verdict: Verdict) -> bool:
+    def judged(self, identity: Identity, submission: Submission, verdict: Verdict) -> bool:
         """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
         now, tier, outcome = self._clock(), identity.tier, verdict.outcome
         # The factor at the time of the call: a lower one since then would count earlier requests as excess demand.
@@ -221,11 +221,11 @@ class CustomerLimits:
             self._demand_meter.held_back(tier)
         return only_reduced
 
-    def settle(self, identity: IdentityView, unused_tokens: int) -> None:
+    def settle(self, identity: Identity, unused_tokens: int) -> None:
         """A request has ended and used so many tokens less than it was charged (below 0: more)."""
         self._known.settle(identity, unused_tokens)
 
-    def rejection_error(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> RejectionError:
+    def rejection_error(self, identity: Identity, verdict: Verdict, *, base_limit_allows: bool) -> RejectionError:
         """The error for a verdict that refuses."""
         return rejection_error(
             verdict,
@@ -236,18 +236,18 @@ class CustomerLimits:
             pressure=self._live.pressure(identity.tier),
         )
 
-    def looked(self, identity: IdentityView, limits: EffectiveLimits, left: RemainingLimits) -> None:
+    def looked(self, identity: Identity, limits: EffectiveLimits, left: RemainingLimits) -> None:
         """Remember a look at the limits that was no verdict."""
         self._known.note(identity, limits, left, self._clock(), reduced=self.factor(identity) < 1)
 
-    def left(self, identity: IdentityView, limits: EffectiveLimits, verdict: Verdict | None = None) -> RemainingLimits:
+    def left(self, identity: Identity, limits: EffectiveLimits, verdict: Verdict | None = None) -> RemainingLimits:
         """What is left of `limits`: as the verdict says, else as far as is known here."""
         left = verdict.left if verdict is not None else RemainingLimits()
         if len(left.buckets) != len(limits.buckets) or len(left.quotas) != len(limits.quotas):
             return self._known.estimate(identity, limits, self._clock())
         return left
 
-    def lines(self, identity: IdentityView, verdict: Verdict | None) -> str:
+    def lines(self, identity: Identity, verdict: Verdict | None) -> str:
         """The rate-limit headers of an answer, as they are sent."""
         limits = self.limits(identity)
         left = self.left(identity, limits, verdict)
@@ -260,7 +260,7 @@ class CustomerLimits:
         self._lines[identity.key_id] = (limits, left, lines)
         return lines
 
-    def headers(self, identity: IdentityView, verdict: Verdict | None = None) -> Headers:
+    def headers(self, identity: Identity, verdict: Verdict | None = None) -> Headers:
         """The rate-limit headers of an answer."""
         limits = self.limits(identity)
         return rate_headers(limits, self.left(identity, limits, verdict))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gateway.catalog import IdentityView
+from ledger.catalog.snapshot import Identity
 from scheduler.protocol.pool_view import CustomerGpuTime, GatewayStats
 from scheduler.protocol.replies import Reply
 
@@ -61,7 +61,7 @@ class GpuTimeMeter:
         self._of_tiers: dict[str, float] = {}
         self._ranked: list[CustomerGpuTime] = []
 
-    def ran(self, identity: IdentityView, reply: Reply) -> None:
+    def ran(self, identity: Identity, reply: Reply) -> None:
         """Count a completed request."""
         counts = self._slot.get((identity.customer_name, identity.tier)) or self._counts(identity)
         if reply.cost_ms > 0:
@@ -69,11 +69,11 @@ class GpuTimeMeter:
         if reply.queue_ms > 0:
             counts.wait_us += int(reply.queue_ms * 1000)
 
-    def unmet(self, identity: IdentityView) -> None:
+    def unmet(self, identity: Identity) -> None:
         """Count a request that failed for lack of capacity, or for another reason that is not its client's."""
         self._counts(identity).unmet += 1
 
-    def _counts(self, identity: IdentityView) -> _Counts:
+    def _counts(self, identity: Identity) -> _Counts:
         key, slot = (identity.customer_name, identity.tier), self._slot
         if key not in slot and len(slot) >= MOST_COUNTED:
             key = (OTHERS, identity.tier)

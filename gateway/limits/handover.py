@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from gateway.catalog import CatalogView
 from gateway.inference.pending import PendingRequest
+from ledger.catalog.follower import Catalog
 from ratelimit.limits import Bucket
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.fault_log import LoggedFaults
@@ -63,7 +63,7 @@ class Handover:
     def __init__(
         self,
         scripts: LimitsHandover,
-        catalog: CatalogView,
+        catalog: Catalog,
         cell: str,
         *,
         answers: Callable[[], bool],

@@ -7,7 +7,7 @@ monotonic seconds.
 
 from typing import NamedTuple
 
-from gateway.catalog import IdentityView
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import EffectiveLimits, Level, RemainingLimits
 from scheduler.bounded_dict import BoundedDict
 from scheduler.protocol.admission import Submission, Verdict
@@ -73,7 +73,7 @@ class RejectionCache:
             del self.held[submission.customer_id]
         return None
 
-    def verdict_of(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> Verdict | None:
+    def verdict_of(self, identity: Identity, limits: EffectiveLimits, now: float) -> Verdict | None:
         """The rejection that any request of an identity gets now, as far as is known, before its submission is built."""
         if identity.customer_id not in self.held:
             return None

@@ -6,9 +6,9 @@ replaces the newest entry of one that has several.
 
 import msgspec
 
-from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from gateway.limits.rejections import spent_quotas
+from ledger.catalog.snapshot import Identity
 from ratelimit.limits import NO_BUCKET, effective
 from scheduler.errors import RequestError
 from scheduler.protocol.admission import Submission, Verdict
@@ -36,7 +36,7 @@ class RejectionLog:
     def note(
         self,
         submission: Submission,
-        identity: IdentityView,
+        identity: Identity,
         error: RequestError,
         verdict: Verdict | None,
         factor: float,
@@ -82,7 +82,7 @@ class RejectionLog:
 
 
 def _record(
-    submission: Submission, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+    submission: Submission, identity: Identity, error: RequestError, verdict: Verdict | None, factor: float
 ) -> RejectionRecord:
     """The limits that were in force, and the state that admission reported."""
     now = effective(identity, factor)

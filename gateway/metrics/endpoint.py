@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 
-from gateway.catalog import CatalogView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.metrics.counters import Counters, Series
@@ -20,6 +19,7 @@ from gateway.metrics.gauges import PoolFigures, catalog_gauges, gauges
 from gateway.metrics.shared_counters import SharedCounters, Sum
 from gateway.version import installed_version
 from ledger.batches import OpenBatches
+from ledger.catalog.follower import Catalog
 
 WRITE_EVERY_S = 1.0
 
@@ -34,7 +34,7 @@ class MetricsSources:
     resubmitted: Callable[[], int]  # Requests that were submitted again after a loss of Redis data.
     full_batches: Callable[[], Mapping[tuple[str, str], int]]  # (pool, model) -> max_batch_size.
     open_batches: Callable[[], OpenBatches | None]  # Of /v1/batches; None if they are not known.
-    catalog: CatalogView
+    catalog: Catalog
 
 
 class Metrics:

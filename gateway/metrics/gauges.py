@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.catalog import CatalogView
 from gateway.circuit_breaker import BreakerState
+from ledger.catalog.follower import Catalog
 from scheduler.protocol.pool_view import Observation, WorkerView
 
 STALE_S = 10.0
@@ -71,7 +71,7 @@ def gauges(figures: PoolFigures) -> Iterator[Gauge]:
     yield from _workers(pool, observation.workers[:MAX_WORKERS])
 
 
-def catalog_gauges(catalog: CatalogView) -> Iterator[Gauge]:
+def catalog_gauges(catalog: Catalog) -> Iterator[Gauge]:
     """The age of the catalog, and the objectives of its tiers."""
     yield "tierlane_catalog_age_seconds", (), catalog.age_s()
     for tier in catalog.snapshot.tiers if catalog.snapshot else ():

@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import scale_document
-from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
@@ -18,6 +17,7 @@ from gateway.operations.health.pool_state import HealthNow
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
+from ledger.catalog.follower import Catalog
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.replies import RequestDetail
@@ -95,7 +95,7 @@ class InternalParts:
     """The components that the internal endpoints use."""
 
     service_token: str
-    catalog: CatalogView
+    catalog: Catalog
     pools: Pools
     drain_state: DrainState
     authenticator: Authenticator

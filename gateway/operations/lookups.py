@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 import msgspec
 
-from gateway.catalog import CatalogView, CustomerRow, SnapshotView
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.operations.audited_transaction import AuditedTransaction
@@ -20,6 +19,8 @@ from gateway.operations.session import SessionAuth
 from gateway.operations.uncached import uncached
 from gateway.pools import Pools
 from ledger.audit.queries import FailedRequest, GpuShare, find_failed, find_gpu_share
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Customer, Snapshot
 from ratelimit.limit_figures import LimitFigures, limit_figures
 from ratelimit.limits import EffectiveLimits, RemainingLimits, effective, value_of
 from scheduler.errors import HTTP, ErrorCode, RedisUnavailable, RequestError
@@ -89,7 +90,7 @@ class LookupParts:
     """The components that the look-ups use. `read_limits` raises RedisUnavailable."""
 
     session_auth: SessionAuth
-    catalog: CatalogView
+    catalog: Catalog
     pools: Pools
     internal: Internal
     transaction: AuditedTransaction
@@ -120,7 +121,7 @@ class Lookups:
         async with self._running:
             return uncached(call, await self._request(unquote(call.tail)))
 
-    async def _explained(self, row: CustomerRow, snapshot: SnapshotView) -> CustomerExplained:
+    async def _explained(self, row: Customer, snapshot: Snapshot) -> CustomerExplained:
         not_read: list[str] = []
         identity = row.identity()
         home = self._parts.pools.home(identity)
@@ -204,7 +205,7 @@ class Lookups:
         )
 
 
-def find_customer(snapshot: SnapshotView, name: str) -> CustomerRow | None:
+def find_customer(snapshot: Snapshot, name: str) -> Customer | None:
     """A customer by id, else by name."""
     return snapshot.customers.get(name) or next(
         (each for each in snapshot.customers.values() if each.name == name), None
@@ -217,9 +218,7 @@ def messages(codes: set[str]) -> dict[str, str]:
     return {code: HTTP[known[code]].message for code in sorted(codes) if code in known}
 
 
-def limits_now(
-    row: CustomerRow, snapshot: SnapshotView, now: EffectiveLimits, left: RemainingLimits | None
-) -> list[LimitNow]:
+def limits_now(row: Customer, snapshot: Snapshot, now: EffectiveLimits, left: RemainingLimits | None) -> list[LimitNow]:
     """Every limit of a customer; those that it does not have are left out."""
     tier = next((each for each in snapshot.tiers if each.name == row.tier), None)
 

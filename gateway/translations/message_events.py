@@ -12,8 +12,9 @@ from msgspec import UNSET, UnsetType
 from gateway.api.format import InferenceRequest, usage
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
+from gateway.translations.chat_changes import CallChange, ChangeReader
 from gateway.translations.message_body import TextBlock, ThinkingBlock, ToolUseBlock
-from scheduler.chat_document import DOCUMENT, CompletionDetails, PromptDetails, ServerUsage, arguments_of, text_of
+from scheduler.chat_document import DOCUMENT, CompletionDetails, PromptDetails, ServerUsage
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -134,72 +135,16 @@ BlockEvent = BlockStart | BlockDelta | BlockStop
 MessageEvent = MessageStart | Ping | BlockEvent | MessageDelta | MessageStop
 
 
-class _CalledFunction(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _ToolCall(msgspec.Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
-    function: _CalledFunction | None = None
-
-    @property
-    def name(self) -> str:
-        return (self.function and self.function.name) or ""
-
-    @property
-    def arguments(self) -> str:
-        return arguments_of((self.function and self.function.arguments) or "")
-
-
-class _MessagePiece(msgspec.Struct, gc=False):
-    """A message, or what an event adds to it. Servers have two names for reasoning."""
-
-    content: Any = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _LineChoice(msgspec.Struct, gc=False):
-    index: int = 0
-    message: _MessagePiece | None = None
-    delta: _MessagePiece | None = None
-    finish_reason: str | None = None
-    stop_reason: Any = None  # Of some servers: the stop sequence, or the id of a token.
-
-
-class _ServerLine(msgspec.Struct, gc=False):
-    choices: list[_LineChoice] = []
-    usage: ServerUsage | None = None
-
-
-_line = msgspec.json.Decoder(_ServerLine)
-
-
-class _HeldCall:
-    """A call whose block cannot start yet, since a block begins with the name of its tool."""
-
-    def __init__(self) -> None:
-        self.id: str | None = None
-        self.arguments: list[str] = []
-
-
 class MessageContent:
     """The content of a message, and the events that add to it. `stop_sequences`: those of the request."""
 
     def __init__(self, stop_sequences: list[str]) -> None:
-        self._stop_sequences = stop_sequences
+        self._reader = ChangeReader(stop_sequences)
         self._blocks: list[tuple[ContentBlock, list[str]]] = []
         self._calls: dict[int, int] = {}  # The server's index of a tool call -> that of its block.
-        self._held: dict[int, _HeldCall] = {}  # By the server's index.
+        self._held: dict[int, CallChange] = {}  # By the server's index: a block begins with the name of its tool.
         self._held_size = 0
         self._rest = ""
-        self._tokens: ServerUsage | None = None
-        self._finish_reason: str | None = None
-        self._stop: str | None = None
         self._unreadable = False  # Raised at the end: an error amid a stream would lose what follows it.
 
     def add_lines(self, text: str) -> Iterator[BlockEvent]:
@@ -216,7 +161,7 @@ class MessageContent:
     def close(self) -> Iterator[BlockEvent]:
         """The calls whose name never arrived, and the end of the last block."""
         for number in tuple(self._held):
-            yield from self._start_call(number, self._held.pop(number), "")
+            yield from self._start_call(self._held.pop(number))
         yield from self._end_block()
 
     def _end_block(self) -> Iterator[BlockEvent]:
@@ -234,16 +179,22 @@ class MessageContent:
         """
         if self._unreadable:
             raise RequestError(ErrorCode.INVALID_OUTPUT)
-        if self._stop is not None:
-            return MessageEnd("stop_sequence", self._stop)
-        reason = self._finish_reason if reply.finish_reason == DOCUMENT else reply.finish_reason
+        if self._reader.stop_sequence is not None:
+            return MessageEnd("stop_sequence", self._reader.stop_sequence)
+        reason = self._reader.finish_reason if reply.finish_reason == DOCUMENT else reply.finish_reason
         found = STOP_REASONS.get(reason or "", "end_turn")
         return MessageEnd("tool_use" if self._calls and found == "end_turn" else found)
 
     def usage(self, reply: Reply) -> MessageUsage:
-        """The tokens that the model's server reports, else those that were counted."""
-        tokens = self._tokens
-        if tokens is None or tokens.prompt_tokens is None or tokens.completion_tokens is None:
+        """The tokens that the model's server reports, else those that were counted.
+
+        Raises RequestError `invalid_output` if the server's cannot be read.
+        """
+        try:
+            tokens = msgspec.convert(self._reader.usage or {}, ServerUsage)
+        except msgspec.ValidationError:
+            raise RequestError(ErrorCode.INVALID_OUTPUT) from None
+        if tokens.prompt_tokens is None or tokens.completion_tokens is None:
             counted = usage([reply])
             return MessageUsage(counted.prompt_tokens, counted.completion_tokens)
         cached = (tokens.prompt_tokens_details or PromptDetails()).cached_tokens
@@ -257,27 +208,15 @@ class MessageContent:
 
     def _add_line(self, line: str) -> Iterator[BlockEvent]:
         try:
-            found = _line.decode(line)
-        except (msgspec.MsgspecError, RecursionError):
+            changes = self._reader.changes(line)
+        except ValueError:
             self._unreadable = True
             return
-        self._tokens = found.usage or self._tokens
-        for choice in found.choices:
-            if choice.index == 0:
-                self._finish_reason = choice.finish_reason or self._finish_reason
-                if choice.stop_reason in self._stop_sequences:
-                    self._stop = choice.stop_reason
-                yield from self._add_piece(choice.delta or choice.message or _MessagePiece())
-
-    def _add_piece(self, piece: _MessagePiece) -> Iterator[BlockEvent]:
-        yield from self._add(ThinkingBlock, piece.reasoning_content or piece.reasoning or "")
-        yield from self._add(TextBlock, text_of(piece.content))
-        yield from self._add(TextBlock, piece.refusal or "")
-        for call in piece.tool_calls or ():
-            number = call.index
-            if number is None:  # Some servers omit it: a call with a name is a new one.
-                number = len(self._calls) if call.name or not self._calls else len(self._calls) - 1
-            yield from self._add_call(call, number)
+        for change in changes:
+            if isinstance(change, CallChange):
+                yield from self._add_call(change)
+            else:
+                yield from self._add(ThinkingBlock if change.kind == "reasoning" else TextBlock, change.text)
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:
@@ -287,34 +226,32 @@ class MessageContent:
         self._blocks[-1][1].append(text)
         yield BlockDelta(len(self._blocks) - 1, AddedText(text) if kind is TextBlock else AddedThinking(text))
 
-    def _add_call(self, call: _ToolCall, number: int) -> Iterator[BlockEvent]:
-        arguments = call.arguments
-        if number in self._calls:
-            yield from self._add_arguments(number, arguments)
+    def _add_call(self, call: CallChange) -> Iterator[BlockEvent]:
+        if call.number in self._calls:
+            yield from self._add_arguments(call)
             return
-        held = self._held.pop(number, None) or _HeldCall()
-        held.id = held.id or call.id
-        if arguments:
-            held.arguments.append(arguments)
+        added = len(call.arguments)
+        if held := self._held.pop(call.number, None):
+            call = CallChange(call.number, held.id or call.id, call.name, held.arguments + call.arguments)
         if call.name:
-            yield from self._start_call(number, held, call.name)
+            yield from self._start_call(call)
             return
-        self._held_size += len(arguments)
+        self._held_size += added
         if len(self._held) < MAX_HELD_CALLS and self._held_size <= MAX_HELD_BYTES:
-            self._held[number] = held
+            self._held[call.number] = call
         else:
             self._unreadable = True
 
-    def _start_call(self, number: int, held: _HeldCall, name: str) -> Iterator[BlockEvent]:
-        self._calls[number] = len(self._blocks)
-        yield from self._start(ToolUseBlock(held.id or f"call_{number}", name, {}))
-        yield from self._add_arguments(number, "".join(held.arguments))
+    def _start_call(self, call: CallChange) -> Iterator[BlockEvent]:
+        self._calls[call.number] = len(self._blocks)
+        yield from self._start(ToolUseBlock(call.id or f"call_{call.number}", call.name, {}))
+        yield from self._add_arguments(call)
 
-    def _add_arguments(self, number: int, arguments: str) -> Iterator[BlockEvent]:
-        if arguments:
-            at = self._calls[number]
-            self._blocks[at][1].append(arguments)
-            yield BlockDelta(at, AddedInput(arguments))
+    def _add_arguments(self, call: CallChange) -> Iterator[BlockEvent]:
+        if call.arguments:
+            at = self._calls[call.number]
+            self._blocks[at][1].append(call.arguments)
+            yield BlockDelta(at, AddedInput(call.arguments))
 
     def _start(self, block: ContentBlock) -> Iterator[BlockEvent]:
         yield from self._end_block()

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.api.inference import ApiFormat
-from gateway.catalog import IdentityView
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse, encode_json
@@ -31,6 +30,7 @@ from gateway.translations.response_output import RESPONSES, response_to
 from gateway.translations.response_store import ResponseStore, document_of, first_document, items_of
 from gateway.translations.response_streams import ResponseStreams
 from gateway.translations.responses import ResponsesRequest, input_items, request_of
+from ledger.catalog.snapshot import Identity
 from ledger.responses import NewResponse, ResponseRow
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
@@ -115,7 +115,7 @@ class ResponseHandlers:
         return await self._respond(call, self._delete)
 
     async def _respond(
-        self, call: RoutedRequest, operation: Callable[[RoutedRequest, IdentityView], Awaitable[object]]
+        self, call: RoutedRequest, operation: Callable[[RoutedRequest, Identity], Awaitable[object]]
     ) -> HttpResponse:
         identity = self._inference.identify(call)
         limits = self._inference.limits_of(identity).headers(identity)
@@ -129,7 +129,7 @@ class ResponseHandlers:
             return document
         return HttpResponse.of(200, document, [*headers, ("Cache-Control", "no-store")])
 
-    async def _retrieve(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument | EventStream:
+    async def _retrieve(self, call: RoutedRequest, identity: Identity) -> ResponseDocument | EventStream:
         after = _first_number(call.request.query)
         if after is not None:
             self.streams.check_limit(identity.customer_id)
@@ -140,7 +140,7 @@ class ResponseHandlers:
             raise invalid("stream", "Only a response with `background: true` has a stream here: leave `stream` out.")
         return self.streams.of_stored(row, after)
 
-    async def _input_items(self, call: RoutedRequest, identity: IdentityView) -> ResponseItems:
+    async def _input_items(self, call: RoutedRequest, identity: Identity) -> ResponseItems:
         query = call.request.query
         limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST):
@@ -150,7 +150,7 @@ class ResponseHandlers:
         items = items_of(await self.store.find(call.tail, identity.customer_id))
         return page_of(items, int(limit), query.get("after"), newest_first=order == "desc")
 
-    async def _cancel(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+    async def _cancel(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
         row = await self.store.find(call.tail, identity.customer_id)
         document = document_of(row)
         if not document.background:
@@ -159,14 +159,14 @@ class ResponseHandlers:
             return document
         return document_of(await self.store.find(call.tail, identity.customer_id))
 
-    async def _delete(self, call: RoutedRequest, identity: IdentityView) -> ResponseDocument:
+    async def _delete(self, call: RoutedRequest, identity: Identity) -> ResponseDocument:
         _first_number(call.request.query)  # Only checked: the description of both methods is one.
         row = await self.store.find(call.tail, identity.customer_id)
         await self._end(row, identity)
         await self.store.delete(row.id, identity.customer_id)
         return msgspec.structs.replace(document_of(row), deleted=True)
 
-    async def _end(self, row: ResponseRow, identity: IdentityView) -> bool:
+    async def _end(self, row: ResponseRow, identity: Identity) -> bool:
         """Cancel the job of a response. Returns whether it was open."""
         job_id = request_id_of(row.id)
         if not row.open or row.lost or job_id is None:

@@ -14,6 +14,7 @@ from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, us
 from gateway.api.inference import ApiFormat, completed
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
+from gateway.translations.chat_changes import CallChange, ChangeReader
 from gateway.translations.custom_tools import custom_input, custom_tools, namespaces
 from gateway.translations.response_document import (
     CachedTokens,
@@ -26,8 +27,7 @@ from gateway.translations.response_document import (
 )
 from gateway.translations.response_id import RESPONSE_PREFIX
 from gateway.translations.responses import ResponsesRequest, read_responses, renamed
-from scheduler.chat_document import DOCUMENT, arguments_of, lines_of, text_of
-from scheduler.chat_events import as_deltas
+from scheduler.chat_document import DOCUMENT, lines_of
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -59,14 +59,14 @@ class OutputItems:
     """
 
     def __init__(self, document: ResponseDocument) -> None:
+        self.reader = ChangeReader()
         self._hex = document.id.removeprefix(RESPONSE_PREFIX)
         self._custom, self._namespaces = custom_tools(document.tools), namespaces(document.tools)
         self._inputs: dict[int, str] = {}  # Item of a call of a custom tool -> its arguments.
         self.items: list[dict[str, Any]] = []
         self._open: int | None = None  # The message or reasoning that is continued.
         self._calls: dict[int, int] = {}  # Index of a call in the chat -> its item.
-        self.finish_reason = "stop"
-        self.usage: Mapping[str, Any] | None = None
+        self._finish_reason: str | None = None  # Known at the end.
 
     def text(self, text: str) -> Iterator[Event]:
         """More text of a model without a server behind it."""
@@ -74,34 +74,25 @@ class OutputItems:
 
     def line(self, line: str) -> Iterator[Event]:
         """A line of a model's server. Raises ValueError for junk."""
-        members = as_deltas(line)
-        counted = _decoded(members.get("usage"))
-        if isinstance(counted, dict):
-            self.usage = counted
-        choices = _decoded(members.get("choices"))
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and choice.get("index", 0) == 0:
-                yield from self._choice(choice)
+        for change in self.reader.changes(line):
+            if isinstance(change, CallChange):
+                yield from self._call(change)
+            elif change.kind == "text":
+                yield from self._text(change.text, change.logprobs)
+            elif change.kind == "reasoning":
+                yield from self._reasoning(change.text)
+            else:
+                yield from self._content("refusal", change.text, [])
 
-    def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
-        delta = choice.get("delta") or {}
-        logprobs = [_logprob(each) for each in _dicts(_member(choice, "logprobs").get("content"))]
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield from self._reasoning(str(reasoning))
-        text = text_of(delta.get("content"))
+    def _text(self, text: str, sent: Any) -> Iterator[Event]:
+        logprobs = [_logprob(each) for each in _dicts(sent.get("content"))] if isinstance(sent, dict) else []
         in_message = self._open is not None and self.items[self._open]["type"] == "message"
         if text or (logprobs and in_message):  # Those of calls have no place in a response.
             yield from self._content("output_text", text, logprobs)
-        if refusal := delta.get("refusal"):
-            yield from self._content("refusal", str(refusal), [])
-        for call in delta.get("tool_calls") or ():
-            yield from self._call(call)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     def end(self, finish_reason: str) -> Iterator[Event]:
         """The end of all items. An output without any has an empty message."""
-        if finish_reason != DOCUMENT:
-            self.finish_reason = finish_reason
+        self._finish_reason = self.reader.finish_reason if finish_reason == DOCUMENT else finish_reason
         if not self.items:
             yield from self._content("output_text", "", [])
         status = "completed" if self.incomplete is None else "incomplete"
@@ -122,9 +113,9 @@ class OutputItems:
     @property
     def incomplete(self) -> IncompleteDetails | None:
         """Why the output ends early; None if it does not."""
-        if self.finish_reason == "length":
+        if self._finish_reason == "length":
             return IncompleteDetails("max_output_tokens")
-        return IncompleteDetails("content_filter") if self.finish_reason == "content_filter" else None
+        return IncompleteDetails("content_filter") if self._finish_reason == "content_filter" else None
 
     def _begin(self, prefix: str, item: dict[str, Any]) -> Iterator[Event]:
         at = len(self.items)
@@ -200,36 +191,28 @@ class OutputItems:
         self.items[at]["status"] = status
         yield {"type": "response.output_item.done", "output_index": at, "item": _copied(self.items[at])}
 
-    def _call(self, call: Any) -> Iterator[Event]:
-        if not isinstance(call, dict):
-            return
-        function = call.get("function") or {}
-        index = call.get("index")
-        if index is None:  # Some servers send no index: a call with a name is a new one.
-            index = len(self._calls) if function.get("name") or not self._calls else len(self._calls) - 1
-        if index not in self._calls:
+    def _call(self, call: CallChange) -> Iterator[Event]:
+        if call.number not in self._calls:
             yield from self._close("completed")
-            at = self._calls[index] = len(self.items)
-            call_id = call.get("id") or f"call_{self._hex}_{at}"
-            fields = {"call_id": call_id, "name": function.get("name") or ""}
-            if namespace := self._namespaces.get(fields["name"]):
+            at = self._calls[call.number] = len(self.items)
+            fields = {"call_id": call.id or f"call_{self._hex}_{at}", "name": call.name}
+            if namespace := self._namespaces.get(call.name):
                 fields["namespace"] = namespace
-            if fields["name"] in self._custom:
+            if call.name in self._custom:
                 self._inputs[at] = ""
                 yield from self._begin("ctc", {"type": "custom_tool_call", **fields, "input": ""})
             else:
                 yield from self._begin("fc", {"type": "function_call", **fields, "arguments": ""})
-        at = self._calls[index]
+        at = self._calls[call.number]
         item = self.items[at]
-        item["name"] = item["name"] or function.get("name") or ""
-        if more := function.get("arguments"):
-            more = arguments_of(more)
+        item["name"] = item["name"] or call.name
+        if more := call.arguments:
             if at in self._inputs:  # The text in them is known at the end.
                 self._inputs[at] += more
                 return
             item["arguments"] += more
-            fields = {"item_id": item["id"], "output_index": at}
-            yield {"type": "response.function_call_arguments.delta", **fields, "delta": more}
+            place = {"item_id": item["id"], "output_index": at}
+            yield {"type": "response.function_call_arguments.delta", **place, "delta": more}
 
 
 def _member(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -241,10 +224,6 @@ def _member(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _dicts(value: Any) -> list[dict[str, Any]]:
     """The objects of a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _decoded(value: msgspec.Raw | None) -> Any:
-    return None if value is None else msgspec.json.decode(value)
 
 
 def _copied(item: dict[str, Any]) -> dict[str, Any]:
@@ -266,14 +245,14 @@ def finished(document: ResponseDocument, items: OutputItems, output: Output) -> 
         status="completed" if items.incomplete is None else "incomplete",
         incomplete_details=items.incomplete,
         output=items.items,
-        usage=_tokens(items.usage, output.tokens),
+        usage=_tokens(items.reader.usage or {}, output.tokens),
     )
 
 
-def _tokens(counted: Mapping[str, Any] | None, tokens: TokenUsage) -> ResponseTokens:
+def _tokens(counted: Mapping[str, Any], tokens: TokenUsage) -> ResponseTokens:
     """The tokens with the details that the model's server sent."""
-    read = _member(counted or {}, "prompt_tokens_details")
-    written = _member(counted or {}, "completion_tokens_details")
+    read = _member(counted, "prompt_tokens_details")
+    written = _member(counted, "completion_tokens_details")
     return ResponseTokens(
         tokens.prompt_tokens,
         CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),

@@ -90,10 +90,9 @@ class CustomerTurns:
 
 
 class ResponseStore:
-    """The stored responses of all customers. Without a configuration nothing is stored."""
+    """The stored responses of all customers. Without a database nothing is stored."""
 
-    def __init__(self, config: ResponseStoreConfig | None) -> None:
-        config = config or ResponseStoreConfig(database_url="")
+    def __init__(self, config: ResponseStoreConfig) -> None:
         self._configured = bool(config.database_url)
         self._limits = StoreLimits(config.count, config.bytes, config.kept_s)
         self._writing = JobSession(config.database_url, "tierlane-responses-in")

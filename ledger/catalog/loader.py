@@ -116,16 +116,16 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.id,
             customer.name,
             customer.tier,
-            customer.limits,
             customer.max_queue_ms,
-            customer.quotas,
-            rate or 0.0,
-            burst or 0.0,
             customer.priority,
-            customer.weight,
-            weight or 0.0,
             customer.cell,
-            customer.spread,
+            limits=customer.limits,
+            quotas=customer.quotas,
+            key_rate=rate or 0.0,
+            key_burst=burst or 0.0,
+            weight=customer.weight,
+            key_weight=weight or 0.0,
+            spread=customer.spread,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)

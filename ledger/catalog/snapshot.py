@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ratelimit.limits import Values
+from ratelimit.limits import BaseLimits, Values
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
@@ -63,33 +63,26 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
             self.id,
             self.name,
             self.tier,
-            self.limits,
             self.max_queue_ms,
-            self.quotas,
-            priority=self.priority,
+            self.priority,
+            self.cell,
+            limits=self.limits,
+            quotas=self.quotas,
             weight=self.weight,
-            cell=self.cell,
             spread=self.spread,
         )
 
 
-class Identity(msgspec.Struct, frozen=True, gc=False):
+class Identity(BaseLimits, frozen=True, gc=False):
     """Who a request comes from, as its key says; built once per key and shared by all its requests."""
 
     key_id: str
     customer_id: str
     customer_name: str
     tier: str
-    limits: Values
     max_queue_ms: int | None
-    quotas: tuple[tuple[str, int], ...] = ()  # Name and amount, such as ("1day", 10000), each name once.
-    key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
-    key_burst: float = 0.0
     priority: int = 0  # The tier's, 1 first; 0: not known.
-    weight: float = 1.0  # The customer's.
-    key_weight: float = 0.0  # The key's part of its customer's; 0: that of all keys without a weight together.
     cell: str | None = None  # The customer's, as in Customer.
-    spread: int = 1
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):

@@ -8,8 +8,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from api_description import Described
+from configs import gateway_config
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
 from gateway.openapi.document import OPTIONAL, openapi
 from gateway.openapi.endpoint_kinds import NOT_INFERENCE_ERRORS
 from gateway.openapi.endpoints import ENDPOINTS
@@ -49,7 +49,7 @@ def document() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def routes() -> dict[str, set[str]]:
     """Every path of a gateway with its methods."""
-    config = GatewayConfig(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s")
+    config = gateway_config(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s")
     return Gateway(config, LiteralCatalog())._routes.table()
 
 

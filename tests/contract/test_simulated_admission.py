@@ -60,7 +60,7 @@ def account_of(number: int, random: Random) -> tuple[CustomerAccount, dict[str, 
     }
     limits = in_force(**fields)
     identity = Identity(
-        f"c{number}", f"c{number}", f"c{number}", random.choice(TIERS), (), 2000, weight=fields["weight"]
+        f"c{number}", f"c{number}", f"c{number}", random.choice(TIERS), 2000, limits=(), weight=fields["weight"]
     )
     account = CustomerAccount(number, identity, "class", limits)
     for stored, bucket in zip(account.buckets, limits.buckets, strict=True):

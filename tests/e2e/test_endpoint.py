@@ -11,12 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from configs import endpoint_access
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
-from gpu_pool.config import Access
 from key_leaks import leaked_keys
 from load import Answer, load, verdict
 from scheduler.payload import Task
@@ -143,7 +143,7 @@ async def test_a_model_behind_an_endpoint_answers_as_it_does_directly(
         Item("A cat.", {}, Task.EMBED, until=until),
     ]
     near = results(TinyBackend("cpu", 1), [Item(each.input, each.parameters, each.task) for each in items])
-    for name, text in Access(api_key=tiny_stack.key("enterprise")).environment().items():
+    for name, text in endpoint_access(api_key=tiny_stack.key("enterprise")).environment().items():
         monkeypatch.setenv(name, text)
 
     far = await asyncio.to_thread(results, EndpointBackend(f"openai:{tiny_stack.url}/v1#tiny"), items)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from redis.exceptions import RedisError
 
+from configs import worker_config
 from e2e.failpoint_scene import Load, Response, Scene, scene_on
 from eventually import eventually
-from gpu_pool.config import WorkerConfig
 from held_pops import pops_held
 from pool import Pool, done
 from scheduler.failpoints import FAILPOINTS
@@ -204,7 +204,7 @@ async def test_a_crash_before_a_draining_worker_releases_its_batch_loses_nothing
     pool: Pool, redis_url: str, gaps: Path
 ) -> None:
     """The drain time is over and the batch is stopped; the worker dies, and another worker runs the batch."""
-    config = asdict(WorkerConfig(redis_url, "w1", "simulated:5000", device="cpu", drain_ms=50))
+    config = asdict(worker_config(redis_url, backend="simulated:5000", device="cpu", drain_ms=50))
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, json.dumps(config), str(gaps))
     (request_id,) = await pool.queue(1, total_ms=30_000)
     await pool.form([("free", 1)])

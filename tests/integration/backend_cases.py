@@ -1,12 +1,14 @@
 """The backends that the contract tests run for: how each is made, and what it can do. Add a `Case` for a new backend."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs import endpoint_access
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.answering import AnswerBackend
 from gpu_pool.backends.backend import Backend
@@ -72,6 +74,7 @@ class ServedEndpoint(EndpointBackend):
 
     def __init__(self) -> None:
         self._server = ExitStack()
+        os.environ.update(endpoint_access().environment())
         super().__init__(f"openai:{self._server.enter_context(serving(StandIn(chunk_s=0.01))).url}")
 
     def close(self) -> None:
@@ -85,6 +88,7 @@ class ServedModel(EndpointBackend):
     def __init__(self) -> None:
         self._server = ExitStack()
         server = self._server.enter_context(serving(OpenInferenceStandIn()))
+        os.environ.update(endpoint_access().environment())
         super().__init__(f"oip:{server.url}#{server.name}", OpenInferenceEndpoint)
 
     def close(self) -> None:

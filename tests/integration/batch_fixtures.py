@@ -15,8 +15,8 @@ import pytest
 from openai.types import Batch
 from redis.asyncio import Redis
 
+from configs import batch_config, job_config
 from eventually import eventually
-from gateway.config import BatchConfig, JobConfig
 from integration.gateway_fixtures import Stack, openai_client, reverse_or_vector, running_stack
 from integration.jobs_fixtures import JobCatalog, add_customers, customer_id
 from ledger.catalog.snapshot import Customer
@@ -107,8 +107,8 @@ async def running_batches(
     await add_customers(db)
     settings = {
         "catalog": BatchCatalog(),
-        "jobs": JobConfig(database_url=database_url),
-        "batches": BatchConfig(**{"database_url": database_url} | dict(batches)),
+        "jobs": job_config(database_url),
+        "batches": batch_config(database_url, **batches),
     }
     async with running_stack(client, redis_url, **settings | changes) as stack:
         stack.worker.answerer = reverse_or_vector

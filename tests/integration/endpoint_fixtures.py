@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from configs import endpoint_access
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
@@ -55,7 +56,10 @@ async def loaded(
     server: StandIn, access: Access | None = None, fragment: str = "", within_s: float = 5.0
 ) -> AsyncIterator[tuple[Endpoint, list[str]]]:
     """A loaded endpoint, and its availability reports: "open", or why it is closed."""
-    endpoint, reports = Endpoint(read_address(f"openai:{server.url}{fragment}"), access or Access()), list[str]()
+    endpoint, reports = (
+        Endpoint(read_address(f"openai:{server.url}{fragment}"), access or endpoint_access()),
+        list[str](),
+    )
     endpoint.availability.report = lambda wanted, why, brief: reports.append("open" if wanted else why)
     try:
         await endpoint.load(within_s)

@@ -15,10 +15,10 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
+from configs import gateway_config
 from customer_limits import with_values
 from eventually import eventually
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
 from gateway.inference.traces import RequestTraces
 from gateway.standby_scheduler import Schedule
 from ledger.audit.queries import RequestRow
@@ -276,14 +276,7 @@ async def running_stack(
 
     The dashboard's actions use the database at `database_url`.
     """
-    settings: dict[str, Any] = {
-        "gateway_id": "g1",
-        "redis_url": redis_url,
-        "service_token": SERVICE_TOKEN,
-        "port": 0,
-        "reuse_port": False,
-        "notice_ms": 0,
-    }
+    settings: dict[str, Any] = {"redis_url": redis_url, "service_token": SERVICE_TOKEN, "notice_ms": 0}
     keys = Keys.at(redis_url)
     catalog = catalog or LiteralCatalog()
     test_worker = TestWorker(client, keys)
@@ -298,7 +291,7 @@ async def running_stack(
         return stored.get(request_id)
 
     transaction = partial(connected, database_url) if database_url else None
-    config = GatewayConfig(**settings | changes)
+    config = gateway_config(**settings | changes)
     gateway = Gateway(config, catalog, find_stored, connect=transaction, traces=traces, schedule=schedule)
     await gateway.start()
     tasks = [asyncio.create_task(test_worker.run())] if worker else []

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from configs import worker_config
 from eventually import eventually
-from gpu_pool.config import WorkerConfig
 from gpu_pool.worker.worker import Worker
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import Outcome
@@ -42,7 +42,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         backend: str = "simulated:20", *, loads: bool = True, spans: Spans | None = None, **changes: Any
     ) -> Worker:
         values = {"redis_url": f"unix://{tmp_path}/nobody", "worker_id": "w1", "service_token": TOKEN} | changes
-        config = WorkerConfig(backend=backend, **values)
+        config = worker_config(backend=backend, **values)
         worker = Worker(config, spans=spans)
         task = asyncio.create_task(worker.run())
         await eventually(lambda: task.done() or worker._supervisor.ready.is_set() or not loads, "the model loads", 30.0)

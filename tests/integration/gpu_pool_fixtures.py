@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from configs import worker_config
 from eventually import eventually
-from gpu_pool.config import WorkerConfig
 from pool import TIERS, Pool
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.pool_view import WorkerView
@@ -139,7 +139,7 @@ async def start_worker(pool: Pool, redis_url: str, faulty_models: Path) -> Async
 
     async def start(name: str = "w1", backend: str = "simulated:20", **changes: Any) -> RunningWorker:
         values = {"redis_url": redis_url, "worker_id": name, "backend": backend, "device": "cpu"} | changes
-        config = WorkerConfig(**values)
+        config = worker_config(**values)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", WORKER, json.dumps(asdict(config)), stderr=asyncio.subprocess.PIPE
         )

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config import GrpcConfig
+from configs import grpc_config
 from gateway.grpc.open_inference_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
@@ -21,7 +21,7 @@ Channel = grpc.aio.Channel
 @pytest.fixture
 async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
     """A ready gateway with gRPC and a worker."""
-    async with running_stack(client, redis_url, grpc=GrpcConfig(port=0)) as running:
+    async with running_stack(client, redis_url, grpc=grpc_config()) as running:
         yield running
 
 

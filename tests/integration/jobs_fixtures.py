@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from configs import job_config
 from eventually import eventually
-from gateway.config import JobConfig
 from gateway.jobs.service import JobServing
 from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, running_stack
 from ledger.catalog.snapshot import Customer, Key, Tier
@@ -130,7 +130,7 @@ async def running_jobs(
 ) -> AsyncIterator[JobBench]:
     """A ready gateway whose reconciler is active; `jobs` changes its JobConfig."""
     await add_customers(db)
-    config = JobConfig(**{"database_url": database_url} | dict(jobs))
+    config = job_config(database_url, **jobs)
     async with running_stack(client, redis_url, catalog=JobCatalog(), jobs=config) as stack:
         bench = JobBench(stack, db)
         await eventually(lambda: bench.serving.reconciler.active, "the reconciler is active")

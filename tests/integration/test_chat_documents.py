@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 from redis.asyncio import Redis
 
+from configs import endpoint_access
 from endpoint_stand_in import StandIn
 from eventually import eventually
-from gpu_pool.config import Access
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import Stack, model, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
@@ -201,7 +201,7 @@ async def test_large_images_stay_out_of_redis(
         with pytest.raises(openai.InternalServerError, match="Too many large requests"):
             await caller.with_options(max_retries=0).chat.completions.create(**request)
         worker = await start_worker(
-            backend=f"openai:{stand_in.url}", endpoint=Access(body_dir=str(tmp_path / "bodies"))
+            backend=f"openai:{stand_in.url}", endpoint=endpoint_access(body_dir=str(tmp_path / "bodies"))
         )
         await worker.reaches("ready")
         responses = await asyncio.gather(*waiting)

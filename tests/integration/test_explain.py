@@ -72,7 +72,7 @@ def submission(pool: Pool, customer_id: str, **changes: Any) -> Submission:
 
 async def reject(pool: Pool, customer_id: str) -> str:
     """Record a rejection as a gateway does; return its request's id."""
-    identity = Identity("k1", customer_id, "acme", "free", (100.0, 10.0, 50, 60_000), 2000)
+    identity = Identity("k1", customer_id, "acme", "free", 2000, limits=(100.0, 10.0, 50, 60_000))
     log, rejected = RejectionLog(), submission(pool, customer_id, rate=1e-9, burst=1e-9)
     (verdict,) = await pool.admit([rejected])
     log.note(rejected, identity, RequestError(ErrorCode.REDUCED_CAPACITY), verdict, 0.4)

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from configs import gateway_config
 from eventually import eventually
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
-from gateway.config import GatewayConfig
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest, Router
@@ -85,7 +85,7 @@ async def serving(tokens: JwtIdentities) -> AsyncIterator[Callable[[str], Awaita
 
     routes = Router()
     routes.add("GET", "/identity", handler)
-    gateway = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
+    gateway = gateway_config()
     runner, port = await serve(EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), gateway), gateway)
     tasks = [asyncio.create_task(loop()) for loop in tokens.loops().values()]
     async with aiohttp.ClientSession() as http:

@@ -8,8 +8,8 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
+from configs import grpc_config
 from eventually import eventually
-from gateway.config import GrpcConfig
 from gateway.grpc.call import STATUS
 from gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest, ModelMetadataRequest
 from integration.gateway_fixtures import Stack, accepted, running_stack
@@ -184,7 +184,7 @@ async def test_messages_in_memory_are_bounded(
     """A message beyond the budget of bodies is rejected as a body is; calls that end, fail or are cancelled return theirs."""
     large = request("x" * 600)
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0), **{budget: 1000}) as stack,
+        running_stack(client, redis_url, grpc=grpc_config(), **{budget: 1000}) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         for end in ("complete", "fail", "cancel", "stream"):
@@ -208,7 +208,7 @@ async def test_messages_in_memory_are_bounded(
 async def test_calls_of_one_customer(client: Redis, redis_url: str) -> None:
     """An open stream counts as one connection, whatever it sends; further calls are rejected until it has ended."""
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0), customer_connections=1) as stack,
+        running_stack(client, redis_url, grpc=grpc_config(), customer_connections=1) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         open_stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(metadata=key(stack))

@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from redis.asyncio import Redis
 
 from certificates import Certificates, certificates
+from configs import gateway_config, grpc_config
 from eventually import eventually
 from gateway.app import Gateway
-from gateway.config import GatewayConfig, GrpcConfig
 from gateway.grpc.open_inference_pb2 import (
     ModelReadyRequest,
     ServerReadyRequest,
@@ -34,7 +34,7 @@ __all__ = ["channel", "stack"]
 async def test_a_message_that_never_comes(client: Redis, redis_url: str, name: str) -> None:
     """A call without its message ends after the time for a body, so that it does not occupy a call forever."""
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0), body_timeout_s=0.1) as stack,
+        running_stack(client, redis_url, grpc=grpc_config(), body_timeout_s=0.1) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         status, _, trailing = await failure(channel.stream_unary(f"{SERVICE}/{name}")(metadata=key(stack)))
@@ -62,7 +62,7 @@ async def test_calls_about_models_are_limited(stack: Stack, channel: Channel) ->
 async def test_a_gateway_that_stops(client: Redis, redis_url: str) -> None:
     """Accepted requests are completed; then the port is closed, and the server was not ready before."""
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0)) as stack,
+        running_stack(client, redis_url, grpc=grpc_config()) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         stack.worker.hold = True
@@ -81,7 +81,7 @@ async def test_a_gateway_that_stops(client: Redis, redis_url: str) -> None:
 async def test_tls_and_client_certificates(client: Redis, redis_url: str, tmp_path: Path) -> None:
     """With a CA, a client needs a certificate of it; without TLS no call succeeds."""
     made = certificates(tmp_path)
-    config = GrpcConfig(port=0, tls_cert=made.server.cert, tls_key=made.server.key, tls_ca=made.authority.cert)
+    config = grpc_config(tls_cert=made.server.cert, tls_key=made.server.key, tls_ca=made.authority.cert)
     async with running_stack(client, redis_url, grpc=config) as stack:
         address = f"127.0.0.1:{stack.gateway.grpc_port}"
         root = made.authority.cert.read_bytes()
@@ -113,7 +113,7 @@ async def test_a_new_certificate_is_used(client: Redis, redis_url: str, tmp_path
         cert.write_bytes(made.server.cert.read_bytes())
 
     install(old)
-    config = GrpcConfig(port=0, tls_cert=cert, tls_key=private)
+    config = grpc_config(tls_cert=cert, tls_key=private)
     async with running_stack(client, redis_url, grpc=config) as stack:
 
         async def live(trusted: Certificates) -> bool:
@@ -144,10 +144,10 @@ async def test_a_new_certificate_is_used(client: Redis, redis_url: str, tmp_path
 async def test_what_cannot_be_used_stops_the_start(changes: dict[str, Any], words: str) -> None:
     """With a sentence that names it."""
     host = changes.pop("host", "127.0.0.1")
-    config = GatewayConfig(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s", host=host)
+    config = gateway_config(gateway_id="g", redis_url="redis://127.0.0.1:1", service_token="s", host=host)
     gateway = Gateway(config, LiteralCatalog())
     service = InferenceService(gateway.open_inference, gateway.inference, config, CustomerConnections(1))
-    server = GrpcServer(service, config, GrpcConfig(**{"port": 0} | changes))
+    server = GrpcServer(service, config, grpc_config(**changes))
 
     with pytest.raises(StartError) as caught:
         await server.start()

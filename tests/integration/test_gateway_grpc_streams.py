@@ -9,8 +9,8 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
+from configs import grpc_config
 from eventually import eventually
-from gateway.config import GrpcConfig
 from gateway.grpc.call import MessageStream
 from gateway.grpc.open_inference_pb2 import (
     ModelStreamInferResponse,
@@ -110,7 +110,7 @@ async def test_a_client_that_reads_slowly(stack: Stack) -> None:
 async def test_a_client_that_does_not_read(client: Redis, redis_url: str) -> None:
     """After the write timeout its requests are cancelled; other calls are served, and the gateway can stop."""
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0), write_timeout_s=0.2) as stack,
+        running_stack(client, redis_url, grpc=grpc_config(), write_timeout_s=0.2) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         stack.worker.hold = True
@@ -190,7 +190,7 @@ async def test_calls_leave_no_reference_cycles(stack: Stack, channel: Channel, e
 async def test_a_silent_stream_ends(client: Redis, redis_url: str) -> None:
     """After the idle time, so that it does not occupy a call forever."""
     async with (
-        running_stack(client, redis_url, grpc=GrpcConfig(port=0), idle_timeout_s=0.1) as stack,
+        running_stack(client, redis_url, grpc=grpc_config(), idle_timeout_s=0.1) as stack,
         grpc.aio.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel,
     ):
         call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(metadata=key(stack))

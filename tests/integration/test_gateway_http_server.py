@@ -13,8 +13,8 @@ import uvloop
 from aiohttp import web
 from redis.asyncio import Redis
 
+from configs import gateway_config
 from eventually import eventually
-from gateway.config import GatewayConfig
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.listening import ACCEPTS, ListeningPort, listen
 from gateway.http.response import HttpResponse
@@ -289,7 +289,7 @@ async def test_a_request_read_just_before_the_drain_is_answered(turns: int) -> N
     """The event loop turns a few times between reading a request and running its handler; a drain may begin at any."""
     routes = Router()
     routes.add("GET", "/ok", ok)
-    config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
+    config = gateway_config()
     server = EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), config)
     runner, port = await serve(server, config)
     reader, writer = await asyncio.open_connection("127.0.0.1", port.number)

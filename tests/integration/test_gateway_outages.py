@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from redis.asyncio import Redis
 
+from configs import gateway_config
 from eventually import eventually
 from gateway.app import run_gateway
-from gateway.config import GatewayConfig
 from integration.gateway_fixtures import (
     SERVICE_TOKEN,
     TIERS,
@@ -107,9 +107,7 @@ async def test_sigterm_completes_accepted_requests(client: Redis, redis_url: str
     await worker.heartbeat()
     catalog = LiteralCatalog()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    config = GatewayConfig(
-        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, notice_ms=200
-    )
+    config = gateway_config(redis_url=redis_url, service_token=SERVICE_TOKEN, notice_ms=200)
     process = asyncio.create_task(run_gateway(config, catalog, on_ready=port.set_result))
     url = f"http://127.0.0.1:{await port}"
 
@@ -140,9 +138,7 @@ async def test_a_second_signal_ends_the_drain(client: Redis, redis_url: str) -> 
     worker, catalog = TestWorker(client, Keys()), LiteralCatalog()
     await worker.heartbeat()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    config = GatewayConfig(
-        gateway_id="g1", redis_url=redis_url, service_token=SERVICE_TOKEN, port=0, reuse_port=False, total_ms=600_000
-    )
+    config = gateway_config(redis_url=redis_url, service_token=SERVICE_TOKEN, total_ms=600_000)
     process = asyncio.create_task(run_gateway(config, catalog, on_ready=port.set_result))
     url = f"http://127.0.0.1:{await port}"
 

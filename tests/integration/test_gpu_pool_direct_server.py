@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from configs import worker_config
 from eventually import eventually
-from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.respawn import FIRST_RESPAWN_S
 from gpu_pool.worker import direct_server, slow_model
 from gpu_pool.worker.worker import Worker
@@ -426,7 +426,7 @@ async def test_address_that_cannot_be_used_is_a_start_error(start_here: StartHer
 )
 def test_announced_address(changes: dict[str, str], local_host: str, name: str, address: str) -> None:
     """A wildcard address is replaced by the address from which Redis is reached, or by the host's name."""
-    config = WorkerConfig("redis://r", "w1", **changes)  # type: ignore[arg-type]
+    config = worker_config("redis://r", **changes)
 
     assert direct_server.announced(config, 7, local_host, name) == address
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from configs import endpoint_access
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.config import Access
 from integration.endpoint_fixtures import Reader, answered, codes, items, outputs
 from scheduler.payload import Task
 
@@ -95,7 +95,7 @@ async def endpoint_of(engine: RawEngine) -> AsyncIterator[Endpoint]:
     """An endpoint in front of the server."""
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     engine.port = server.sockets[0].getsockname()[1]
-    endpoint = Endpoint(read_address(f"openai:http://127.0.0.1:{engine.port}/v1"), Access())
+    endpoint = Endpoint(read_address(f"openai:http://127.0.0.1:{engine.port}/v1"), endpoint_access())
     try:
         await endpoint.load(5.0)
         yield endpoint

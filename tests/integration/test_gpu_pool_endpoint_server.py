@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from certificates import certificates
+from configs import endpoint_access
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
@@ -68,11 +69,11 @@ async def test_bad_text_fails_alone(stand_in: StandIn, bad: str, code: str) -> N
 @pytest.mark.parametrize(
     ("fault", "code", "access", "seconds"),
     [
-        ("junk", "invalid_output", Access(), 0.6),
-        ("count", "invalid_output", Access(), 0.6),
-        ("stall", "gpu_timeout", Access(), 0.6),
-        ("stall", "gpu_timeout", Access(first_byte_ms=100), 30),
-        ("stall", "gpu_timeout", Access(total_ms=100), 30),
+        ("junk", "invalid_output", endpoint_access(), 0.6),
+        ("count", "invalid_output", endpoint_access(), 0.6),
+        ("stall", "gpu_timeout", endpoint_access(), 0.6),
+        ("stall", "gpu_timeout", endpoint_access(first_byte_ms=100), 30),
+        ("stall", "gpu_timeout", endpoint_access(total_ms=100), 30),
     ],
 )
 async def test_unusable_response(stand_in: StandIn, fault: str, code: str, access: Access, seconds: float) -> None:
@@ -357,7 +358,7 @@ async def test_unreachable_server_closes_the_endpoint_until_it_is_back() -> None
     server = StandIn()
     with ExitStack() as up:
         up.enter_context(serving(server))
-        async with loaded(server, Access(connect_ms=200)) as (endpoint, reports):
+        async with loaded(server, endpoint_access(connect_ms=200)) as (endpoint, reports):
             up.close()
             for number in range(3):
                 assert reports == []
@@ -485,7 +486,7 @@ async def test_silence_of_a_server_with_requests_is_reported(stand_in: StandIn) 
 async def test_reason_for_which_loading_waits(stand_in: StandIn) -> None:
     """It is reported before the model is ready."""
     stand_in.loading = True
-    endpoint, reasons = Endpoint(read_address(f"openai:{stand_in.url}"), Access()), list[str]()
+    endpoint, reasons = Endpoint(read_address(f"openai:{stand_in.url}"), endpoint_access()), list[str]()
     endpoint.waiting = reasons.append
     loading = asyncio.create_task(endpoint.load())
     await eventually(lambda: reasons, "a reason is reported")
@@ -595,7 +596,7 @@ async def test_model_is_the_named_or_the_first(
 ) -> None:
     """Servers that list no model, or cannot list, still serve."""
     vars(stand_in).update(changes)
-    async with loaded(stand_in, Access("right"), fragment, within_s=0.1) as (endpoint, _):
+    async with loaded(stand_in, endpoint_access("right"), fragment, within_s=0.1) as (endpoint, _):
         assert endpoint.model == model
         assert outputs(await answered(endpoint, items("ab"))) == ["ba"]
 
@@ -616,12 +617,12 @@ async def test_tls_verifies_both_sides(tmp_path: Path) -> None:
     made = certificates(tmp_path)
     files = {"ca_file": str(made.authority.cert), "cert_file": str(made.client.cert), "key_file": str(made.client.key)}
     with serving(StandIn(api_key="sk-1"), made.demanding()) as server:
-        async with loaded(server, Access("sk-1", **files)) as (endpoint, _):
+        async with loaded(server, endpoint_access("sk-1", **files)) as (endpoint, _):
             assert outputs(await answered(endpoint, items("hello"))) == ["olleh"]
         calls = server.model_list_calls
         for access, fault in (
-            (Access("sk-1", files["ca_file"]), "The endpoint"),
-            (Access("sk-1"), "certificate is not accepted"),
+            (endpoint_access("sk-1", files["ca_file"]), "The endpoint"),
+            (endpoint_access("sk-1"), "certificate is not accepted"),
         ):
             with pytest.raises(EndpointAway, match=fault):
                 async with loaded(server, access, within_s=0.0):
@@ -640,4 +641,4 @@ async def test_tls_verifies_both_sides(tmp_path: Path) -> None:
         ({"key_file": ""}, "CERT_FILE"),
     ):
         with pytest.raises(StartError, match=f"^TIERLANE_ENDPOINT_{setting}: "):
-            Endpoint(read_address("openai:https://127.0.0.1:1/v1"), Access(**files | change))
+            Endpoint(read_address("openai:https://127.0.0.1:1/v1"), endpoint_access(**files | change))

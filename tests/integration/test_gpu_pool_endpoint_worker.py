@@ -6,9 +6,9 @@ import openai
 import psutil
 import pytest
 
+from configs import endpoint_access
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
-from gpu_pool.config import Access
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import Stack
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here
@@ -32,7 +32,7 @@ async def test_batch_is_answered_with_the_model_and_key_of_the_endpoint(
 ) -> None:
     """The version is the endpoint's model; the key is in no command line; a running call ends before the worker does."""
     stand_in.api_key, stand_in.slow_s = "sk-endpoint-key", 0.5
-    worker = await ready(start_worker, stand_in, endpoint=Access(stand_in.api_key))
+    worker = await ready(start_worker, stand_in, endpoint=endpoint_access(stand_in.api_key))
     assert worker.model_pid is not None
     assert stand_in.api_key not in " ".join(psutil.Process(worker.model_pid).cmdline())
     ids = await batch(pool, "hello", "unfit")
@@ -50,7 +50,7 @@ async def test_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWorke
     server = StandIn()
     with ExitStack() as up:
         up.enter_context(serving(server))
-        worker = await ready(start_worker, server, endpoint=Access(connect_ms=200))
+        worker = await ready(start_worker, server, endpoint=endpoint_access(connect_ms=200))
         model_pid = worker.model_pid
     ids = await batch(pool, "hello")
 
@@ -98,7 +98,7 @@ async def test_requests_run_concurrently(pool: Pool, start_worker: StartWorker, 
         return "429"
 
     stand_in.fault = fault
-    await ready(start_worker, stand_in, endpoint=Access(max_calls=4))
+    await ready(start_worker, stand_in, endpoint=endpoint_access(max_calls=4))
     ids = await batch(pool, *(f"a{n}" for n in range(40)))
 
     results = await replies(pool, ids)

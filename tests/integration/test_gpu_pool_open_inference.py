@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from configs import endpoint_access
 from endpoint_stand_in import serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
@@ -15,7 +16,6 @@ from gpu_pool.backends.open_inference.endpoint import OpenInferenceEndpoint
 from gpu_pool.backends.openai_endpoint.endpoint import Endpoint, HandBack
 from gpu_pool.backends.openai_endpoint.requests import CallProgress
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.config import Access
 from integration.endpoint_fixtures import answered, chat, codes, items, outputs
 from open_inference_stand_in import ROWS, OpenInferenceStandIn, tensor
 from scheduler.errors import StartError
@@ -35,7 +35,10 @@ async def loaded(
     server: OpenInferenceStandIn, fragment: str = "#model-1", key: str = ""
 ) -> AsyncIterator[tuple[Endpoint, list[str]]]:
     """A loaded endpoint, and its availability reports: "open", or why it is closed."""
-    endpoint, reports = OpenInferenceEndpoint(read_address(f"oip:{server.url}{fragment}"), Access(key)), list[str]()
+    endpoint, reports = (
+        OpenInferenceEndpoint(read_address(f"oip:{server.url}{fragment}"), endpoint_access(key)),
+        list[str](),
+    )
     endpoint.availability.report = lambda wanted, why, brief: reports.append("open" if wanted else why)
     try:
         await endpoint.load(2.0)

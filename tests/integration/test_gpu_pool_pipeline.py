@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from configs import worker_config
 from eventually import eventually
 from fake_nvml import FakeNvml
-from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process import quarantine, respawn
 from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
@@ -156,7 +156,7 @@ async def test_killed_model_process_gets_no_other_batch() -> None:
     model_supervisor = ModelSupervisor(ModelLaunch("simulated:10"), 10.0, lambda: None)
     model_supervisor.start()
     await eventually(model_supervisor.ready.is_set, "the model is ready")
-    execution = Execution(WorkerConfig("unix://none", "w1", gpu_timeout_ms=3000), model_supervisor)
+    execution = Execution(worker_config("unix://none"), model_supervisor)
     for _ in range(20):
         execution.service.record(1, 10.0)
     assert model_supervisor.model is not None

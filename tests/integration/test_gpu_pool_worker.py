@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from configs import worker_config
 from eventually import eventually
 from gpu_pool.worker.streams import Outgoing
-from gpu_pool.worker.worker import BLOCK_S, WorkerConfig, run_worker
+from gpu_pool.worker.worker import BLOCK_S, run_worker
 from held_pops import pops_held
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
@@ -224,7 +225,7 @@ async def test_worker_whose_task_ends_exits_with_1(pool: Pool, redis_url: str, m
         raise ValueError
 
     monkeypatch.setattr(Outgoing, "run", fails)
-    assert await run_worker(WorkerConfig(redis_url, "w9", "simulated:20", device="cpu")) == 1
+    assert await run_worker(worker_config(redis_url, "w9", backend="simulated:20", device="cpu")) == 1
 
     assert [worker.id for worker in (await pool.presence.observe(TIERS)).workers] == ["w9"]
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from configs import job_config
 from eventually import eventually
-from gateway.config import JobConfig
 from gateway.direct.mode import Direct
 from integration.gateway_fixtures import model, running_stack
 from integration.jobs_fixtures import JobBench, JobCatalog, StartJobs, bench, running_jobs, start_jobs
@@ -341,7 +341,7 @@ async def test_another_reconciler_takes_over(
     bench: JobBench, client: Redis, redis_url: str, database_url: str, db: Db
 ) -> None:
     """One of two reconcilers is active. When its session ends, one becomes active again, and jobs end."""
-    config = JobConfig(database_url=database_url)
+    config = job_config(database_url)
     second = running_stack(client, redis_url, catalog=JobCatalog(), jobs=config, gateway_id="g2", worker=False)
     async with second as other:
         serving = other.gateway.jobs.serving

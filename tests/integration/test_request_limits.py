@@ -9,9 +9,9 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from configs import endpoint_access
 from endpoint_stand_in import StandIn
 from eventually import eventually
-from gpu_pool.config import Access
 from integration.endpoint_fixtures import stand_in
 from integration.gateway_fixtures import LiteralCatalog, Stack, TestWorker, model, openai_client, running_stack, tier
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
@@ -69,7 +69,7 @@ async def test_four_megabytes_of_text_reach_an_endpoint_whole(
     ):
         stack.worker.hold, stack.worker.backend = True, f"openai:{stand_in.url}"
         await eventually(lambda: stack.gateway.limits.request == LANGUAGE_MODEL, "the pool has an endpoint")
-        access = Access(body_dir=str(bodies or ""))
+        access = endpoint_access(body_dir=str(bodies or ""))
         worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint=access, gpu_timeout_ms=30_000)
         await worker.reaches("ready")
 

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 from redis.asyncio import Redis
 
+from configs import job_config, response_config
 from endpoint_stand_in import StandIn
 from eventually import eventually
-from gateway.config import JobConfig, ResponseStoreConfig
 from gateway.translations.response_store import CustomerTurns
 from gateway.translations.response_streams import MOST_STREAMS
 from integration.endpoint_fixtures import stand_in
@@ -41,8 +41,8 @@ async def stack(
     """A ready gateway with jobs and a store of four responses, and a scheduler."""
     await add_customers(db)
     parts = {
-        "jobs": JobConfig(database_url=database_url),
-        "responses": ResponseStoreConfig(database_url=database_url, count=4),
+        "jobs": job_config(database_url),
+        "responses": response_config(database_url, count=4),
     }
     async with (
         running_stack(client, redis_url, catalog=JobCatalog(), total_ms=30_000, **parts) as running,

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config import BatchConfig, JobConfig, ResponseStoreConfig
+from configs import batch_config, job_config, response_config
 from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
 from integration.jobs_fixtures import JobCatalog, add_customers
@@ -73,9 +73,9 @@ async def stack(
         redis_url,
         catalog=JobCatalog(),
         database_url=database_url,
-        jobs=JobConfig(database_url=database_url),
-        batches=BatchConfig(database_url=database_url, max_open=1000),
-        responses=ResponseStoreConfig(database_url=database_url),
+        jobs=job_config(database_url),
+        batches=batch_config(database_url, max_open=1000),
+        responses=response_config(database_url),
         auth_failures="off",
         total_ms=LONG_MS,
         gone_ms=LONG_MS,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from configs import worker_config
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
 from gpu_pool.model_process.device_errors import DeviceLost
 from gpu_pool.model_process.handle import ModelLost, ModelProcess
@@ -48,7 +48,7 @@ async def reaping(pool: Pool) -> AsyncIterator[None]:
 async def test_bug_12_a_claim_before_the_first_heartbeat(pool: Pool, line: BadLine) -> None:
     """A worker that claims work before it is registered counts as lost at once (GitLab). Here it registers first."""
     line.refuse = True
-    config = WorkerConfig(line.url, "w1", "simulated:10", heartbeat_ms=50)
+    config = worker_config(line.url, backend="simulated:10", heartbeat_ms=50)
     worker = Worker(config)
     task = asyncio.create_task(worker.run())
     await eventually(worker._supervisor.ready.is_set, "the model is ready")

@@ -55,9 +55,13 @@ def test_each_column_has_an_option_with_its_type_and_comment(table: str) -> None
         default = "none" if column.nullable else REQUIRED
         if column.server_default is not None:
             default = {"true": "on", "false": "off"}.get(text := str(column.server_default.arg), text)
-        assert (field.says, field.kind, field.none) == (column.comment, KINDS[type(column.type)], column.nullable)
+        assert (field.description, field.kind, field.none) == (
+            column.comment,
+            KINDS[type(column.type)],
+            column.nullable,
+        )
         assert field.default == default
-        assert not [word for word in ("null", "True", "False") if word in field.help]
+        assert not [word for word in ("null", "True", "False") if word in field.help("none")]
 
 
 NEW_LIMIT = """

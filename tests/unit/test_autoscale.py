@@ -5,9 +5,10 @@ import math
 
 import pytest
 
+from configs import scale_rules
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules, ScaleStep, needed
 
-RULES = ScaleRules(least=1, most=20)
+RULES = scale_rules(least=1, most=20)
 
 
 def sample(
@@ -127,7 +128,7 @@ def test_a_change_of_direction_waits_for_the_cooldown() -> None:
 
 def test_an_idle_pool_shrinks_step_by_step_to_the_minimum() -> None:
     """By a fifth, but at least one worker, each cooldown."""
-    policy, healthy, advices = Autoscaler(ScaleRules(least=2, most=20)), 15, []
+    policy, healthy, advices = Autoscaler(scale_rules(least=2, most=20)), 15, []
     for now in range(2001):
         advices.append(policy.update(sample(healthy, used=0.1, demand=20.0), float(now)))
         healthy = advices[-1].recommended
@@ -138,7 +139,7 @@ def test_an_idle_pool_shrinks_step_by_step_to_the_minimum() -> None:
 
 def test_the_bounds_hold() -> None:
     """Whatever is needed; the reason names the bound."""
-    policy = Autoscaler(ScaleRules(least=3, most=6))
+    policy = Autoscaler(scale_rules(least=3, most=6))
 
     assert policy.update(sample(1), 0.0).recommended == 3
     advice = advised(policy, sample(demand=5000.0), 10, 1)[-1]
@@ -205,7 +206,7 @@ def simulated(curve: list[float], rules: ScaleRules, start_s: int = 5) -> tuple[
     return steps(advices), counts, worst
 
 
-SHORT = ScaleRules(least=2, most=16, need_s=3, calm_s=60, cooldown_s=20, deep_s=10, long_s=20, busy_s=60)
+SHORT = scale_rules(least=2, most=16, need_s=3, calm_s=60, cooldown_s=20, deep_s=10, long_s=20, busy_s=60)
 RAMP = [150 + min(t, 120) / 120 * 1050 for t in range(400)]
 SPIKE = [300.0 if 100 <= t < 102 else 100.0 for t in range(400)]
 SURGE = [900.0 if 100 <= t < 200 else 100.0 for t in range(600)]

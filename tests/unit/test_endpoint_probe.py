@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from configs import endpoint_access
 from gpu_pool.backends.openai_endpoint.client import EndpointResponse, NoResponse, Transport
 from gpu_pool.backends.openai_endpoint.errors import LOADING, NO_KEY
 from gpu_pool.backends.openai_endpoint.probe import ProbeResult, probe
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.config import Access
 
 PAGE = b"<!doctype html><title>Sign in</title>"
 UNREADABLE = "The endpoint's list of models cannot be read; is its URL that of an OpenAI-compatible API?"
@@ -106,7 +106,7 @@ async def test_an_unknown_host_name_is_named(monkeypatch: pytest.MonkeyPatch) ->
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    transport = Transport(read_address("openai:http://engine.example:8000/v1"), Access())
+    transport = Transport(read_address("openai:http://engine.example:8000/v1"), endpoint_access())
     await transport.open()
     with pytest.raises(NoResponse) as caught:
         await transport.get("http://engine.example:8000/v1/models", 5.0)

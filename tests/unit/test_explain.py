@@ -33,7 +33,7 @@ TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.1
 MODEL = Model("tiny", "default", 32, None, 40, 50.0, 0.8, 0, True)
 QUOTAS = (("1day", 10_000), ("1month:usd", 90 * 10**9))
 ACME = Customer(CUSTOMER_ID, "acme", "free", False, LIMITS, 2000, QUOTAS)
-KEY = Identity("k1", CUSTOMER_ID, "acme", "free", LIMITS, 2000, QUOTAS, 10.0, 2.0)
+KEY = Identity("k1", CUSTOMER_ID, "acme", "free", 2000, limits=LIMITS, quotas=QUOTAS, key_rate=10.0, key_burst=2.0)
 RECORD = CustomerRecord(ACME, frozenset({"max_concurrency"}), (KEY,))
 LEFT = remaining(3.25, 900, Level(880_100.0, 4000), 3, [(9120, 10_920_000), (80_500_000_000, 90_061_000)])
 REJECTION = RejectionRecord(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
 from gateway.api.inference import INFERENCE, MAX_PARAMETERS, read_inference
-from gateway.catalog import ServedModels
+from gateway.served_models import ServedModels
 from ledger.catalog.snapshot import Model, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 

@@ -12,7 +12,6 @@ from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.service_tier import own, served_as
 from gateway.auth.throttle import AuthThrottle
-from gateway.catalog import IdentityView
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.errors import RejectionError
 from gateway.http.router import CustomerConnections, RoutedRequest
@@ -33,11 +32,11 @@ class OneKey:
         self.lookups: list[str] = []
         self.error = INVALID
 
-    def identify(self, presented: str, wall_now: float) -> IdentityView:
+    def identify(self, presented: str, wall_now: float) -> Identity:
         self.lookups.append(presented)
         if presented != KEY:
             raise RequestError(self.error)
-        return Identity("key", "id-acme", "acme", "free", (1.0, 1.0, 1, None), 1000)
+        return Identity("key", "id-acme", "acme", "free", 1000, limits=(1.0, 1.0, 1, None))
 
 
 def call(presented: str | None) -> RoutedRequest:

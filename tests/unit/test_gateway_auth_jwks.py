@@ -14,7 +14,6 @@ from eventually import eventually
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwks_reading import MAX_BYTES, read_file
 from gateway.auth.key_set import KeySetError, parse_jwks
-from gateway.config import DEFAULT_ALGORITHMS
 from jwt_issuer import config, jwk, jwks, private_key
 from scheduler.redis_client.backoff import Backoff
 
@@ -46,7 +45,7 @@ PRIVATE: dict[str, Any] = ECAlgorithm.to_jwk(private_key("ES256"), as_dict=True)
 )
 def test_unusable_keys_are_skipped(member: dict[str, Any]) -> None:
     """Symmetric, private, weak and invalid keys; they do not affect the other keys of the set."""
-    keys = parse_jwks(jwks(member, jwk("EdDSA", 1)), DEFAULT_ALGORITHMS)
+    keys = parse_jwks(jwks(member, jwk("EdDSA", 1)), config().algorithms)
 
     assert (len(keys), keys.skipped) == (1, 1)
     assert keys.find("EdDSA-1", "EdDSA")
@@ -70,7 +69,7 @@ def test_unusable_keys_are_skipped(member: dict[str, Any]) -> None:
 def test_a_set_without_a_usable_key_is_rejected(raw: bytes) -> None:
     """The caller keeps its previous set."""
     with pytest.raises(KeySetError):
-        parse_jwks(raw, DEFAULT_ALGORITHMS)
+        parse_jwks(raw, config().algorithms)
 
 
 def test_a_key_is_bound_to_the_algorithms_of_its_type() -> None:
@@ -85,9 +84,9 @@ def test_a_key_is_bound_to_the_algorithms_of_its_type() -> None:
 
 def test_a_token_without_kid_needs_a_single_matching_key() -> None:
     """Two matching keys would be a guess. A key without `kid` serves only tokens without one."""
-    keys = parse_jwks(jwks(jwk("ES256"), jwk("EdDSA"), jwk("EdDSA", 1)), DEFAULT_ALGORITHMS)
+    keys = parse_jwks(jwks(jwk("ES256"), jwk("EdDSA"), jwk("EdDSA", 1)), config().algorithms)
     unnamed = parse_jwks(
-        jwks({name: value for name, value in jwk("ES256").items() if name != "kid"}), DEFAULT_ALGORITHMS
+        jwks({name: value for name, value in jwk("ES256").items() if name != "kid"}), config().algorithms
     )
 
     assert keys.find(None, "ES256") == keys.find("ES256-0", "ES256")

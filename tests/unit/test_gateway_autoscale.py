@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+from configs import scale_rules
 from gateway.autoscale import ScaleAdvice, scale_document
 from gateway.limits.capacity import LiveLimits
 from ledger.catalog.snapshot import Model, Snapshot, Tier
-from scheduler.autoscale import ScaleRules
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TINY = Model("tiny", "default", 32, None, 40, 100.0, 0.8, 0, True)
@@ -30,7 +30,7 @@ class Setup:
         self.limits = LiveLimits("default")
         self.heartbeat: Any = SimpleNamespace(whole=None, age_s=lambda: self.age_s)
         self.advice = ScaleAdvice(
-            ScaleRules(**rules),
+            scale_rules(**rules),
             "default",
             catalog=SimpleNamespace(snapshot=SNAPSHOT),
             heartbeat=self.heartbeat,

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.api.chat import read_chat
 from gateway.api.inference import PREDICT, read_inference
-from gateway.catalog import MAX_LISTED, model_not_found
+from gateway.served_models import MAX_LISTED, model_not_found
 from gateway.translations.messages import read_messages
 from scheduler.errors import RequestError
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from customer_limits import with_values
-from gateway.catalog import CatalogView
 from gateway.limits.auxiliary import AuxiliaryLimitReached, AuxiliaryLimits
 from identities import identity
+from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity, Snapshot, Tier
 from ratelimit.headers import rate_headers
 from ratelimit.limits import RemainingLimits, effective
@@ -25,7 +25,7 @@ class Limited:
         self.now = 5.0
         self.rejected: list[str] = []
         self.limits = AuxiliaryLimits(
-            cast("CatalogView", SimpleNamespace(snapshot=Snapshot(1, (tier,), {}, {}, {}, ()))),
+            cast("Catalog", SimpleNamespace(snapshot=Snapshot(1, (tier,), {}, {}, {}, ()))),
             gateways=lambda: gateways,
             headers=lambda caller: rate_headers(effective(caller), RemainingLimits([(10.0, 0)])),
             rejected=self.rejected.append,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from configs import gateway_config
 from eventually import eventually
 from gateway import standby_scheduler
-from gateway.config import GatewayConfig
 from gateway.standby_scheduler import SchedulerSilence, StandbyScheduler, is_chosen
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import Observation
@@ -86,9 +86,7 @@ class Setup:
         self.denied = False
         self.written = asyncio.Event()
         self.written.set()
-        config = GatewayConfig(
-            gateway_id="g1", redis_url="", service_token="", pool="large", schedulers_expected=schedulers_expected
-        )
+        config = gateway_config(pool="large", schedulers_expected=schedulers_expected)
         self.standby = StandbyScheduler(config, self.schedule, self.allowed)
 
     async def schedule(self, _redis_url: str, pool: str, stop: asyncio.Event) -> None:

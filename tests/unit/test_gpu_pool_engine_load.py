@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from configs import endpoint_access
 from gpu_pool.backends.openai_endpoint.client import Transport
 from gpu_pool.backends.openai_endpoint.engine_load import FAULTS, EngineLoad, LoadReader, prometheus_load
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.config import Access
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -83,7 +83,7 @@ async def _with_reader(documents: dict[str, Any], check: Callable[[LoadReader], 
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     address = read_address(f"openai:http://127.0.0.1:{runner.addresses[0][1]}/v1")
-    transport = Transport(address, Access())
+    transport = Transport(address, endpoint_access())
     await transport.open()
     try:
         await check(LoadReader(transport, address.root, clock=lambda: clock[0]))

@@ -2,19 +2,21 @@
 
 import base64
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs import endpoint_access
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.availability import Failures, Pauses
 from gpu_pool.backends.openai_endpoint.errors import LOADING, Broken, Busy, read_refusal, retry_after_s
 from gpu_pool.backends.openai_endpoint.messages import MissingBody, body_of, is_unusual, rejected_early
 from gpu_pool.backends.openai_endpoint.reading.answers import MOST_TOKENS, read_answer
 from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
-from gpu_pool.config import VARIABLE, Access, take_access
+from gpu_pool.config import VARIABLE, take_access
 from scheduler.errors import StartError
 from scheduler.payload import Task
 from scheduler.prompt_messages import PromptMessage, encode_messages
@@ -73,11 +75,12 @@ def test_invalid_address(spec: str, fault: str) -> None:
 
 def test_access_is_removed_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Child processes of the model do not get the key, and its repr does not show it."""
-    access = Access("sk-secret", connect_ms=7)
+    access = endpoint_access("sk-secret", connect_ms=7)
     assert list(access.environment()) == [VARIABLE]
     monkeypatch.setenv(VARIABLE, access.environment()[VARIABLE])
 
-    assert (take_access(), take_access()) == (access, Access())
+    assert take_access() == access
+    assert VARIABLE not in os.environ
     assert "sk-secret" not in repr(access)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from gateway.config import JobConfig
+from configs import job_config
 from gateway.limits.outcomes import OutcomeMeter
 from gateway.operations.health.collector import AWAY_S, HealthCollector
 from gateway.operations.health.outcomes import (
@@ -143,7 +143,7 @@ def test_why_jobs_cannot_be_stored(seen: JobsSeen, expected: str | None) -> None
     """The store knows best; if it was not tried, the catalog does, if it uses the same server and that is away for long."""
     unused: Any = None
     catalog: Any = SimpleNamespace(problem=None, bad_row=seen.bad_row, left_s=KNOWN_S, age_s=lambda: 0.0, snapshot=None)
-    config = SimpleNamespace(jobs=JobConfig(database_url="url", session_url=seen.session_url))
+    config = SimpleNamespace(jobs=job_config("url", session_url=seen.session_url))
     parts: Any = SimpleNamespace(config=config, jobs=SimpleNamespace(problem=seen.store))
     collector = HealthCollector(catalog, unused, unused, unused)
     collector._jobs_problem(parts)

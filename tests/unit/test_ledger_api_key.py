@@ -14,7 +14,7 @@ from ledger.catalog.snapshot import Identity, Key, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 
 NOW = 1_800_000_000.0
-IDENTITY = Identity("k", "c", "acme", "paid", (10.0, 10.0, 5, None), 2000)
+IDENTITY = Identity("k", "c", "acme", "paid", 2000, limits=(10.0, 10.0, 5, None))
 
 
 def snapshot_with(key_id: str, secret_hash: bytes, **changes: object) -> Snapshot:

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from configs import gateway_config
 from gateway.api.chat import read_chat
 from gateway.api.format import check_size
 from gateway.api.inference import read_inference
-from gateway.config import GatewayConfig
 from gateway.direct.workers import call_timeout_s
 from gateway.limits.capacity import LiveLimits
 from ledger.catalog.snapshot import Model, Snapshot, Tier
@@ -105,9 +105,7 @@ def test_settings_override_the_limits_of_the_backend() -> None:
 
 def test_a_body_fits_into_the_budget_of_its_key() -> None:
     """A gateway whose budget is below the default size accepts bodies of that budget, as it started before."""
-    config = GatewayConfig(
-        gateway_id="g", redis_url="redis://localhost", service_token="t", key_body_memory_bytes=1 << 20
-    )
+    config = gateway_config(key_body_memory_bytes=1 << 20)
 
     assert config.longest.body_bytes == config.longest.input_bytes == 1 << 20
 

@@ -1,9 +1,12 @@
 """Settings: precedence of sources, one-line errors, rules between settings, and the generated page."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from pydantic import TypeAdapter
 
+from configs import GATEWAY, WORKER
 from tierlane.settings.__main__ import configuration_page
 from tierlane.settings.declaration import settings_of, variable
 from tierlane.settings.model import Settings, SettingsError, load_settings
@@ -243,6 +246,13 @@ def test_autoscale_settings_are_the_rules_of_the_policy() -> None:
 
     assert (rules.least, rules.most, rules.calm_s, rules.target_wait_s) == (2, 8, 4.5, 0.25)
     assert load_settings().scale_bounds == (1, 256)
+
+
+@pytest.mark.parametrize("config", [GATEWAY, WORKER], ids=["gateway", "worker"])
+def test_fields_of_a_config_have_their_types(config: object) -> None:
+    """Also those with the value of the setting of their name."""
+    for name, kind in get_type_hints(type(config)).items():
+        TypeAdapter(kind).validate_python(getattr(config, name), strict=True)
 
 
 def test_the_page_is_current() -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratelimit.limits import AUXILIARY_COLUMNS, LIMIT_COLUMNS, LimitColumn
+from tierlane.settings.declaration import Option
 
+_METAVARS = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME"}
 REQUIRED = "required"
 """The default of a field that a new row must have."""
 
@@ -19,68 +21,59 @@ def without_sql(comment: str) -> str:
     return text.replace("True:", "on:").replace("False:", "off:")
 
 
-@dataclass(frozen=True)
-class Field:
-    """A column: kind of value, comment in the database, whether `none` is allowed, and the default of a new row."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Field(Option):
+    """A column; its description is the comment in the database, its default that of a new row."""
 
-    name: str
-    kind: Literal["whole", "decimal", "switch", "text"]
-    says: str
+    name: str = ""
+    kind: Literal["whole", "decimal", "switch", "text"] = "text"
     none: bool = False
-    default: str = REQUIRED
 
-    @property
-    def metavar(self) -> str:
-        shown = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME"}[self.kind]
-        return f"{shown}|none" if self.none else shown
-
-    @property
-    def help(self) -> str:
-        return without_sql(self.says)
+    def help(self, variable: str) -> str:
+        return without_sql(super().help(variable))
 
 
-def _may_be_none(name: str, kind: Literal["whole", "decimal"], says: str) -> Field:
-    return Field(name, kind, says, none=True, default="none")
+def _field(
+    name: str,
+    kind: Literal["whole", "decimal", "switch", "text"],
+    comment: str,
+    *,
+    none: bool = False,
+    default: str = REQUIRED,
+) -> Field:
+    metavar = _METAVARS[kind] + ("|none" if none else "")
+    return Field(default, comment, metavar, name=name, kind=kind, none=none)
 
 
-def _limit(limit: LimitColumn, says: str, *, required: bool) -> Field:
+def _may_be_none(name: str, kind: Literal["whole", "decimal"], comment: str) -> Field:
+    return _field(name, kind, comment, none=True, default="none")
+
+
+def _limit(limit: LimitColumn, comment: str, *, required: bool) -> Field:
     kind: Literal["whole", "decimal"] = "decimal" if limit.type == "double" else "whole"
-    return Field(limit.name, kind, says) if required else _may_be_none(limit.name, kind, says)
+    return _field(limit.name, kind, comment) if required else _may_be_none(limit.name, kind, comment)
 
 
 TIER = (
-    Field("priority", "whole", "Order of service, 1 first; unique."),
-    Field("guaranteed_share", "decimal", "Part of the capacity under contention, 0..1."),
+    _field("priority", "whole", "Order of service, 1 first; unique."),
+    _field("guaranteed_share", "decimal", "Part of the capacity under contention, 0..1."),
     *(_limit(limit, limit.tier_text, required=limit.required) for limit in (*LIMIT_COLUMNS, *AUXILIARY_COLUMNS)),
-    Field("max_queue_depth", "whole", "Most requests in its queue."),
+    _field("max_queue_depth", "whole", "Most requests in its queue."),
     _may_be_none("max_queue_ms", "whole", "Longest wait in its queue; null: by the backend of the pool."),
     _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null: never."),
     _may_be_none("shed_wait_ms", "whole", "Predicted wait that sheds it; null: never."),
-    Field(
-        "shadow",
-        "switch",
-        "True: limits and shedding are counted, not enforced.",
-        default="off",
-    ),
-    Field(
-        "paused",
-        "switch",
-        "True: requests wait until it is resumed or their time is up.",
-        default="off",
-    ),
+    _field("shadow", "switch", "True: limits and shedding are counted, not enforced.", default="off"),
+    _field("paused", "switch", "True: requests wait until it is resumed or their time is up.", default="off"),
     _may_be_none("slo_ms", "whole", "Objective of the response time's p95."),
     _may_be_none("slo_success", "decimal", "Objective of the share of successful requests, such as 0.999."),
-    Field(
-        "interactive_jobs",
-        "switch",
-        "True: a job may ask for the priority of interactive requests.",
-        default="off",
+    _field(
+        "interactive_jobs", "switch", "True: a job may ask for the priority of interactive requests.", default="off"
     ),
 )
 
 CUSTOMER = (
-    Field("tier", "text", "Tier of all its keys."),
-    Field(
+    _field("tier", "text", "Tier of all its keys."),
+    _field(
         "weight",
         "decimal",
         "Part of its tier's GPU time, in proportion to the weights of others that wait.",
@@ -88,26 +81,26 @@ CUSTOMER = (
     ),
     *(_limit(limit, limit.customer_text, required=False) for limit in LIMIT_COLUMNS),
     _may_be_none("max_queue_ms", "whole", "Longest wait in the queue; null: the tier's."),
-    Field(
+    _field(
         "callback_hosts",
         "text",
         "Hosts of its callbacks, separated by commas, empty: none; null: the deployment's list.",
         none=True,
         default="none",
     ),
-    Field("cell", "text", "Its cell; null: chosen by its id.", none=True, default="none"),
-    Field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
+    _field("cell", "text", "Its cell; null: chosen by its id.", none=True, default="none"),
+    _field("spread", "whole", "Number of cells that it uses, each with a part of its limits.", default="1"),
 )
 
 CELL = (
-    Field(
+    _field(
         "redis_url",
         "text",
         "Its server, without user and password: those of TIERLANE_REDIS_URL; null: that server.",
         none=True,
         default="none",
     ),
-    Field(
+    _field(
         "weight",
         "decimal",
         "Its part of the customers, in proportion to the weights of the other open cells.",
@@ -116,11 +109,7 @@ CELL = (
 )
 
 KEY = (
-    _may_be_none(
-        "requests_per_second",
-        "decimal",
-        "Rate limit beside its customer's; null: none.",
-    ),
+    _may_be_none("requests_per_second", "decimal", "Rate limit beside its customer's; null: none."),
     _may_be_none("burst", "decimal", "Bucket size, requests; null: no limit of its own."),
     _may_be_none(
         "weight", "decimal", "Part of its customer's GPU time, against its other keys; null: shared by those without."
@@ -128,32 +117,22 @@ KEY = (
 )
 
 MODEL = (
-    Field("pool", "text", "GPU pool.", default="default"),
-    Field("max_batch_size", "whole", "Most requests in a batch.", default="32"),
+    _field("pool", "text", "GPU pool.", default="default"),
+    _field("max_batch_size", "whole", "Most requests in a batch.", default="32"),
     _may_be_none("max_batch_tokens", "whole", "Most input tokens in a batch; null: no limit."),
-    Field("max_wait_ms", "whole", "Longest wait for a batch to fill.", default="40"),
-    Field("rps_per_gpu", "decimal", "Requests per second of a GPU: a guess until measured.", default="100"),
-    Field(
-        "rps_per_gpu_fixed",
-        "switch",
-        "True: rps_per_gpu counts, whatever is measured.",
-        default="off",
-    ),
-    Field("target_utilization", "decimal", "Part of the measured capacity to use, 0..1.", default="0.8"),
-    Field("cache_ttl_s", "whole", "Seconds that equal requests share a result; 0: never.", default="0"),
-    Field(
-        "cache_scope",
-        "text",
-        "Equal requests share within a customer, or global.",
-        default="customer",
-    ),
+    _field("max_wait_ms", "whole", "Longest wait for a batch to fill.", default="40"),
+    _field("rps_per_gpu", "decimal", "Requests per second of a GPU: a guess until measured.", default="100"),
+    _field("rps_per_gpu_fixed", "switch", "True: rps_per_gpu counts, whatever is measured.", default="off"),
+    _field("target_utilization", "decimal", "Part of the measured capacity to use, 0..1.", default="0.8"),
+    _field("cache_ttl_s", "whole", "Seconds that equal requests share a result; 0: never.", default="0"),
+    _field("cache_scope", "text", "Equal requests share within a customer, or global.", default="customer"),
     _may_be_none(
         "tpot_ms",
         "decimal",
         "Objective for the milliseconds per token of an answer, in engines with slots; null: none.",
     ),
-    Field("enabled", "switch", "False: requests get 404.", default="on"),
-    Field(
+    _field("enabled", "switch", "False: requests get 404.", default="on"),
+    _field(
         "capabilities",
         "text",
         "Capabilities of its server, separated by commas; text: none; null: all but extensions.",
@@ -163,6 +142,6 @@ MODEL = (
 )
 
 PRICE = (
-    Field("usd_per_gpu_s", "decimal", "USD for a second of GPU time.", default="0"),
-    Field("usd_per_1000_tokens", "decimal", "USD for 1,000 tokens of input and output.", default="0"),
+    _field("usd_per_gpu_s", "decimal", "USD for a second of GPU time.", default="0"),
+    _field("usd_per_1000_tokens", "decimal", "USD for 1,000 tokens of input and output.", default="0"),
 )

@@ -5,7 +5,8 @@ and the common options.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
@@ -17,14 +18,14 @@ from tierlane.command import (
     Verb,
     VerbCommand,
     carry_out,
-    from_variable,
-    no_variable,
+    option,
     output,
     parameter,
+    parameters,
     set_options,
     with_example,
 )
-from tierlane.settings.declaration import flag
+from tierlane.settings.declaration import Option
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -38,21 +39,19 @@ OnlyCustomer: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="CUSTOMER", help="Only of this customer, by name or id.", show_default=False)
 ]
 CustomerOption: TypeAlias = Annotated[
-    str | None, no_variable("--customer", "The same as the argument.", metavar="NAME_OR_ID")
+    str | None, option("--customer", "The same as the argument.", metavar="NAME_OR_ID")
 ]
 KeyId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Public part of the key: tl_<id>_...")]
-Yes: TypeAlias = Annotated[bool, no_variable("--yes", "Do not ask for confirmation.", "off")]
+Yes: TypeAlias = Annotated[bool, option("--yes", "Do not ask for confirmation.", "off")]
 
-_DryRun: TypeAlias = Annotated[
-    bool, no_variable("--dry-run", "Check the change and show it, without making it.", "off")
-]
+_DryRun: TypeAlias = Annotated[bool, option("--dry-run", "Check the change and show it, without making it.", "off")]
 Actor: TypeAlias = Annotated[
     str | None,
-    from_variable(
+    option(
         "--actor",
+        "Who makes the change, for the record in config_changes.",
+        "the user of this machine",
         variable="TIERLANE_ACTOR",
-        says="Who makes the change, for the record in config_changes.",
-        default="the user of this machine",
         metavar="NAME",
     ),
 ]
@@ -65,9 +64,7 @@ PLACE: CommonOptions = {"config": (Config, None), "data_dir": (DataDir, None)}
 
 def limit_option(variable: str, default: int, most: int) -> Any:
     """The option for the number of rows in a list."""
-    return from_variable(
-        "--limit", variable=variable, says="Most rows to show.", default=str(default), metavar="N", min=1, max=most
-    )
+    return option("--limit", "Most rows to show.", str(default), variable=variable, metavar="N", min=1, max=most)
 
 
 Limit: TypeAlias = Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 100, 1_000_000)]
@@ -106,13 +103,8 @@ def writes(
     app: typer.Typer, name: str, example: str, fields: Sequence[Field] = (), *, new: bool = False, says: str = ""
 ) -> Callable[[Declared], Declared]:
     """Add a verb that changes something; with `fields` it is called with `given`, `new` for those of a new row."""
-    options = {field.name: (Annotated[str | None, _field_option(field, new=new)], None) for field in fields}
+    options = {each.name: each if new else replace(each, default="unchanged") for each in fields}
     return lambda declared: add_verb(app, name, declared, _WRITES, example, fields=options, says=says)
-
-
-def _field_option(field: Field, *, new: bool) -> Any:
-    default = field.default if new else "unchanged"
-    return no_variable(flag(field.name), field.help, default, metavar=field.metavar)
 
 
 def add_verb(
@@ -122,7 +114,7 @@ def add_verb(
     common: CommonOptions,
     example: str,
     *,
-    fields: CommonOptions | None = None,
+    fields: Mapping[str, Option] | None = None,
     says: str = "",
 ) -> Declared:
     """Add a verb with its own parameters, `fields`, and `common` options."""
@@ -144,6 +136,6 @@ def add_verb(
 
         carry_out(prepare, values["config"], **{key: values[key] for key in settings})
 
-    set_options(command, own + [parameter(key, *kind) for key, kind in (fields | common).items()])
+    set_options(command, own + parameters(fields) + [parameter(key, *kind) for key, kind in common.items()])
     app.command(name=name, help=says or declared.__doc__, epilog=with_example(example), cls=VerbCommand)(command)
     return declared

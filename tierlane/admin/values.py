@@ -71,7 +71,7 @@ def _value(field: Field, text: str) -> Any:
         return parse(text)
     except (ValueError, KeyError):
         must_be += " or none" if field.none else ""
-        meaning = in_sentence(field.says)
+        meaning = in_sentence(field.description)
         raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
 
 

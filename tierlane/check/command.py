@@ -7,17 +7,16 @@ import typer
 
 from tierlane.admin.options import Actor
 from tierlane.command import (
-    STYLE,
     Config,
     DataDir,
     Verb,
     VerbCommand,
     carry_out,
-    from_variable,
-    no_variable,
+    option,
     output,
     run_group,
     setting,
+    single_verb,
     verb_group,
     with_example,
 )
@@ -25,7 +24,7 @@ from tierlane.command import (
 SIZES = "1,2,4,8,16,32,64"
 
 app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.", "check")
-whole = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
+whole = single_verb()
 """Without a verb; not the group's own callback, whose options typer would import pydantic for, for any verb."""
 
 
@@ -46,11 +45,11 @@ def system(
     *,
     url: Annotated[
         str | None,
-        from_variable(
+        option(
             "--url",
+            "Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
+            "the local stack's",
             variable="TIERLANE_CHECK_URL",
-            says="Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
-            default="the local stack's",
             metavar="URL",
         ),
     ] = None,
@@ -77,39 +76,31 @@ def model(
     gpu_timeout_ms: Annotated[str | None, setting("gpu_timeout_ms")] = None,
     total_request_ms: Annotated[str | None, setting("total_request_ms")] = None,
     batch_sizes: Annotated[
-        str,
-        from_variable(
-            "--batch-sizes",
-            variable="TIERLANE_CHECK_BATCH_SIZES",
-            says="Sizes to time.",
-            default=SIZES,
-            metavar="N,N,...",
-        ),
+        str, option("--batch-sizes", "Sizes to time.", SIZES, variable="TIERLANE_CHECK_BATCH_SIZES", metavar="N,N,...")
     ] = SIZES,
     max_tokens: Annotated[
         int,
-        from_variable(
+        option(
             "--max-tokens",
+            "Tokens that a model which generates may write for each input.",
+            "16",
             variable="TIERLANE_CHECK_MAX_TOKENS",
-            says="Tokens that a model which generates may write for each input.",
-            default="16",
             metavar="N",
             min=1,
             max=100_000,
         ),
     ] = 16,
     task: Annotated[
-        Literal["complete", "embed"], no_variable("--task", "What to ask the model for.", "complete")
+        Literal["complete", "embed"], option("--task", "What to ask the model for.", "complete")
     ] = "complete",
     input_: Annotated[
-        str | None, no_variable("--input", "A typical input, to be timed.", "five short texts", metavar="TEXT")
+        str | None, option("--input", "A typical input, to be timed.", "five short texts", metavar="TEXT")
     ] = None,
     poison: Annotated[
-        str | None,
-        no_variable("--poison", "An input that the model raises on, to be seen failing alone.", metavar="TEXT"),
+        str | None, option("--poison", "An input that the model raises on, to be seen failing alone.", metavar="TEXT")
     ] = None,
     write: Annotated[
-        str | None, no_variable("--write", "Put what is suggested into the row of this model.", metavar="NAME")
+        str | None, option("--write", "Put what is suggested into the row of this model.", metavar="NAME")
     ] = None,
     form: Annotated[Literal["table", "json"], output("TIERLANE_CHECK_OUTPUT")] = "table",
     actor: Actor = None,

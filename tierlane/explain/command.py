@@ -7,24 +7,21 @@ import typer
 
 from tierlane.command import (
     EPILOG,
-    STYLE,
     Config,
     DataDir,
+    HelpOption,
     Pool,
     Verb,
     VerbCommand,
     carry_out,
-    from_variable,
+    option,
     output,
     run_group,
+    single_verb,
     with_example,
 )
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,  # Plain help takes half the time.
-    pretty_exceptions_enable=False,
-)
+app = single_verb()
 
 
 EXAMPLE = "explain acme\nexplain req_01a1fe0124e5742f8c4b28b2a107510e"
@@ -35,14 +32,8 @@ def main(argv: list[str]) -> int:
     return run_group(app, "explain", argv)
 
 
-def _show_help(context: typer.Context, *, wanted: bool) -> None:
-    if wanted:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
 # An own help option, because typer imports pydantic to check the built-in one.
-@app.command(epilog=with_example(EXAMPLE, EPILOG), cls=VerbCommand, add_help_option=False, context_settings=STYLE)
+@app.command(epilog=with_example(EXAMPLE, EPILOG), cls=VerbCommand, add_help_option=False)
 def explain(
     *,
     name: Annotated[
@@ -50,11 +41,11 @@ def explain(
     ],
     refusals: Annotated[
         int,
-        from_variable(
+        option(
             "--refusals",
+            "Number of a customer's last rejections to show.",
+            "5",
             variable="TIERLANE_EXPLAIN_REFUSALS",
-            says="Number of a customer's last rejections to show.",
-            default="5",
             metavar="N",
             min=0,
             max=1000,
@@ -64,9 +55,7 @@ def explain(
     config: Config = None,
     data_dir: DataDir = None,
     pool: Pool = None,
-    help_: Annotated[  # noqa: ARG001 - its callback shows the help
-        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
-    ] = False,
+    help_: HelpOption = False,  # noqa: ARG001 - its callback shows the help
 ) -> None:
     """Show each limit of a customer, where it comes from and what is left; or what happened to a request."""
 

@@ -12,7 +12,7 @@ from uuid_utils import uuid7
 
 from gateway.app import run_gateway
 from gateway.auth.authenticator import TokenLookup
-from gateway.config import BatchConfig, GatewayConfig, GrpcConfig, JobConfig, ResponseStoreConfig
+from gateway.config import BatchConfig, GatewayConfig, GrpcConfig, JobConfig, JwtConfig, ResponseStoreConfig
 from gateway.inference.traces import RequestTraces
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
 from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
@@ -55,39 +55,20 @@ def run(settings: "Settings") -> int:
 
 def gateway_config(settings: "Settings") -> GatewayConfig:
     """Plain values for the gateway. Its id is new with every start, so that no old answer meets a new connection."""
-    return GatewayConfig(
+    return settings.config_of(
+        GatewayConfig,
         gateway_id=f"{settings.own_name}-{uuid7().hex}",
-        redis_url=settings.redis_url,
-        service_token=settings.service_token.get_secret_value(),
-        direct_token=settings.direct_token.get_secret_value(),
-        host=settings.host,
-        port=settings.port,
-        pool=settings.pool,
         only_own=settings.serve_pools == "own",
-        default_model=settings.default_model,
         direct=settings.direct_mode == "on",
-        body_dir=settings.body_dir,
-        inline_body_bytes=settings.inline_body_bytes,
-        body_store_bytes=settings.body_store_bytes,
-        data_dir=settings.data_dir,
-        spool_max_bytes=settings.spool_max_bytes,
         metrics_dir=settings.metrics_dir or settings.data_dir / "metrics",
         request_log=settings.request_log == "on",
         cors_origins=settings.cors_origin_list,
-        auth_failures=settings.auth_failures,
         trusted_proxies=settings.proxy_networks,
         total_ms=settings.total_request_ms,
-        gone_ms=settings.gone_ms,
-        max_body_bytes=settings.max_body_bytes,
-        body_memory_bytes=settings.body_memory_bytes,
-        customer_body_memory_bytes=settings.customer_body_memory_bytes,
-        key_body_memory_bytes=settings.key_body_memory_bytes,
         header_timeout_s=settings.header_timeout_ms / 1000,
         body_timeout_s=settings.body_timeout_ms / 1000,
         idle_timeout_s=settings.idle_timeout_ms / 1000,
-        max_connections=settings.max_connections,
         customer_connections=max(1, round(settings.max_connections * settings.customer_connection_share)),
-        notice_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
         replays=ReplayLimits(
@@ -110,7 +91,6 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
             max_stored_bytes=settings.stored_file_bytes,
             kept_s=settings.stored_file_days * DAY_S,
         ),
-        reap_ms=settings.reap_ms,
         schedulers_expected=settings.schedulers > 0,
         silent_ms=max(SILENT_MS, MISSED_PASSES * settings.reap_ms),
     )
@@ -237,13 +217,16 @@ def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
     if not settings.jwt_jwks:
         return None
     from gateway.auth.jwt_customers import JwtIdentities  # noqa: PLC0415 - brings cryptography: 80 ms and 15 MB
-    from gateway.config import JwtConfig  # noqa: PLC0415 - see below
 
-    config = JwtConfig(
-        jwks=settings.jwt_jwks,
+    return JwtIdentities(catalog, jwt_config(settings, settings.jwt_jwks))
+
+
+def jwt_config(settings: "Settings", jwks: str) -> JwtConfig:
+    """Which tokens are accepted. Raises StartError."""
+    return JwtConfig(
+        jwks=jwks,
         issuer=settings.jwt_issuer,
         audience=settings.jwt_audience,
         algorithms=tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip()),
         customer_claim=settings.jwt_customer_claim,
     )
-    return JwtIdentities(catalog, config)

@@ -20,31 +20,22 @@ RARELY = 20_000
 
 def run(settings: "Settings") -> int:
     """Run until SIGTERM; returns the exit code."""
-    worker_id = settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
-    configure_logs(settings.log_format, settings.log_level, "worker", worker_id)
-    config = WorkerConfig(
-        redis_url=settings.redis_url,
-        worker_id=worker_id,
-        backend=settings.backend,
-        pool=settings.pool,
-        device=settings.device,
+    config = worker_config(settings)
+    configure_logs(settings.log_format, settings.log_level, "worker", config.worker_id)
+    return run_role(lambda: _serve(config, settings))
+
+
+def worker_config(settings: "Settings") -> WorkerConfig:
+    """Plain values for the worker."""
+    return settings.config_of(
+        WorkerConfig,
+        worker_id=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
         torch_threads=settings.torch_threads or default_torch_threads(settings.backend),
-        dtype=settings.dtype,
         max_batch_size=settings.max_batch_size or default_batch_size(settings.backend),
-        heartbeat_ms=settings.heartbeat_ms,
-        renew_ms=settings.renew_ms,
-        lease_ms=settings.lease_ms,
-        gpu_timeout_ms=settings.gpu_timeout_ms,
-        drain_ms=settings.drain_ms,
         measure_at_start=True,
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
-        direct_port=settings.direct_port,
-        direct_advertise=settings.direct_advertise,
-        direct_token=settings.direct_token.get_secret_value(),
-        service_token=settings.service_token.get_secret_value(),
         endpoint=Access(**settings.endpoint_values, body_dir=str(settings.body_dir or "")),
     )
-    return run_role(lambda: _serve(config, settings))
 
 
 async def _serve(config: WorkerConfig, settings: "Settings") -> int:

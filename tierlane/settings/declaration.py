@@ -34,13 +34,17 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)  # Python generates these methods at each start.
 class Option:
-    """A command line option: its default ("" for none), its description, the placeholder and the range of its value."""
+    """A command line option: its default ("" for none), its description, the placeholder and the range of its value.
+
+    A switch takes no value. Without a placeholder, typer shows the type.
+    """
 
     default: str
     description: str
-    metavar: str = "TEXT"
+    metavar: str | None = "TEXT"
     minimum: float | None = None
     maximum: float | None = None
+    switch: bool = False
 
     def help(self, variable: str) -> str:
         """Return the help; `variable` is the environment variable that also gives the value."""
@@ -53,9 +57,6 @@ class Setting(Option):
 
     secret: bool = False
     """It has no flag, since command lines are visible to every user of a host."""
-
-    switch: bool = False
-    """Its flag takes no value."""
 
     check: Callable[[Any], Any] | None = None
     """Called with a value of the right type and range; returns the value to use. Raises ValueError."""
@@ -82,7 +83,7 @@ def setting(
     """Declare a setting. `hidden`: its value may hold a password, so no message shows it; a `secret` is hidden, too."""
     text = "" if default is None else str(default)
     shown = text.lower() if isinstance(default, bool) else text
-    declared = Setting(shown, description, metavar, minimum, maximum, secret, switch, check, needs)
+    declared = Setting(shown, description, metavar, minimum, maximum, switch, secret, check, needs)
     limits = {"ge": minimum, "le": maximum, "pattern": pattern, "min_length": 1 if not_empty else None}
     given = {name: value for name, value in limits.items() if value is not None}
     return dataclasses.field(default=default, repr=not (secret or hidden), metadata={_SETTING: declared, **given})

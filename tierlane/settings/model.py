@@ -5,6 +5,7 @@ are read once, here, and handed down as plain values. A bad one stops the proces
 what it must be, what it was, and where it was set.
 """
 
+import inspect
 import os
 import re
 import socket
@@ -12,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
@@ -45,6 +46,7 @@ from tierlane.settings.role_sections import (
 from tierlane.settings.sections import ORDERED, SETTINGS
 
 MAX_SHOWN_CHARS = 80
+Config = TypeVar("Config")
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
 FOREIGN_PREFIXES = (
@@ -177,6 +179,12 @@ class Settings(
         values = {name: getattr(self, name) for name in settings_of(EndpointSettings)}
         return {name.removeprefix("endpoint_"): _plain(value) for name, value in values.items() if value is not None}
 
+    def config_of(self, config: Callable[..., Config], **derived: object) -> Config:
+        """The config of a role: a field that is not `derived` has the value of the setting of its name."""
+        names = inspect.signature(config).parameters.keys() & SETTINGS.keys()
+        values = {name: getattr(self, name) for name in names} | derived
+        return config(**{name: _revealed(value) for name, value in values.items()})
+
     def request_limits(self, of_backend: RequestLimits) -> RequestLimits:
         """The limits of a request in a pool whose backend has these."""
         return of_backend.override(self.total_request_ms, self.max_body_bytes)
@@ -262,10 +270,12 @@ class Settings(
         return self
 
 
+def _revealed(value: object) -> object:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
 def _plain(value: object) -> object:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path) else _revealed(value)
 
 
 def load_settings(

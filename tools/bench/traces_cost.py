@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import cast
@@ -21,7 +22,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from rich.console import Console
 
 from gateway.app import Gateway
-from gateway.config import GatewayConfig
 from gateway.http.response import HttpResponse
 from gateway.inference.fast_path import FastPathRequest
 from gateway.inference.traces import RequestTraces
@@ -35,8 +35,9 @@ from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 from scheduler.tracing import Context, new_span_id, new_trace_id
-from tierlane.roles.gateway import COLLECT_AFTER
+from tierlane.roles.gateway import COLLECT_AFTER, gateway_config
 from tierlane.roles.tracing import OtlpSpans
+from tierlane.settings.model import Settings
 
 BODY = b'{"input": "Once upon a time there was a gateway"}'
 BATCH = 32
@@ -67,7 +68,7 @@ class OneCustomer:
 
     def __init__(self, key: NewKey) -> None:
         tier = Tier("paid", 1, 0.1, (1e6, 1e6, 10**6, None), 10**6, 2000, None, None)
-        identity = Identity(key.id, "customer-1", "one", "paid", (1e6, 1e6, 10**6, None), 2000)
+        identity = Identity(key.id, "customer-1", "one", "paid", 2000, limits=(1e6, 1e6, 10**6, None))
         model = Model("tiny", "default", 32, None, 40, 1e6, 0.8, 0, enabled=True, cache_scope="customer")
         row = Key(identity, key.secret_hash, float("inf"), False, False)  # noqa: FBT003 - neither revoked nor suspended
         self.snapshot: Snapshot | None = Snapshot(1, (tier,), {}, {key.id: row}, {"tiny": model}, ())
@@ -98,9 +99,9 @@ class Client:
 
 def one_gateway(key: NewKey) -> Gateway:
     """A gateway that accepts requests without workers."""
-    gateway = Gateway(
-        GatewayConfig(gateway_id="g1", redis_url="unix:///nowhere", service_token="x" * 16), OneCustomer(key)
-    )
+    settings = Settings.model_validate({"redis_url": "unix:///nowhere", "service_token": "x" * 16})
+    config = replace(gateway_config(settings), data_dir=None, metrics_dir=None, jobs=None)
+    gateway = Gateway(config, OneCustomer(key))
     gateway.limits.no_gpu = lambda _: False  # type: ignore[method-assign]
     return gateway
 

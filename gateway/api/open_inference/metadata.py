@@ -7,9 +7,11 @@ import msgspec
 
 from gateway.api.open_inference.tensors import BYTES, TEXT_INPUT, TEXT_OUTPUT, VERSION, check_version
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import CatalogView, IdentityView, model_not_found
 from gateway.http.error_responses import ErrorResponses
 from gateway.limits.customer_limits import CustomerLimits
+from gateway.served_models import model_not_found
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 
 PLATFORM = "tierlane"
 
@@ -68,8 +70,8 @@ class OpenInferenceParts:
     """What both forms of the protocol use."""
 
     authenticator: Authenticator
-    catalog: CatalogView
-    limits_of: Callable[[IdentityView], CustomerLimits]
+    catalog: Catalog
+    limits_of: Callable[[Identity], CustomerLimits]
     error_responses: ErrorResponses
     names: Callable[[], Collection[str]]  # Of all models that requests can name.
     not_ready: Callable[[], str | None]  # What the gateway is waiting for; None if it accepts traffic.

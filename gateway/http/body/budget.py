@@ -4,8 +4,8 @@ A body counts from the moment that its handler waits for it until it was read; b
 are not counted.
 """
 
-from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
 OWN_BUDGET = (
@@ -25,7 +25,7 @@ class BodyBudget:
         self._max = {"customer": of_customer, "key": of_key}
         self._held: dict[tuple[str, str], int] = {}  # Without zeros.
 
-    def share(self, identity: IdentityView) -> "BodyShare":
+    def share(self, identity: Identity) -> "BodyShare":
         """The share of one body of this customer and key."""
         return BodyShare(self, (("key", identity.key_id), ("customer", identity.customer_id)))
 

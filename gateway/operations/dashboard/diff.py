@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from gateway.catalog import SnapshotView
 from gateway.operations.dashboard.state import DashboardEvent, DashboardState, TierState, WorkerState
 from gateway.operations.health.model import process_name
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, INTENDED_STATUSES
+from ledger.catalog.snapshot import Snapshot
 
 MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
 
@@ -82,7 +82,7 @@ def _serves(worker: WorkerState) -> bool:
     return worker.healthy or worker.pausing
 
 
-def config_changes(before: SnapshotView | None, now: SnapshotView | None, at_ms: int) -> Iterator[DashboardEvent]:
+def config_changes(before: Snapshot | None, now: Snapshot | None, at_ms: int) -> Iterator[DashboardEvent]:
     """The events for rows of tiers and models that were added, changed or deleted."""
     if before is None or now is None or before is now:
         return

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.catalog import CatalogView, SnapshotView
 from gateway.http.response import encode_json
 from gateway.operations.dashboard.diff import config_changes, state_changes
 from gateway.operations.dashboard.history import DashboardHistory
@@ -21,6 +20,8 @@ from gateway.operations.dashboard.subscribers import Subscribers, server_event
 from gateway.operations.health.collector import HealthCollector
 from gateway.operations.health.pool_state import Health, health_document, merge_pools
 from ledger.batches import OpenBatches
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Snapshot
 from scheduler.fault_log import LoggedFaults
 from scheduler.tasks import next_tick
 
@@ -45,7 +46,7 @@ class DashboardSnapshots:
     def __init__(
         self,
         collector: HealthCollector,
-        catalog: CatalogView,
+        catalog: Catalog,
         history: DashboardHistory,
         gateway_id: str,
         *,
@@ -60,7 +61,7 @@ class DashboardSnapshots:
         self._clock = clock
         self._wall = wall
         self._latest: DashboardSnapshot | None = None
-        self._configuration: SnapshotView | None = None
+        self._configuration: Snapshot | None = None
         self._taking = asyncio.Lock()
         self._unpublished: deque[DashboardEvent] = deque(maxlen=MAX_EVENTS)
         self.history = history

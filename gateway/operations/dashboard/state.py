@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from gateway.catalog import TierRow
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.operations.figures import view
 from gateway.operations.health.collector import CollectedHealth
@@ -15,6 +14,7 @@ from gateway.operations.health.model import Status
 from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
 from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
+from ledger.catalog.snapshot import Tier
 from scheduler.protocol.pool_view import GatewayStats, WorkerView
 
 MAX_CUSTOMERS = 5
@@ -168,7 +168,7 @@ class DashboardState(PoolState, frozen=True, kw_only=True):
 def state(
     pools: Mapping[str, CollectedHealth],
     whole: MeasuredPool,
-    rows: Sequence[TierRow],
+    rows: Sequence[Tier],
     *,
     at_ms: int,
     gateway: str,
@@ -240,7 +240,7 @@ def top_customers(gateways: Sequence[GatewayStats]) -> list[CustomerState]:
     ]
 
 
-def _pool(name: str, measured: MeasuredPool, rows: Sequence[TierRow]) -> PoolState:
+def _pool(name: str, measured: MeasuredPool, rows: Sequence[Tier]) -> PoolState:
     """The figures of one pool, or of several together."""
     known = [(row, tier) for row in rows if (tier := measured["tiers"].get(row.name))]
     out_rps = total([tier["out_rps"] for _, tier in known])
@@ -257,7 +257,7 @@ def _pool(name: str, measured: MeasuredPool, rows: Sequence[TierRow]) -> PoolSta
     )
 
 
-def _tier(row: TierRow, measured: MeasuredTier, out_rps: float) -> TierState:
+def _tier(row: Tier, measured: MeasuredTier, out_rps: float) -> TierState:
     return view(
         TierState,
         measured,

@@ -7,7 +7,6 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.auth.authenticator import Authenticator
-from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
 from gateway.operations.health.checks import HealthInputs, health
 from gateway.operations.health.gateway_losses import GatewayLosses, silent_gateways
@@ -18,6 +17,7 @@ from gateway.operations.health.role_checks import scheduling_level
 from gateway.operations.health.worker_losses import WorkerLosses
 from gateway.pool import PoolParts
 from gateway.pools import Pools
+from ledger.catalog.follower import Catalog
 from ledger.jobs import UNTRIED
 from scheduler.errors import RedisUnavailable
 
@@ -46,7 +46,7 @@ class HealthCollector:
 
     def __init__(
         self,
-        catalog: CatalogView,
+        catalog: Catalog,
         pools: Pools,
         drain_state: DrainState,
         authenticator: Authenticator,

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
-from tierlane.command import STYLE, add_settings_verb, run_group
+from tierlane.command import add_settings_verb, run_group, single_verb
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -14,12 +12,7 @@ FLAGS = (
     "log_format", "log_level",
 )  # fmt: skip
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,  # Plain help takes half the time.
-    pretty_exceptions_enable=False,
-    context_settings=STYLE,
-)
+app = single_verb()
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tierlane.admin.options import Work, limit_option, reads
-from tierlane.command import STYLE, LazyModule, no_variable
+from tierlane.command import LazyModule, option, single_verb
 
 if TYPE_CHECKING:
     from tierlane.admin import config_history, values
@@ -14,7 +14,7 @@ else:
     config_history = LazyModule("tierlane.admin.config_history")
     values = LazyModule("tierlane.admin.values")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
+app = single_verb()
 
 
 @reads(app, "config-changes", "config-changes acme --since 7d\nconfig-changes --table tiers --by alice")
@@ -28,19 +28,19 @@ def config_changes(
         ),
     ] = None,
     since: Annotated[
-        str | None, no_variable("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
+        str | None, option("--since", "Only changes of this time, such as 24h or 7d.", "all", metavar="TIME")
     ] = None,
     table: Annotated[
         Literal["tiers", "cells", "customers", "api_keys", "quotas", "models", "prices", "cordons", "dead_letters"]
         | None,
-        no_variable(
+        option(
             "--table",
             "Only rows of this table: tiers, cells, customers, api_keys, quotas, models, prices, cordons or dead_letters.",
             "all tables",
             metavar="NAME",
         ),
     ] = None,
-    by: Annotated[str | None, no_variable("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
+    by: Annotated[str | None, option("--by", "Only changes of this actor.", "all", metavar="NAME")] = None,
     limit: Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 50, 1_000_000)] = 50,
 ) -> Work:
     """Show who changed which row of the configuration from what to what, the newest first."""

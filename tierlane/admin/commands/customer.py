@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tierlane.admin.fields import CUSTOMER
 from tierlane.admin.options import CustomerName, Given, Limit, Name, Work, Yes, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.admin import customers, values
@@ -19,9 +19,9 @@ app = verb_group("Customers: list, show, create, set, suspend, activate, delete.
 @reads(app, "list", "customer list --tier paid --status active")
 def customer_list(
     limit: Limit = 100,
-    tier: Annotated[str | None, no_variable("--tier", "Only customers of this tier.", metavar="NAME")] = None,
+    tier: Annotated[str | None, option("--tier", "Only customers of this tier.", metavar="NAME")] = None,
     status: Annotated[
-        Literal["active", "suspended"] | None, no_variable("--status", "Only customers with this status.")
+        Literal["active", "suspended"] | None, option("--status", "Only customers with this status.")
     ] = None,
 ) -> Work:
     """Show customers in the order of their names, with their own limits."""
@@ -32,7 +32,7 @@ def customer_list(
 def customer_show(
     name: CustomerName,
     webhook_secret: Annotated[  # noqa: FBT002 - typer reads switches from the signature
-        bool, no_variable("--webhook-secret", "Show only the secret that signs its callbacks.", "off")
+        bool, option("--webhook-secret", "Show only the secret that signs its callbacks.", "off")
     ] = False,
 ) -> Work:
     """Show a customer's base limits and their sources, quotas and keys; or the secret that signs its callbacks."""

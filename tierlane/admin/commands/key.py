@@ -6,7 +6,7 @@ import typer
 
 from tierlane.admin.fields import KEY
 from tierlane.admin.options import CustomerName, CustomerOption, Given, KeyId, Limit, OnlyCustomer, Work, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.admin import customers, values
@@ -17,7 +17,7 @@ else:
 
 Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the key.")]
 ExpiresIn: TypeAlias = Annotated[
-    str | None, no_variable("--expires-in", "Reject the key after this time, such as 30d.", "never", metavar="TIME")
+    str | None, option("--expires-in", "Reject the key after this time, such as 30d.", "never", metavar="TIME")
 ]
 
 app = verb_group("API keys: list, show, create, rotate, revoke.", "key create acme ci")
@@ -45,12 +45,10 @@ def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: 
 @writes(app, "rotate", "key rotate 0123456789ab --grace 24h")
 def key_rotate(
     key: KeyId,
-    grace: Annotated[str, no_variable("--grace", "How long the old key stays valid.", "24h", metavar="TIME")] = "24h",
+    grace: Annotated[str, option("--grace", "How long the old key stays valid.", "24h", metavar="TIME")] = "24h",
     expires_in: Annotated[
         str | None,
-        no_variable(
-            "--expires-in", "Reject the new key after this time.", "the lifetime of the old key", metavar="TIME"
-        ),
+        option("--expires-in", "Reject the new key after this time.", "the lifetime of the old key", metavar="TIME"),
     ] = None,
 ) -> Work:
     """Issue a second key with the same name and limits. Both work until the old one expires after the grace time."""

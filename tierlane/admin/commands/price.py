@@ -6,7 +6,7 @@ import typer
 
 from tierlane.admin.fields import PRICE
 from tierlane.admin.options import Given, Work, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.admin import tiers_and_models, values
@@ -41,7 +41,7 @@ def price_set(
     given: Given,
     since: Annotated[
         str | None,
-        no_variable("--from", "First time that it applies to, such as 2027-01-01, in UTC.", "now", metavar="TIME"),
+        option("--from", "First time that it applies to, such as 2027-01-01, in UTC.", "now", metavar="TIME"),
     ] = None,
 ) -> Work:
     """Set the price of a model for requests from now or a later time on. Earlier prices stay, for exports of usage."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from tierlane.admin.options import CustomerOption, OnlyCustomer, Work, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.admin import customers, values
@@ -15,7 +15,7 @@ else:
     values = LazyModule("tierlane.admin.values")
 
 OfTier: TypeAlias = Annotated[
-    str | None, no_variable("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")
+    str | None, option("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")
 ]
 Quota: TypeAlias = Annotated[
     list[str],
@@ -42,7 +42,7 @@ app = verb_group(
 def quota_list(
     customer: OnlyCustomer = None,
     named: CustomerOption = None,
-    tier: Annotated[str | None, no_variable("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
+    tier: Annotated[str | None, option("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
 ) -> Work:
     """Show quotas; of a customer, all that apply to it."""
     return customers.show_quotas(values.one_of("CUSTOMER", customer, "--customer", named), tier)

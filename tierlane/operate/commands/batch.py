@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from tierlane.admin.options import Limit, Work, reads
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.operate import batches
@@ -21,8 +21,8 @@ BatchId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the
 def batch_list(
     *,
     limit: Limit = 100,
-    customer: Annotated[str | None, no_variable("--customer", "Only of this customer, by name or id.")] = None,
-    open_: Annotated[bool, no_variable("--open", "Only batches that have not ended.", "off")] = False,
+    customer: Annotated[str | None, option("--customer", "Only of this customer, by name or id.")] = None,
+    open_: Annotated[bool, option("--open", "Only batches that have not ended.", "off")] = False,
 ) -> Work:
     """Show the newest batches, with the numbers of their lines."""
     return batches.show_list(limit, customer, open_only=open_)

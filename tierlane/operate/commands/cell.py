@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tierlane.admin.fields import CELL
 from tierlane.admin.options import Given, Name, Work, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.admin import values
@@ -30,7 +30,7 @@ def cell_open(
     name: Name,
     given: Given,
     *,
-    force: Annotated[bool, no_variable("--force", "Also if its server cannot be used from here.", "off")] = False,
+    force: Annotated[bool, option("--force", "Also if its server cannot be used from here.", "off")] = False,
 ) -> Work:
     """Add a cell, or open it again. Its part of the customers moves there within a second."""
     return cells.open_(name, values.values_of(CELL, given), force=force)
@@ -46,9 +46,7 @@ def cell_drain(name: Name) -> Work:
 def cell_close(
     name: Name,
     *,
-    force: Annotated[
-        bool, no_variable("--force", "Also if it is open, not finished, or does not respond.", "off")
-    ] = False,
+    force: Annotated[bool, option("--force", "Also if it is open, not finished, or does not respond.", "off")] = False,
 ) -> Work:
     """Stop serving a drained cell that is finished. Its server is not needed any more."""
     return cells.close(name, force=force)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlane.admin.options import PLACE, Actor, Work, Yes, add_verb, limit_option, read_options
-from tierlane.command import LazyModule, Pool, no_variable, verb_group
+from tierlane.command import LazyModule, Pool, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.operate import dead_letters, requeue
@@ -23,8 +23,8 @@ _WRITES = {"actor": (Actor, None), **PLACE, "pool": (Pool, None)}
 def dlq_list(
     *,
     limit: Annotated[int, limit_option("TIERLANE_DLQ_LIMIT", 20, 10_000)] = 20,
-    customer: Annotated[str | None, no_variable("--customer", "Only of this customer, by name or id.")] = None,
-    code: Annotated[str | None, no_variable("--code", "Only with this error code.")] = None,
+    customer: Annotated[str | None, option("--customer", "Only of this customer, by name or id.")] = None,
+    code: Annotated[str | None, option("--code", "Only with this error code.")] = None,
 ) -> Work:
     """Show the newest dead letters, without their inputs."""
     return dead_letters.show_list(limit, customer, code)
@@ -33,7 +33,7 @@ def dlq_list(
 def dlq_show(
     *,
     request_id: Annotated[str, typer.Argument(metavar="ID", help="Request id.")],
-    body: Annotated[bool, no_variable("--body", "Also print the input of the customer.", "off")] = False,
+    body: Annotated[bool, option("--body", "Also print the input of the customer.", "off")] = False,
 ) -> Work:
     """Show a dead letter."""
     return dead_letters.show_one(request_id, with_input=body)
@@ -42,9 +42,9 @@ def dlq_show(
 def dlq_requeue(
     *,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Request ids.")],
-    again: Annotated[bool, no_variable("--again", "Also dead letters that were requeued before.", "off")] = False,
+    again: Annotated[bool, option("--again", "Also dead letters that were requeued before.", "off")] = False,
     cell: Annotated[
-        str | None, no_variable("--cell", "Run them there.", "the first with a healthy worker", metavar="NAME")
+        str | None, option("--cell", "Run them there.", "the first with a healthy worker", metavar="NAME")
     ] = None,
 ) -> Work:
     """Run dead letters again under new ids, and show each result. Customers are not charged and get no response."""
@@ -55,10 +55,9 @@ def dlq_purge(
     *,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Request ids.")] = None,
     older_than: Annotated[
-        str | None,
-        no_variable("--older-than", "All dead letters of at least this age, such as 12h or 7d.", metavar="AGE"),
+        str | None, option("--older-than", "All dead letters of at least this age, such as 12h or 7d.", metavar="AGE")
     ] = None,
-    all_: Annotated[bool, no_variable("--all", "All dead letters.", "off")] = False,
+    all_: Annotated[bool, option("--all", "All dead letters.", "off")] = False,
     yes: Yes = False,
 ) -> Work:
     """Delete dead letters and their inputs permanently."""

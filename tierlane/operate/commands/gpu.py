@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from tierlane.admin.options import Work, Yes, reads, writes
-from tierlane.command import LazyModule, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 from tierlane.operate.commands.place import OfCell, OfPool
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def gpu_list(pool: OfPool = None, cell: OfCell = None) -> Work:
 def gpu_cordon(
     worker: Worker,
     *,
-    reason: Annotated[str, no_variable("--reason", "The reason, shown in `list`.", metavar="TEXT")] = "",
+    reason: Annotated[str, option("--reason", "The reason, shown in `list`.", metavar="TEXT")] = "",
     yes: Yes = False,
 ) -> Work:
     """Stop a worker from claiming batches until it is uncordoned, also after a restart. It finishes its running work."""

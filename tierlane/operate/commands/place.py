@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypeAlias
 
-from tierlane.command import no_variable
+from tierlane.command import option
 
-OfPool: TypeAlias = Annotated[str | None, no_variable("--pool", "Only this pool.", "all pools", metavar="NAME")]
-OfCell: TypeAlias = Annotated[str | None, no_variable("--cell", "Only this cell.", "all cells", metavar="NAME")]
+OfPool: TypeAlias = Annotated[str | None, option("--pool", "Only this pool.", "all pools", metavar="NAME")]
+OfCell: TypeAlias = Annotated[str | None, option("--cell", "Only this cell.", "all cells", metavar="NAME")]

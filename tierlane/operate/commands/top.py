@@ -2,21 +2,9 @@
 
 from typing import Annotated
 
-import typer
+from tierlane.command import Config, DataDir, Verb, VerbCommand, carry_out, option, single_verb, with_example
 
-from tierlane.command import (
-    STYLE,
-    Config,
-    DataDir,
-    Verb,
-    VerbCommand,
-    carry_out,
-    from_variable,
-    no_variable,
-    with_example,
-)
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
+app = single_verb()
 
 
 @app.command(
@@ -30,15 +18,15 @@ def top(
     *,
     url: Annotated[
         str | None,
-        from_variable(
+        option(
             "--url",
+            "Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
+            "the local stack's",
             variable="TIERLANE_TOP_URL",
-            says="Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
-            default="the local stack's",
             metavar="URL",
         ),
     ] = None,
-    once: Annotated[bool, no_variable("--once", "Print one frame and exit.", "off in a terminal")] = False,
+    once: Annotated[bool, option("--once", "Print one frame and exit.", "off in a terminal")] = False,
     config: Config = None,
     data_dir: DataDir = None,
 ) -> None:

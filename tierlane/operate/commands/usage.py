@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tierlane.admin.options import PLACE, Work, add_verb
-from tierlane.command import LazyModule, from_variable, no_variable, verb_group
+from tierlane.command import LazyModule, option, verb_group
 
 if TYPE_CHECKING:
     from tierlane.operate import usage
@@ -13,16 +13,14 @@ else:
 
 app = verb_group("Usage of customers: export.", "usage export --from 2026-11-01 --to 2026-11-30")
 
-_OUTPUT = from_variable("--output", "-o", variable="TIERLANE_USAGE_OUTPUT", says="Output format.", default="csv")
+_OUTPUT = option("--output -o", "Output format.", "csv", variable="TIERLANE_USAGE_OUTPUT")
 
 
 def usage_export(
     *,
-    first: Annotated[str, no_variable("--from", "First day, in UTC.", "required", metavar="YYYY-MM-DD")],
-    last: Annotated[str, no_variable("--to", "Last day, in UTC; it is included.", "required", metavar="YYYY-MM-DD")],
-    by: Annotated[
-        Literal["day", "total"], no_variable("--by", "Lines for each day, or for the whole time.", "day")
-    ] = "day",
+    first: Annotated[str, option("--from", "First day, in UTC.", "required", metavar="YYYY-MM-DD")],
+    last: Annotated[str, option("--to", "Last day, in UTC; it is included.", "required", metavar="YYYY-MM-DD")],
+    by: Annotated[Literal["day", "total"], option("--by", "Lines for each day, or for the whole time.", "day")] = "day",
 ) -> Work:
     """Export requests, tokens, GPU seconds and cost by customer, key and model, from the audit and the table prices."""
     return usage.export(first, last, daily=by == "day")

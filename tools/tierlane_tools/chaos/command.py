@@ -34,7 +34,7 @@ def _run(given: dict[str, Any]) -> int:
     from tierlane_tools.chaos.series import run_series
 
     try:
-        options = read_options(given, quiet=given["quiet"])
+        options = read_options(given, quiet=bool(given["quiet"]))
         return run_series(options) if options.seeds else run(options)
     except ChaosUsageError as error:
         typer.echo(str(error), err=True)

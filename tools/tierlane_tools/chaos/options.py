@@ -79,9 +79,9 @@ OPTIONS: dict[str, Option] = {
     ),
     "json": Option("", "Write results, schedule and events to this file.", "FILE"),
     "keep": Option("", "Keep logs, history and evidence in this new directory. Unset: they are removed.", "DIR"),
+    "quiet": Option("off", "Show only the table of invariants.", switch=True),
 }
-SWITCHES = {"quiet": "Show only the table of invariants."}
-TOOL = Tool("chaos", OPTIONS, SWITCHES)
+TOOL = Tool("chaos", OPTIONS)
 
 ALL = "all"
 MAX_SEEDS = 1000

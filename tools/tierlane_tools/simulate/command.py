@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tierlane.command import (
-    STYLE,
     Config,
     DataDir,
+    HelpOption,
     Pool,
     Verb,
     VerbCommand,
     carry_out,
-    no_variable,
+    option,
     run_group,
+    single_verb,
     with_example,
 )
 
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
     from tierlane_tools.simulate.recorded import RecordedTraffic
     from tierlane_tools.simulate.scenario import SimulationScenario
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,  # Plain help takes half the time.
-    pretty_exceptions_enable=False,
-)
+app = single_verb()
 
 EXAMPLE = "simulate scenario.yaml --json result.json\nsimulate --from 2026-11-20 --to 2026-11-21 --gpus 6"
 
@@ -39,40 +36,30 @@ def main(argv: list[str]) -> int:
     return run_group(app, "simulate", argv)
 
 
-def _show_help(context: typer.Context, *, wanted: bool) -> None:
-    if wanted:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
 # An own help option, because typer imports pydantic to check the built-in one.
 @app.command(
     epilog=with_example(EXAMPLE, "Exit codes: 0 done, 1 failed, 2 wrong usage or scenario."),
     cls=VerbCommand,
     add_help_option=False,
-    context_settings=STYLE,
 )
 def simulate(
     *,
     scenario: Annotated[
         Path | None, typer.Argument(metavar="SCENARIO", help="Scenario in YAML; optional with --from and --to.")
     ] = None,
-    first: Annotated[str | None, no_variable("--from", "First day or time (UTC) of recorded requests.")] = None,
-    last: Annotated[str | None, no_variable("--to", "Last day, or time (UTC) of their end.")] = None,
-    gpus: Annotated[str | None, no_variable("--gpus", "Number of GPUs.", "the scenario's", metavar="N")] = None,
-    seed: Annotated[str | None, no_variable("--seed", "Seed; equal ones give equal results.", "1", metavar="N")] = None,
+    first: Annotated[str | None, option("--from", "First day or time (UTC) of recorded requests.")] = None,
+    last: Annotated[str | None, option("--to", "Last day, or time (UTC) of their end.")] = None,
+    gpus: Annotated[str | None, option("--gpus", "Number of GPUs.", "the scenario's", metavar="N")] = None,
+    seed: Annotated[str | None, option("--seed", "Seed; equal ones give equal results.", "1", metavar="N")] = None,
     changes: Annotated[
-        list[str] | None,
-        no_variable("--set", "Change one field of the scenario; can be repeated.", metavar="FIELD=VALUE"),
+        list[str] | None, option("--set", "Change one field of the scenario; can be repeated.", metavar="FIELD=VALUE")
     ] = None,
-    json: Annotated[Path | None, no_variable("--json", "Write all figures to this file.", metavar="FILE")] = None,
-    plots: Annotated[Path | None, no_variable("--plots", "Draw plots (SVG) in this folder.", metavar="FOLDER")] = None,
+    json: Annotated[Path | None, option("--json", "Write all figures to this file.", metavar="FILE")] = None,
+    plots: Annotated[Path | None, option("--plots", "Draw plots (SVG) in this folder.", metavar="FOLDER")] = None,
     config: Config = None,
     data_dir: DataDir = None,
     pool: Pool = None,
-    help_: Annotated[  # noqa: ARG001 - its callback shows the help
-        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
-    ] = False,
+    help_: HelpOption = False,  # noqa: ARG001 - its callback shows the help
 ) -> None:
     """Simulate a scenario, or recorded requests with other limits, tiers or GPUs, in virtual time."""
     given = [*(changes or []), *([f"gpus={gpus}"] if gpus else []), *([f"seed={seed}"] if seed else [])]

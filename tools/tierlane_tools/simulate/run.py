@@ -38,10 +38,10 @@ def identities(scenario: SimulationScenario, tiers: Sequence[Tier]) -> list[tupl
                 customer,
                 customer,
                 tier.name,
-                own,
                 tier.max_queue_ms,
-                tuple(each.quotas.items()),
-                priority=tier.priority,
+                tier.priority,
+                limits=own,
+                quotas=tuple(each.quotas.items()),
                 weight=each.weight,
             )
             found.append((identity, name))
