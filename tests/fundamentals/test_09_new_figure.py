@@ -1,7 +1,8 @@
 """Step 9: a new figure in health.
 
 CONTRIBUTING.md lists the files: one declares the figure, one computes it from the observation. The declaration is a type, from
-which the OpenAPI document is made. Add a figure of your own, in one of the two files only, and see this test fail; then in both.
+which the OpenAPI document is made. Declare a figure of your own, and see this test fail; then compute it. One that is computed
+but not declared is in no document; mypy names it.
 """
 
 from typing import Any
