@@ -1,7 +1,6 @@
 """Quota windows against Python's calendar, and quotas restored from the audit after a loss of Redis."""
 
 import random
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -151,22 +150,24 @@ async def test_a_refund_keeps_restored_quotas(pool: Pool) -> None:
     assert fields[b"q:1year"].split()[1] == b"7"
 
 
-async def test_many_quotas_are_restored_in_several_calls(pool: Pool) -> None:
+async def test_many_quotas_are_restored_in_several_calls(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: if Redis is lost between two calls, the restore is still wanted afterwards."""
     now = await pool.now_ms()
     spent = [QuotaSpent(f"c{n}", "1year", now, 1) for n in range(2 * CHUNK + 1)]
     assert await QuotaRestore(pool.client, pool.keys).apply(spent) == len(spent)
     assert await admit(pool, customer_id=f"c{2 * CHUNK}", quotas=[("1year", 1)]) == ["quota"]
 
-    class Interrupted(QuotaRestore):
-        async def _tell_some(self, chunk: Sequence[QuotaSpent], restored_epoch: bytes) -> int:
-            raised = await super()._tell_some(chunk, restored_epoch)
-            if not restored_epoch:
-                await pool.client.flushall()
-                await pool.gateway_lives("g1")
-            return raised
+    restore = QuotaRestore(pool.client, pool.keys)
+    script = restore._script
 
-    restore = Interrupted(pool.client, pool.keys)
+    async def interrupted(packed_spent: bytes, told: bytes) -> int:
+        raised = int(await script(packed_spent, told))
+        if not told:
+            await pool.client.flushall()
+            await pool.gateway_lives("g1")
+        return raised
+
+    monkeypatch.setattr(restore, "_script", interrupted)
     await restore.apply(spent)
     assert await restore.wanted()
 
