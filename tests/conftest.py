@@ -14,6 +14,7 @@ from key_leaks import leaked_keys
 from pool import Pool
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
+from socket_origins import name_origins
 from stack import EVERY_STACK
 from tierlane_local.embedded.binaries import find_redis
 from tierlane_local.embedded.redis import EmbeddedRedis
@@ -25,6 +26,8 @@ PATIENCE_S = (
 # Speed is measured in benches: an example that a busy machine delayed is not a failure.
 settings.register_profile("tierlane", deadline=None)
 settings.load_profile("tierlane")
+
+name_origins()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
