@@ -1,6 +1,6 @@
 """Step 6: the limits of a customer.
 
-ratelimit/limits.py lists them. A customer has those of its tier, unless its own row has others; `stack.catalog` stands for the
+ratelimit/limits.py lists them. A customer has those of its tier, unless its own row has others; `stack.catalog` replaces the
 tables of PostgreSQL. A rejected request is not queued and not charged.
 """
 

@@ -34,7 +34,7 @@ async def measure(probe: Probe, sizes: Sequence[int], texts: Sequence[str]) -> T
 
 
 async def _runs(probe: Probe, batch: Sequence[str]) -> tuple[list[float], ProbeAnswer]:
-    """The times of a batch that is run again and again, up to the first one that goes wrong; and what came last."""
+    """Run a batch repeatedly until enough times are measured or a run fails; return the times and the last result."""
     runs_ms: list[float] = []
     while True:
         answer = await probe.ask(batch)

@@ -30,7 +30,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What came of one batch: its time and results, `fault` where it was taken apart, `lost` where the process was lost.
+    """The result of one batch: its time and items, `fault` if it was bisected, `lost` if the process was lost.
 
     `hung`: it was lost because it ran for too long.
     """

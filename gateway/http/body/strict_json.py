@@ -19,14 +19,14 @@ T = TypeVar("T")
 MOST_ABSENT = 16
 """Each costs a pass over the body."""
 _FLOAT_FOR_INT = re.compile(r"Expected `int\b[^`]*`, got `float`")
-_NOT_A_NUMBER = object()  # Stands for NaN and Infinity while their field is searched.
+_NOT_A_NUMBER = object()  # The parsed value of NaN and Infinity, by which their field is found.
 TOO_DEEP = "The body is nested too deeply."
 
 
 def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes, absent: int = MOST_ABSENT) -> T:
     """The decoded body. Raises RequestError `invalid_request`, with `param`. Duplicate keys are not detected.
 
-    `absent`: the most names of unknown members that may ask for nothing.
+    `absent`: the maximum number of unknown members that are removed because their values request nothing.
     """
     try:
         return decoder.decode(raw)

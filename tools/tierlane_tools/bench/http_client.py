@@ -30,7 +30,7 @@ _BODYLESS = (204, 304)
 
 
 class WireError(Exception):
-    """What came is not an answer that this generator reads; the message is one sentence."""
+    """The received bytes are not a response that this generator supports; the message is one sentence."""
 
 
 class RequestForm:

@@ -12,7 +12,7 @@ class UnansweredCause(StrEnum):
     """Why a request has no answer."""
 
     TIMEOUT = "timeout"
-    """Sent, and nothing came within the timeout."""
+    """The request was sent, and no response arrived within the timeout."""
     CLOSED = "closed"
     """The server closed the connection first."""
     CONNECT = "connect"
@@ -20,7 +20,7 @@ class UnansweredCause(StrEnum):
     NOT_SENT = "not_sent"
     """All connections stayed busy for the whole timeout."""
     MALFORMED = "malformed"
-    """What came is not an answer."""
+    """The received bytes are not a valid response."""
     STOPPED = "stopped"
     """The run was interrupted."""
 

@@ -1,4 +1,4 @@
-"""Objectives: `enterprise.p99=250ms,enterprise.success=99.9%`. `all` stands for every tier together."""
+"""Objectives: `enterprise.p99=250ms,enterprise.success=99.9%`. `all` applies to the sum of all tiers."""
 
 import math
 import re
