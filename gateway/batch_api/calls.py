@@ -31,7 +31,6 @@ from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.payload import Payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.replies import Reply, StoredReply
 from scheduler.protocol.request_status import RequestStatus
@@ -105,9 +104,9 @@ class LineCall(JobCall):
         """Nothing waits for the outcome: it is read from Redis."""
         return _ignore
 
-    def _build_member(self, payload: Payload, index: int, first: PendingRequest | None) -> PendingRequest:
-        request_id = member_id(self.request_id, index)
-        return self.pipeline.build_pending(self, payload, self.sink(), request_id, None, first=first)
+    def member_id(self, index: int) -> str:
+        """The same one each time the line is submitted."""
+        return member_id(self.request_id, index)
 
     def admit(self, pending: PendingRequest) -> None:  # noqa: ARG002  # the batch admits its lines together
         """Keep the submissions, which the batch admits with those of other lines."""

@@ -123,7 +123,7 @@ class AwaitedCall(InferenceCall):
         check_size(self.api_format.input_field, len(texts), effective(self.identity))
         together: list[PendingRequest] = []
         for index, text in enumerate(texts):
-            request_id = new_request_id() if index else self.request_id
+            request_id = self.member_id(index)
             key = None if self.key is None else member_key(self.key, index)
             first = together[0] if together else None
             pending = self.pipeline.build_pending(
@@ -135,6 +135,10 @@ class AwaitedCall(InferenceCall):
             together.append(pending)
         together[0].submission.together = len(texts)
         return list(together)
+
+    def member_id(self, index: int) -> str:
+        """The request id of a list member. The first member has that of the call."""
+        return new_request_id() if index else self.request_id
 
     async def wait(self) -> None:
         """Wait for all outcomes, or for the admission of a stream. Raises RequestError for the first that failed."""

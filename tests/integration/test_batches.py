@@ -10,10 +10,11 @@ import openai
 import pytest
 
 from eventually import eventually
+from gateway.batch_api.calls import member_id
 from gateway.batch_api.store import PIECE_BYTES
 from integration.admin_fixtures import Admin
 from integration.batch_fixtures import CHAT, BatchBench, StartBatches, bench, line, start_batches
-from integration.gateway_fixtures import reverse, tier
+from integration.gateway_fixtures import reverse, reverse_or_vector, tier
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.batches import audit_lines, purge_batches
 from ledger.files import purge_files
@@ -26,7 +27,17 @@ __all__ = ["bench", "database_url", "db", "postgres_server", "start_batches"]
 
 
 async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
-    """Each custom_id once in the output file, in the form of its endpoint; a rejected body is a line of the error file."""
+    """Each custom_id once in the output file, in the form of its endpoint; a rejected body is a line of the error file.
+
+    The requests of a list have ids that follow from that of its line, so that a line that is submitted again runs once.
+    """
+    ran: set[str] = set()
+
+    def answer(member: ClaimedRequest) -> Outcome:
+        ran.add(member.id)
+        return reverse_or_vector(member)
+
+    bench.stack.worker.answerer = answer
     embeddings = await bench.create(
         [
             line("one", "/v1/embeddings", model="tiny", input="a"),
@@ -69,6 +80,8 @@ async def test_a_batch_of_each_endpoint_completes(bench: BatchBench) -> None:
     ]
     assert (ended[0].error_file_id, ended[0].errors) == (None, None)
     assert {each["custom_id"]: len(each["response"]["body"]["data"]) for each in vectors} == {"one": 1, "two": 2}
+    of_lists = {each["custom_id"]: each["response"]["request_id"] for each in vectors}
+    assert {member_id(of_lists["two"], 0), member_id(of_lists["two"], 1), of_lists["one"]} <= ran
     assert [each["custom_id"] for each in answers] == ["0", "1", "2"]
     assert answers[0]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
     assert [each["response"]["body"]["choices"][0]["text"] for each in outputs] == ["doog"]
