@@ -224,6 +224,26 @@ def test_class_names_are_unique() -> None:
     assert {name: sorted(paths) for name, paths in where.items() if len(paths) > 1} == {}
 
 
+def test_private_functions_are_used() -> None:
+    """Every undecorated one is referenced in the product. A method that has overridden one that is gone would not be."""
+    used: set[str] = set()
+    private: dict[str, str] = {}
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Name):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif (
+                isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and re.match("_(?!_)", node.name)
+                and not node.decorator_list
+            ):
+                private[node.name] = f"{path.relative_to(ROOT)}:{node.lineno}"
+
+    assert {name: place for name, place in private.items() if name not in used} == {}
+
+
 def test_imports_have_no_cycle() -> None:
     """When modules are loaded; imports inside functions do not count."""
     known = {module_name(path): path for path in MODULES}
