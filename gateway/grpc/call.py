@@ -128,9 +128,7 @@ class GrpcCall:
             self._left()
             raise
         except Exception as error:  # noqa: BLE001  # every error has a response, with the limit headers
-            known = error if isinstance(error, RequestError) else RequestError(ErrorCode.INTERNAL_ERROR)
-            # A copy without traceback, whose frames reference this call: a reference cycle.
-            self.error = RequestError(known.code, known.message, known.param)
+            self.error = _without_traceback(error)
             return entry.reject(call, error)
 
     async def _receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
@@ -174,6 +172,13 @@ class GrpcCall:
     def decoded(self) -> InferenceRequest | None:
         """The request; None if it could not be decoded."""
         return getattr(self._call, "body", None)
+
+
+def _without_traceback(error: Exception) -> RequestError:
+    """A copy of the error: the frames of its traceback reference the call, which would be a reference cycle."""
+    if not isinstance(error, RequestError):
+        return RequestError(ErrorCode.INTERNAL_ERROR)
+    return RequestError(error.code, error.message, error.param)
 
 
 def trailers(response: HttpResponse, error: RequestError | None = None) -> Trailers:
