@@ -87,7 +87,7 @@ class Gateway(GatewayParts):
         )
         loops = {
             "edge": edge.sweep_forever,
-            "pools": self.pools.run,
+            "pools": self.pool_lifecycle.run,
             "snapshots": self.snapshots.run,
             "metrics": self.metrics.run,
             **self._shared.body_store.loops(),
@@ -105,7 +105,7 @@ class Gateway(GatewayParts):
             from gateway.grpc.server import GrpcServer  # noqa: PLC0415 - brings grpc: 20 MB
             from gateway.grpc.service import InferenceService  # noqa: PLC0415 - brings grpc: 20 MB
 
-            service = InferenceService(self.open_inference, self.inference, self.config, edge.customer_connections)
+            service = InferenceService(self.open_inference, self.entry, self.config, edge.customer_connections)
             self._grpc = GrpcServer(service, self.config, self.config.grpc)
             self.grpc_port = await self._grpc.start()
 
@@ -188,7 +188,7 @@ class Gateway(GatewayParts):
         await self.me.close()
         await self.responses.close()
         await self.snapshots.history.close()
-        await self.pools.close()
+        await self.pool_lifecycle.close()
         await self.close()
 
     async def _within(self, timeout_s: float, condition: Callable[[], bool]) -> None:

@@ -1,17 +1,16 @@
 """The parts of a gateway for one pool in one cell: admission, pending requests, limits, responses, direct mode, jobs.
 
 Every gateway has one for its own pool in the default cell (gateway/wiring.py), and one for each other pool and cell of the
-catalog (gateway/pools.py).
-Identities, drain state and counters are `Shared` by all of them.
+catalog (gateway/pool_lifecycle.py). The catalog and the counters are `Shared` by all of them.
 """
 
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import ScaleAdvice
 from gateway.cells import CellObservations
 from gateway.circuit_breaker import RedisWatch, ping
@@ -19,9 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.direct.audit import DirectAudit
 from gateway.direct.mode import Direct, DirectParts
 from gateway.heartbeat import GatewayHeartbeat
-from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses
-from gateway.http.router import DrainState
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import Cancellations, DeadlineSweep
 from gateway.inference.events import RequestLog
@@ -39,6 +36,7 @@ from gateway.limits.gpu_time import tier_gpu_time
 from gateway.limits.handover import Handover
 from gateway.limits.rejection_log import RejectionLog
 from gateway.metrics.counters import Counters
+from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule, StandbyScheduler
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity, Snapshot
@@ -65,10 +63,9 @@ class Shared:
     """The parts that all pools of a gateway share."""
 
     catalog: Catalog
-    drain_state: DrainState
-    authenticator: Authenticator
+    pools: Pools
     faults: ErrorResponses
-    bodies: BodyBudget
+    charge_replay: Callable[[Identity], None] = lambda _: None
     counters: Counters = field(default_factory=Counters)
     body_store: BodyStore = field(default_factory=BodyStore)
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
@@ -102,7 +99,12 @@ class PoolParts:
         self.distance = pipelined(self._client).distance
         self.watch = RedisWatch(lambda: ping(self._client), slack_s=lambda: self.distance.slack_s)
         self.handover = Handover(
-            LimitsHandover(self._client, keys), shared.catalog, config.cell, answers=lambda: self.watch.answers
+            LimitsHandover(self._client, keys),
+            shared.catalog,
+            config.cell,
+            homes=shared.pools.homes,
+            others=partial(shared.pools.handovers, config.pool, config.cell),
+            answers=lambda: self.watch.answers,
         )
         self.admission = self._admission(admissions)
         self.recovery = LossRecovery(
@@ -274,11 +276,11 @@ class PoolParts:
             cancellations=self.cancellations,
             demand_meter=self._demand_meter,
             error_responses=shared.faults,
-            drain_state=shared.drain_state,
-            bodies=shared.bodies,
             results=self.results,
             direct=self.direct,
-            authenticator=shared.authenticator,
+            charge_replay=shared.charge_replay,
+            all_names=shared.pools.names,
+            residence=shared.pools.homes.residence,
             record_rejection=self.rejection_log.note,
             remember=ends.keep,
             model_version=lambda: self.heartbeat.model_version,

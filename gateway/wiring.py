@@ -23,11 +23,15 @@ from gateway.config import GatewayConfig
 from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.router import DrainState, Router
+from gateway.inference.entry import Entry
 from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath
 from gateway.inference.handler import InferenceHandler
 from gateway.inference.traces import RequestTraces
+from gateway.jobs.results import JobResultHandler
+from gateway.jobs.submit import JobSubmitHandler
 from gateway.limits.auxiliary import AuxiliaryLimits
+from gateway.limits.customer_limits import CustomerLimits
 from gateway.limits.gpu_time import tier_gpu_time
 from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics, MetricsSources
@@ -44,6 +48,7 @@ from gateway.operations.lookups import LookupParts, Lookups
 from gateway.operations.runbooks import Runbooks
 from gateway.operations.session import SessionAuth
 from gateway.pool import PoolParts, Shared
+from gateway.pool_lifecycle import PoolLifecycle
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
 from gateway.translations.message_endpoints import MESSAGE_FORM, MESSAGES, CountTokens
@@ -88,14 +93,12 @@ class GatewayParts(PoolParts):
         counters = Counters()
         self.authenticator = self._authenticator(config, catalog, tokens, counters)
         faults = ErrorResponses(random.random)
+        self.pools = Pools(catalog, Homes(catalog), config)
         shared = Shared(
             catalog=catalog,
-            drain_state=self.drain_state,
-            authenticator=self.authenticator,
+            pools=self.pools,
             faults=faults,
-            bodies=BodyBudget(
-                config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
-            ),
+            charge_replay=self.authenticator.charge,
             counters=counters,
             body_store=body_store(config),
             request_log=RequestLog() if config.request_log else None,
@@ -103,15 +106,31 @@ class GatewayParts(PoolParts):
             schedule=schedule,
         )
         super().__init__(config, shared)
-        self.pools = Pools(
+        self.pools.add(self)
+        self.pool_lifecycle = PoolLifecycle(
             catalog,
-            self,
+            self.pools,
             lambda pool, url: PoolParts(pool_config(config, pool, url), shared),
-            Homes(catalog),
-            only_own=config.only_own,
-            tasks=shared.tasks,
+            shared.tasks,
         )
-        self.batches = self._batches(shared)
+        self.entry = entry = Entry(
+            own=self.inference,
+            place_call=self.pools.place,
+            largest=self.pools.largest,
+            limits_of=self._limits_of,
+            authenticator=self.authenticator,
+            catalog=catalog,
+            drain_state=self.drain_state,
+            bodies=BodyBudget(
+                config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
+            ),
+        )
+        jobs_of = self.pools.jobs_of
+        self.job_submit = JobSubmitHandler(InferenceHandler(entry, INFERENCE), entry, self.jobs, jobs_of)
+        self.job_results = JobResultHandler(entry, faults, self.jobs, jobs_of)
+        self.batches = BatchService(
+            config, entry=entry, jobs=self.jobs, jobs_of=jobs_of, faults=faults, counters=counters
+        )
         self.snapshots = DashboardSnapshots(
             HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
             catalog,
@@ -131,15 +150,22 @@ class GatewayParts(PoolParts):
             )
         )
         self.me = self._account(find_usage)
-        self.responses = ResponseHandlers(self.inference, self.jobs, faults, ResponseStore(config.responses))
-        models = Models(self.authenticator, self.inference.limits_of, self.pools, faults)
+        self.responses = ResponseHandlers(
+            entry,
+            own=self.jobs,
+            submit=self.job_submit,
+            results=self.job_results,
+            faults=faults,
+            store=ResponseStore(config.responses),
+        )
+        models = Models(self.authenticator, self._limits_of, self.pools, faults)
         self.open_inference = self._open_inference(catalog, faults)
         session_auth = SessionAuth(config.service_token, self.authenticator)
         self.actions = Actions(session_auth, connect, self.pools)
         self.lookups = self._lookups(catalog, session_auth, connect)
         self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, self._metrics_sources(catalog))
         self._routes = build_routes(self, models, Dashboard(session_auth, self.snapshots))
-        self._fast_path = FastPath(self.inference, self.drain_state)
+        self._fast_path = FastPath(entry)
 
     def _metrics_sources(self, catalog: Catalog) -> MetricsSources:
         return MetricsSources(
@@ -157,17 +183,9 @@ class GatewayParts(PoolParts):
         charge = self._auxiliary_limits(catalog, counters).charge
         return Authenticator(catalog, tokens, throttle, charge=charge, trusted_proxies=config.trusted_proxies)
 
-    def _batches(self, shared: Shared) -> BatchService:
-        return BatchService(
-            self.config,
-            pipeline=self.inference,
-            jobs=self.jobs,
-            catalog=shared.catalog,
-            faults=shared.faults,
-            bodies=shared.bodies,
-            drain_state=shared.drain_state,
-            counters=shared.counters,
-        )
+    def _limits_of(self, identity: Identity) -> CustomerLimits:
+        """The limits of a customer in its cell."""
+        return self.pools.home(identity).inference.customer_limits
 
     def _account(self, find_usage: FindUsage | None) -> AccountEndpoint:
         return AccountEndpoint(
@@ -183,7 +201,7 @@ class GatewayParts(PoolParts):
         return AuxiliaryLimits(
             catalog,
             gateways=lambda: len(seen.gateways) if (seen := self.heartbeat.observation) else 1,
-            headers=lambda identity: self.inference.limits_of(identity).headers(identity),
+            headers=lambda identity: self._limits_of(identity).headers(identity),
             rejected=partial(counters.rate_limited, AUXILIARY.outcome),
         )
 
@@ -195,7 +213,7 @@ class GatewayParts(PoolParts):
         return OpenInferenceParts(
             authenticator=self.authenticator,
             catalog=catalog,
-            limits_of=self.inference.limits_of,
+            limits_of=self._limits_of,
             error_responses=faults,
             names=self.pools.names,
             not_ready=self.internal.not_ready,
@@ -267,17 +285,17 @@ def pool_config(config: GatewayConfig, pool: str, redis_url: str) -> GatewayConf
 def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> Router:
     """All routes of a gateway. gateway/openapi/endpoints.py describes each of them; a test compares both."""
     routes = Router()
-    pages, runbooks, internal, jobs = Pages(), Runbooks(), parts.internal, parts.jobs
+    pages, runbooks, internal, results = Pages(), Runbooks(), parts.internal, parts.job_results
     cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
-        routes.add("POST", path, InferenceHandler(parts.inference, api_format), queued=True)
-    routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.inference))
+        routes.add("POST", path, InferenceHandler(parts.entry, api_format), queued=True)
+    routes.add("POST", "/v1/messages/count_tokens", CountTokens(parts.entry))
     routes.set_form("/v1/messages", MESSAGE_FORM)
     routes.set_form("/v2", TENSOR_FORM)
-    routes.add("POST", "/v1/inference", jobs.submit, queued=True)
-    tensors = OpenInference(parts.open_inference, partial(InferenceHandler, parts.inference))
+    routes.add("POST", "/v1/inference", parts.job_submit, queued=True)
+    tensors = OpenInference(parts.open_inference, partial(InferenceHandler, parts.entry))
     routes.add("POST", INFER, tensors.infer, queued=True)
-    routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
+    routes.add("DELETE", "/v1/result/{id}", results.delete)
     routes.add("POST", "/v1/responses", parts.responses.create, queued=True)
     routes.add("POST", "/v1/responses/input_tokens", parts.responses.count)
     routes.add("DELETE", "/v1/responses/{id}", parts.responses.delete)
@@ -300,7 +318,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     for method in ("GET", "HEAD"):
         routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
         routes.add(method, "/internal/runbooks/{id}", runbooks)
-        routes.add(method, "/v1/result/{id}", jobs.result.get)
+        routes.add(method, "/v1/result/{id}", results.get)
         routes.add(method, "/v1/responses/{id}", parts.responses.retrieve)
         routes.add(method, "/v1/responses/{id}/input_items", parts.responses.input_items)
         routes.add(method, "/v1/me", parts.me)

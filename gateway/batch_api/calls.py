@@ -1,11 +1,11 @@
-"""One line of a batch as a call of its endpoint: the stages of a job (gateway/jobs/submit.py), without a client.
+"""One line of a batch as a call of its endpoint: a job (gateway/jobs/submit.py) without a client.
 
 A line becomes submissions like a job: with its deadlines, and without the queue time of its tier. A list of inputs is one
 submission per input; their ids follow from that of the line's request, so that a line that is submitted again after a crash
 has the same ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -15,16 +15,19 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
-from gateway.api.format import InferenceRequest, InferenceResult
+from gateway.api.format import InferenceResult
 from gateway.api.inference import ApiFormat
 from gateway.batch_api.lines import ENDPOINTS, completed_line, failed_line, is_final
 from gateway.http.error_responses import ErrorBody, fault_of
 from gateway.http.response import encode_json
 from gateway.http.validation import invalid
 from gateway.inference.audit_pairs import replayed_pair
+from gateway.inference.call import Call, Terms
+from gateway.inference.entry import Entry
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
+from gateway.inference.pipeline import drop_cycles
 from gateway.jobs.inbox import LINE_NONCE
-from gateway.jobs.submit import JobCall, JobRedis, JobSubmitHandler
+from gateway.jobs.service import Jobs, JobServing
 from gateway.translations.response_output import RESPONSES
 from gateway.translations.responses import ResponsesRequest
 from ledger.catalog.follower import Catalog
@@ -44,20 +47,6 @@ FORMATS = dict(zip(ENDPOINTS, (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES), strict
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
 
-class LineRequest:
-    """A line in the place of an HTTP request."""
-
-    headers = _NO_HEADERS
-    remote = None
-    auxiliary = False
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-
-    def occupy(self, customer_id: str) -> None:
-        """A line has no connection."""
-
-
 class LineOutcome(NamedTuple):
     """What becomes of a line that has ended in Redis. `line`: that of a file, empty if it is to be submitted again.
 
@@ -69,51 +58,50 @@ class LineOutcome(NamedTuple):
     ran: bool = False
 
 
-class LineCall(JobCall):
-    """The call of one line. `submissions` is set by `submit`."""
+class LineCall(Call):
+    """The call of one line. Nothing waits for its outcome, which is read from Redis."""
 
-    __slots__ = ("submissions",)
+    __slots__ = ("jobs", "submissions")
 
+    jobs: JobServing  # Set by `build`: those of the pool that serves the model.
     submissions: Sequence[Submission]
 
-    def __init__(
-        self, handler: JobSubmitHandler, endpoint: str, request_id: str, identity: Identity, started: float
-    ) -> None:
-        super().__init__(handler, LineRequest(request_id), FORMATS[endpoint])
+    def __init__(self, endpoint: str, request_id: str, identity: Identity, started: float) -> None:
+        super().__init__(FORMATS[endpoint], request_id, _NO_HEADERS, started)
         self.identity = identity
         self.started = started
-
-    @property
-    def handler(self) -> JobSubmitHandler:
-        """The jobs of the pool that serves the model."""
-        return self._handler
-
-    @property
-    def redis(self) -> JobRedis:
-        """They in Redis."""
-        return self._handler.redis
-
-    def decode(self, raw: bytes) -> InferenceRequest:
-        """Decode and check the body. Raises RequestError that names the field."""
-        body = self.api_format.read(raw, self.pipeline.largest().input_bytes)
-        if body.stream:
-            raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
-        return _unstored(body) if isinstance(body, ResponsesRequest) else body
-
-    def sink(self) -> ResponseSink:
-        """Nothing waits for the outcome: it is read from Redis."""
-        return _ignore
 
     def member_id(self, index: int) -> str:
         """The same one each time the line is submitted."""
         return member_id(self.request_id, index)
 
-    def admit(self, pending: PendingRequest) -> None:  # noqa: ARG002  # the batch admits its lines together
-        """Keep the submissions, which the batch admits with those of other lines."""
-        self.submissions = [each.submission for each in self._pending_requests]
-        for submission in self.submissions:
-            submission.nonce = LINE_NONCE
-        self._drop_cycles()
+    def build(
+        self, raw: bytes, entry: Entry, jobs_of: Callable[[str], Jobs], left_ms: int, *, again: bool = False
+    ) -> None:
+        """Decode the body, place the call, and build its submissions, which the batch admits with those of other lines.
+
+        `left_ms`: until the batch expires; `again`: Redis may have lost the line. Raises RequestError.
+        """
+        body = self.api_format.read(raw, entry.largest().input_bytes)
+        if body.stream:
+            raise invalid("stream", "A line of a batch has no stream: leave `stream` out.")
+        entry.accept(self, _unstored(body) if isinstance(body, ResponsesRequest) else body, len(raw))
+        pipeline = entry.place(self)
+        jobs = jobs_of(pipeline.place).serving
+        if jobs is None:
+            raise RuntimeError("This is a bug: a pool of this gateway has no jobs.")
+        self.jobs = jobs
+        self.terms = Terms(
+            deadline_ms=min(jobs.config.total_ms, left_ms),
+            background=True,
+            again=again,
+            nonce=LINE_NONCE,
+            beside_redis=False,
+        )
+        first = pipeline.build(self, _no_sink)
+        self.submissions = [each.submission for each in first.together or (first,)]
+        drop_cycles(first)
+        self.pending = None  # Redis has the requests.
 
     def outcome(self, custom_id: str, statuses: Sequence[RequestStatus], runs: int) -> LineOutcome:
         """The outcome, from the final states of all submissions. `runs`: failed runs of this line before."""
@@ -134,7 +122,7 @@ class LineCall(JobCall):
 
     def remember(self, statuses: Sequence[RequestStatus]) -> None:
         """Keep the audit records of the line, to send them again if Redis loses them before they are in PostgreSQL."""
-        self._handler.parts.remember(
+        self.jobs.remember(
             replayed_pair(JOBS_GATEWAY, PendingRequest(submission, self.started), StoredReply(status.reply, None))
             for submission, status in zip(self.submissions, statuses, strict=True)
             if status.reply is not None
@@ -190,6 +178,10 @@ def _error(status: RequestStatus, api_format: ApiFormat) -> RequestError:
         return RequestError(ErrorCode(status.error_code))
     except ValueError:  # There is none, or it was written by a newer version.
         return RequestError(ErrorCode.INTERNAL_ERROR)
+
+
+def _no_sink() -> ResponseSink:
+    return _ignore
 
 
 def _ignore(_: Outcome) -> None:

@@ -23,14 +23,13 @@ from gateway.batch_api.documents import (
 )
 from gateway.batch_api.store import FileStore
 from gateway.batch_api.uploads import Upload
-from gateway.http.body.budget import BodyBudget
 from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse
-from gateway.http.router import DrainState, RoutedRequest
+from gateway.http.router import RoutedRequest
+from gateway.inference.entry import Entry
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key
-from gateway.inference.pipeline import InferencePipeline
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
@@ -93,19 +92,15 @@ class BatchHandlers:
 
     def __init__(
         self,
-        pipeline: InferencePipeline,
+        entry: Entry,
         store: FileStore,
         *,
         faults: ErrorResponses,
-        bodies: BodyBudget,
-        drain_state: DrainState,
         changed: Callable[[], None],
     ) -> None:
-        self._pipeline = pipeline
+        self._entry = entry
         self._store = store
         self._faults = faults
-        self._bodies = bodies
-        self._drain_state = drain_state
         self._changed = changed
 
     async def upload(self, request: RoutedRequest) -> HttpResponse:
@@ -146,8 +141,8 @@ class BatchHandlers:
 
     async def _respond(self, request: RoutedRequest, operation: Operation) -> HttpResponse:
         """Raises RequestError if the caller is unknown."""
-        identity = self._pipeline.identify(request)
-        limits = self._pipeline.limits_of(identity).headers(identity)
+        identity = self._entry.authenticator.identify(request)
+        limits = self._entry.limits_of(identity).headers(identity)
         try:
             self._check_open()
             document = await operation(request, identity)
@@ -163,11 +158,11 @@ class BatchHandlers:
         return HttpResponse.of(200, document, headers)
 
     def _check_open(self) -> None:
-        if self._drain_state.closed:
+        if self._entry.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
 
     async def _upload(self, request: RoutedRequest, identity: Identity) -> FileObject:
-        return file_object(await Upload(self._store, self._bodies, identity).receive(request))
+        return file_object(await Upload(self._store, self._entry.bodies, identity).receive(request))
 
     async def _list_files(self, request: RoutedRequest, identity: Identity) -> ObjectList[FileObject]:
         query = request.request.query
@@ -189,7 +184,7 @@ class BatchHandlers:
     async def _create(self, request: RoutedRequest, identity: Identity) -> Replayable:
         key = idempotency_key(request.headers)
         check_media(request.headers, request.request.content_length or 0, MAX_BODY_BYTES)
-        raw = await read_body(request.request, MAX_BODY_BYTES, self._bodies.share(identity))
+        raw = await read_body(request.request, MAX_BODY_BYTES, self._entry.bodies.share(identity))
         row, replayed = await self._store.create(read_batch(raw), identity, key)
         self._changed()
         return Replayable(batch_object(row), replayed)

@@ -30,7 +30,8 @@ from gateway.batch_api.store import new_id
 from gateway.config import BatchConfig
 from gateway.http.response import encode_json
 from gateway.inference.admission import ENTERED
-from gateway.jobs.submit import JobRedis, JobSubmitHandler
+from gateway.inference.entry import Entry
+from gateway.jobs.service import Jobs, JobServing
 from ledger import batches, files
 from ledger.batches import BatchRow, KnownLine, LineEnd
 from ledger.catalog.snapshot import Identity
@@ -64,14 +65,16 @@ STORED_KEEP_MS = 2000
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What the runs of all batches use. `identity`: of a customer and key, None while it may send nothing.
+    """What the runs of all batches use. `jobs_of`: the jobs of a place. `most_body_bytes`: of the body of a line.
 
-    `count` is called with an outcome and the number of lines that ended with it.
+    `identity`: of a customer and key, None while it may send nothing. `count` is called with an outcome and the number of lines that ended with it.
     """
 
     config: BatchConfig
     session: JobSession
-    handler: JobSubmitHandler
+    entry: Entry
+    jobs_of: Callable[[str], Jobs]
+    most_body_bytes: int
     identity: Callable[[str, str], Identity | None]
     count: Callable[[str, int], None]
 
@@ -169,13 +172,13 @@ class BatchRun:
 
     def _new_source(self) -> LineSource:
         file_id = self._row.input_file_id
-        most = self._parts.handler.parts.config.longest.body_bytes + ENVELOPE_BYTES
+        most = self._parts.most_body_bytes + ENVELOPE_BYTES
         return LineSource(lambda number: self._db(lambda c: files.read_chunk(c, file_id, number)), most)
 
     async def _validate(self) -> bool:
         """Check the file. Returns whether the batch is to be run."""
         config, batch_id = self._parts.config, self._row.id
-        most = self._parts.handler.parts.config.longest.body_bytes + ENVELOPE_BYTES
+        most = self._parts.most_body_bytes + ENVELOPE_BYTES
         check, source = FileCheck(self._row.endpoint, config.max_lines, most), self._new_source()
         while not check.full and (lines := await source.lines()) is not None:
             for line in lines:
@@ -255,19 +258,19 @@ class BatchRun:
         ]
         chosen = waiting[: max(0, self._room - self._submitted)]
         chosen = await self._issue(chosen)
-        calls: dict[JobSubmitHandler, list[tuple[Line, LineCall]]] = {}
+        calls: dict[JobServing, list[tuple[Line, LineCall]]] = {}
         for at, line in enumerate(chosen):
             if (call := self._call(line, identity)) is not None:
-                calls.setdefault(call.handler, []).append((line, call))
+                calls.setdefault(call.jobs, []).append((line, call))
             if at % YIELD_LINES == YIELD_LINES - 1:
                 await asyncio.sleep(0)
-        for handler, group in calls.items():
-            await self._admit(handler, group, identity.tier)
+        for jobs, group in calls.items():
+            await self._admit(jobs, group, identity.tier)
 
     def _leave_closed_cells(self) -> None:
         """Lines in a cell that was closed are submitted again, in another one."""
         for line in self._lines.values():
-            if line.call is not None and line.call.handler.left:
+            if line.call is not None and line.call.jobs.left:
                 line.call, line.lost = None, True
 
     @property
@@ -290,9 +293,11 @@ class BatchRun:
 
     def _call(self, line: Line, identity: Identity) -> LineCall | None:
         """The call of a line; None if it has ended, because its body is rejected, or has to wait."""
-        call = LineCall(self._parts.handler, self._row.endpoint, line.request_id, identity, self._clock())
+        now, parts = self._clock(), self._parts
+        call = LineCall(self._row.endpoint, line.request_id, identity, now)
+        left_ms = max(1000, int((self._deadline - now) * 1000))
         try:
-            call.submit(line.body)
+            call.build(line.body, parts.entry, parts.jobs_of, left_ms, again=line.lost)
         except RequestError as error:
             if is_final(error, 0):
                 self._end(line, error_line(line.request_id, line.custom_id, error), failed=True)
@@ -304,28 +309,23 @@ class BatchRun:
             fault = RequestError(ErrorCode.INTERNAL_ERROR)
             self._end(line, error_line(line.request_id, line.custom_id, fault), failed=True)
             return None
-        left_ms = max(1000, int((self._deadline - self._clock()) * 1000))
-        for submission in call.submissions:
-            submission.again = line.lost
-            submission.total_ms = submission.queue_ms = min(submission.total_ms, left_ms)
         return call
 
-    async def _admit(self, handler: JobSubmitHandler, group: Sequence[tuple[Line, LineCall]], tier: str) -> None:
-        redis, now = handler.redis, self._clock()
-        limits = redis.limits()
-        if handler.problem(now) is not None or tier not in {each.name for each in limits.tiers}:
+    async def _admit(self, jobs: JobServing, group: Sequence[tuple[Line, LineCall]], tier: str) -> None:
+        now, limits = self._clock(), jobs.limits()
+        if jobs.problem(now) is not None or tier not in {each.name for each in limits.tiers}:
             self._wait(now + RETRY_S)
             return
         for some in calls_of(group):
             submissions = [each for _, call in some for each in call.submissions]
-            verdicts = await redis.admissions.admit(*limits[:2], submissions, *limits[2:])
+            verdicts = await jobs.admissions.admit(*limits[:2], submissions, *limits[2:])
             refused_ms, at = 0, 0
             for line, call in some:
                 own = verdicts[at : at + len(call.submissions)]
                 at += len(call.submissions)
                 refusal = next((verdict for verdict in own if verdict.outcome not in ENTERED), None)
                 if refusal is not None and refusal.outcome is Admission.ELSEWHERE and not refused_ms:
-                    redis.ask(call.submissions[0])
+                    jobs.ask(call.submissions[0])
                 if refusal is None:
                     line.call, line.lost = call, False
                 else:
@@ -350,21 +350,21 @@ class BatchRun:
                 line.call = self._call(line, identity)  # Its result may be in Redis.
             if line.end is None and (line.call is None or now >= self._give_up_at):
                 self._end_not_run(line, code)
-        for redis, lines in self._by_pool(line for line in self._lines.values() if not line.cancelled).items():
+        for jobs, lines in self._by_pool(line for line in self._lines.values() if not line.cancelled).items():
             ids = [each.id for line in lines if line.call is not None for each in line.call.submissions]
             for start in range(0, len(ids), WRITTEN_LINES):
-                await redis.terminations.cancel(
+                await jobs.terminations.cancel(
                     [(request_id, ErrorCode.CANCELLED) for request_id in ids[start : start + WRITTEN_LINES]]
                 )
             for line in lines:
                 line.cancelled = True
 
-    def _by_pool(self, lines: Iterable[Line]) -> dict[JobRedis, list[Line]]:
+    def _by_pool(self, lines: Iterable[Line]) -> dict[JobServing, list[Line]]:
         """The submitted ones of these lines that have not ended."""
-        found: dict[JobRedis, list[Line]] = {}
+        found: dict[JobServing, list[Line]] = {}
         for line in lines:
             if line.call is not None and line.end is None:
-                found.setdefault(line.call.redis, []).append(line)
+                found.setdefault(line.call.jobs, []).append(line)
         return found
 
     async def _collect(self) -> int:
@@ -375,10 +375,10 @@ class BatchRun:
             self._adapt_window(now)
         if whole:
             self._scan_at = now + SCAN_EVERY_S
-        for redis, lines in self._by_pool(self._lines.values()).items():
+        for jobs, lines in self._by_pool(self._lines.values()).items():
             for start in range(0, len(lines), READ_LINES):
                 some = lines[start : start + READ_LINES]
-                found = await self._read_ends(redis, some)
+                found = await self._read_ends(jobs, some)
                 ended += found
                 if found < len(some) // 2 and not whole:
                     break
@@ -391,9 +391,9 @@ class BatchRun:
         self._ended, self._scanned_at = 0, now
         self._window = min(self._parts.config.window, max(LEAST_WINDOW, int(COVERED_S * self._rate)))
 
-    async def _read_ends(self, redis: JobRedis, lines: Sequence[Line]) -> int:
+    async def _read_ends(self, jobs: JobServing, lines: Sequence[Line]) -> int:
         calls = [(line, line.call) for line in lines if line.call is not None]
-        statuses = await redis.statuses.fetch([each.id for _, call in calls for each in call.submissions])
+        statuses = await jobs.statuses.fetch([each.id for _, call in calls for each in call.submissions])
         at = ended = 0
         for line, call in calls:
             own = statuses[at : at + len(call.submissions)]
@@ -443,12 +443,12 @@ class BatchRun:
         self._bytes -= len(line.body)
 
     async def _release(self, calls: Sequence[LineCall]) -> None:
-        pools: dict[JobRedis, list[str]] = {}
+        pools: dict[JobServing, list[str]] = {}
         for call in calls:
-            pools.setdefault(call.redis, []).extend(each.id for each in call.submissions)
+            pools.setdefault(call.jobs, []).extend(each.id for each in call.submissions)
         with suppress(RedisUnavailable):  # Redis then keeps their replies, and its memory, for longer.
-            for redis, ids in pools.items():
-                await redis.terminations.stored(ids, STORED_KEEP_MS)
+            for jobs, ids in pools.items():
+                await jobs.terminations.stored(ids, STORED_KEEP_MS)
 
     def _pause_s(self, submitted: int) -> float:
         """Seconds until the ends of this many submitted lines are read; without any, until lines may be submitted."""

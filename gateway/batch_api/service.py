@@ -3,6 +3,7 @@
 Batches belong to no pool: each line joins the queue of the pool of its model, as a job of that pool.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from gateway.batch_api.calls import identity_of
@@ -11,19 +12,16 @@ from gateway.batch_api.run import RunParts
 from gateway.batch_api.runner import BatchFileRunner
 from gateway.batch_api.store import FileStore
 from gateway.config import GatewayConfig
-from gateway.http.body.budget import BodyBudget
 from gateway.http.error_responses import ErrorResponses
-from gateway.http.router import DrainState
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.entry import Entry
 from gateway.jobs.service import Jobs
 from gateway.metrics.counters import Counters
 from ledger.batches import OpenBatches
-from ledger.catalog.follower import Catalog
 from scheduler.tasks import Loop
 
 
 class BatchService:
-    """Files and batches of one gateway; `jobs` are those of its own pool, which know those of the others.
+    """Files and batches of one gateway. `jobs`: those of its own pool; `jobs_of`: those of a place.
 
     Without a database, or without jobs, the handlers respond that there are none.
     """
@@ -32,32 +30,30 @@ class BatchService:
         self,
         gateway: GatewayConfig,
         *,
-        pipeline: InferencePipeline,
+        entry: Entry,
         jobs: Jobs,
-        catalog: Catalog,
+        jobs_of: Callable[[str], Jobs],
         faults: ErrorResponses,
-        bodies: BodyBudget,
-        drain_state: DrainState,
         counters: Counters,
     ) -> None:
         config = gateway.batches
         served = bool(config.database_url) and jobs.serving is not None
         self.store = FileStore(config, gateway.pool, served=served)
         self.runner: BatchFileRunner | None = None
-        if served and jobs.serving is not None:
+        if served:
             parts = RunParts(
                 config=config,
                 session=self.store.lines,
-                handler=jobs.serving.submit,
-                identity=partial(identity_of, catalog),
+                entry=entry,
+                jobs_of=jobs_of,
+                most_body_bytes=gateway.longest.body_bytes,
+                identity=partial(identity_of, entry.catalog),
                 count=counters.batch_lines,
             )
             self.runner = BatchFileRunner(
-                gateway.gateway_id, parts, drain_state, gateway.pool if gateway.only_own else None
+                gateway.gateway_id, parts, entry.drain_state, gateway.pool if gateway.only_own else None
             )
-        self.handlers = BatchHandlers(
-            pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
-        )
+        self.handlers = BatchHandlers(entry, self.store, faults=faults, changed=self._changed)
 
     def open_batches(self) -> OpenBatches | None:
         """The open batches of all gateways, as they were counted a few seconds ago; None if that is not known."""

@@ -23,10 +23,11 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import ConnectionShare
 from gateway.http.sse import EventStream, Result
 from gateway.http.validation import invalid
-from gateway.inference.handler import AwaitedCall
+from gateway.inference.call import Terms
+from gateway.inference.entry import Entry
+from gateway.inference.handler import infer
 from gateway.inference.idempotency import idempotency_key
-from gateway.inference.pending import PendingRequest
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.pipeline import drop_cycles
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.request_id import new_request_id
 
@@ -96,90 +97,88 @@ def address_of(peer: str) -> str | None:
         return None
 
 
-class GrpcCall(AwaitedCall):
+class GrpcCall:
     """One inference call, or one request of a stream. `error` is set once it was rejected.
 
-    Its message is in memory until the call ends, and counts against the budget of bodies until `close`.
+    Its message is in memory until the call ends, and counts against the budget of bodies until `close`. `time_left`: of the
+    call's deadline in seconds, None without one. Raises RequestError if the caller is unknown.
     """
 
-    __slots__ = ("_request", "_share", "_time_left", "error")
-
     def __init__(
-        self,
-        pipeline: InferencePipeline,
-        api_format: ApiFormat,
-        request: GrpcRequest,
-        time_left: Callable[[], float | None],
+        self, entry: Entry, api_format: ApiFormat, request: GrpcRequest, time_left: Callable[[], float | None]
     ) -> None:
-        super().__init__(pipeline, api_format, request)
+        self._entry = entry
         self._request = request
-        self._share: BodyShare | None = None
         self._time_left = time_left
+        self._call = entry.call(api_format, request)
+        self._share: BodyShare | None = None
         self.error: RequestError | None = None
 
-    async def receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
+    async def answered(self, read: Callable[[], Awaitable[Any]]) -> HttpResponse:
+        """The response, or that of the error. `read` returns the message. Raises CancelledError if the client left."""
+        entry, call = self._entry, self._call
+        try:
+            entry.decode(call, await self._receive(read))
+            left_s = self._time_left()
+            if left_s is not None:  # The deadline of the call shortens that of its requests.
+                at_most_ms = max(1, int((entry.own.clock() - call.started + left_s) * 1000))
+                call.terms = Terms(at_most_ms=at_most_ms)
+            return await infer(entry, call, new_stream=MessageStream)
+        except asyncio.CancelledError:
+            self._left()
+            raise
+        except Exception as error:  # noqa: BLE001  # every error has a response, with the limit headers
+            self.error = _without_traceback(error)
+            return entry.reject(call, error)
+
+    async def _receive(self, read: Callable[[], Awaitable[Any]]) -> bytes:
         """Read the Idempotency-Key and the message. Raises RequestError if either is not acceptable, the budget of bodies is
         used, or the gateway is draining.
         """
-        self.key = idempotency_key(self.headers)
-        if self.pipeline.drain_state.closed:
+        entry, call = self._entry, self._call
+        call.key = idempotency_key(call.headers)
+        if entry.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
         raw = await read()
-        self.started = self.pipeline.clock()  # The time of a slow upload does not count against the deadline.
-        if self.started - self._request.arrived > SLOW_S:  # The key may have been revoked or moved.
-            self.identity = self.pipeline.identify(self._request)
+        call.started = entry.own.clock()  # The time of a slow upload does not count against the deadline.
+        if call.started - self._request.arrived > SLOW_S:  # The key may have been revoked or moved.
+            call.identity = entry.authenticator.identify(self._request)
         if not isinstance(raw, bytes):
             raise invalid(None, "The call has no message.")
-        self._share = self.pipeline.bodies.share(self.identity)
+        self._share = entry.bodies.share(call.identity)
         self._share.take(len(raw))
         return raw
+
+    def _left(self) -> None:
+        """The client cancelled the call, or its deadline passed: end the pending requests and record it."""
+        call, left_s = self._call, self._time_left()
+        if left_s is None or left_s > 0:
+            self._entry.left(call)
+            return
+        code, pipeline = ErrorCode.DEADLINE_EXCEEDED, call.pipeline or self._entry.own
+        if (first := call.pending) is not None:
+            pipeline.fail_list(first.together or (first,), code)
+            drop_cycles(first)
+        pipeline.events.failed(
+            call.api_format.endpoint, call.request_id, call.identity, call.pending, RequestError(code)
+        )
 
     def close(self) -> None:
         """Return the bytes of the message to the budget. To be called when the call has ended, in any way."""
         if self._share is not None:
             self._share.give_back()
 
-    def build(self) -> PendingRequest:
-        """Build the pending requests, with the deadline of the call if it is earlier than theirs. Raises RequestError."""
-        first = super().build()
-        left = self._time_left()
-        if left is not None:
-            left_ms = max(1, int((self.pipeline.clock() - self.started + left) * 1000))
-            for pending in self._pending_requests:
-                submission = pending.submission
-                submission.total_ms = min(submission.total_ms, left_ms)
-                submission.queue_ms = min(submission.queue_ms, left_ms)
-                pending.deadline = self.started + submission.total_ms / 1000
-        return first
-
-    def event_stream(self, play: Callable[[EventStream], Awaitable[None]]) -> EventStream:
-        """A stream of messages."""
-        return MessageStream(play)
-
-    def reject(self, error: Exception) -> HttpResponse:
-        """Record the error, and build its response."""
-        known = error if isinstance(error, RequestError) else RequestError(ErrorCode.INTERNAL_ERROR)
-        # A copy without traceback, whose frames reference this call: a reference cycle.
-        self.error = RequestError(known.code, known.message, known.param)
-        return super().reject(error)
-
-    def client_left(self) -> None:
-        """The client cancelled the call, or its deadline passed: end the pending requests and record it."""
-        left = self._time_left()
-        if left is None or left > 0:
-            super().client_left()
-            return
-        code = ErrorCode.DEADLINE_EXCEEDED
-        self.pipeline.fail_list(self._pending_requests, code)
-        self._drop_cycles()
-        self.pipeline.events.failed(
-            self.api_format.endpoint, self.request_id, self.identity, self.pending, RequestError(code)
-        )
-
     @property
     def decoded(self) -> InferenceRequest | None:
         """The request; None if it could not be decoded."""
-        return getattr(self, "body", None)
+        return getattr(self._call, "body", None)
+
+
+def _without_traceback(error: Exception) -> RequestError:
+    """A copy of the error: the frames of its traceback reference the call, which would be a reference cycle."""
+    if not isinstance(error, RequestError):
+        return RequestError(ErrorCode.INTERNAL_ERROR)
+    return RequestError(error.code, error.message, error.param)
 
 
 def trailers(response: HttpResponse, error: RequestError | None = None) -> Trailers:

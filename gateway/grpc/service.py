@@ -30,8 +30,7 @@ from gateway.grpc.open_inference_pb2 import (
 from gateway.http.response import HttpResponse
 from gateway.http.router import ConnectionShare, CustomerConnections
 from gateway.http.validation import invalid
-from gateway.inference.handler import run
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.entry import Entry
 from scheduler.errors import ErrorCode, RequestError
 
 Describe = Callable[[str, str], Message]
@@ -39,18 +38,18 @@ Describe = Callable[[str, str], Message]
 
 
 class InferenceService:
-    """The calls. `pipeline` is that of the gateway's own pool."""
+    """The calls."""
 
     def __init__(
         self,
         parts: OpenInferenceParts,
-        pipeline: InferencePipeline,
+        entry: Entry,
         config: GatewayConfig,
         connections: CustomerConnections,
     ) -> None:
         self._parts = parts
         self._connections = connections
-        self._pipeline = pipeline
+        self._entry = entry
         self._idle_s = config.idle_timeout_s
         self._body_s = config.body_timeout_s
         self._write_s = config.write_timeout_s
@@ -107,7 +106,7 @@ class InferenceService:
             if call is None:
                 return b""
             with contextlib.closing(call):
-                response = await run(call, call.receive(partial(self._message, context)))
+                response = await call.answered(partial(self._message, context))
         if call.error is not None:
             fail(context, call.error, response)
             return b""
@@ -124,7 +123,7 @@ class InferenceService:
                 if call is None:
                     return
                 with contextlib.closing(call):
-                    response = await run(call, call.receive(_ready(raw)))
+                    response = await call.answered(_ready(raw))
                     context.set_trailing_metadata(trailers(response, call.error))
                     if not await self._write(call, response, context):
                         return
@@ -166,13 +165,11 @@ class InferenceService:
     ) -> GrpcCall | None:
         """The call of a known caller. If the caller is unknown, None, and the call ends with the error."""
         request = GrpcRequest(context, share)
-        call = GrpcCall(self._pipeline, api_format, request, context.time_remaining)
         try:
-            call.authenticate(request)
+            return GrpcCall(self._entry, api_format, request, context.time_remaining)
         except RequestError as error:
             self._fail(context, error, request.request_id)
             return None
-        return call
 
     async def _unread(self, respond: Callable[[], Message], _: Any, __: "Context[Any, Any]") -> bytes:
         """The response to a call that needs neither a key nor its message."""

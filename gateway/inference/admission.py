@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest
@@ -273,7 +275,7 @@ def with_time_left(pending: PendingRequest, now: float) -> Submission:
     """The submission with the remaining time of its deadline, which counts from its arrival. `now`: monotonic seconds."""
     left_ms = int((pending.deadline - now) * 1000)
     if left_ms < pending.submission.total_ms - WORTH_TELLING_MS:
-        pending.submission.total_ms = max(1, left_ms)
+        return replace(pending.submission, total_ms=max(1, left_ms))
     return pending.submission
 
 

@@ -6,12 +6,22 @@ customers, unless the model's `cache_scope` is `global`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.inference.hashing import canonical, hash_of
 from ledger.catalog.snapshot import Model
 from scheduler.payload import Payload, Task
-from scheduler.protocol.admission import Submission
+
+
+class Coalescing(NamedTuple):
+    """The coalescing key, how long the result may be cached, and of which version of the model it must be then."""
+
+    key: str = ""
+    keep_ms: int = 0
+    version: str = ""
+
+
+NOT_SHARED = Coalescing()
 
 
 def deterministic(parameters: Mapping[str, Any], *, greedy: bool) -> bool:
@@ -38,14 +48,12 @@ def coalescing_key(customer_id: str, payload: Payload, version: str) -> str:
     return hash_of(canonical(parts))
 
 
-def set_coalescing_key(submission: Submission, payload: Payload, model: Model, version: str, *, greedy: bool) -> None:
-    """Set the coalescing key of the submission, if its output is deterministic and it is not a stream.
+def coalescing(customer_id: str, payload: Payload, model: Model, version: str, *, greedy: bool) -> Coalescing:
+    """How a request of this customer shares, if its output is deterministic and it is not a stream.
 
     A stream needs its own run for its increments. A vector is deterministic with any parameters.
     """
     if payload.stream or not (payload.task is Task.EMBED or deterministic(payload.parameters, greedy=greedy)):
-        return
-    customer_id = "" if model.cache_scope == "global" else submission.customer_id
-    submission.same = coalescing_key(customer_id, payload, version)
-    submission.keep_answer_ms = model.cache_ttl_s * 1000 if version else 0
-    submission.model_version = version
+        return NOT_SHARED
+    key = coalescing_key("" if model.cache_scope == "global" else customer_id, payload, version)
+    return Coalescing(key, model.cache_ttl_s * 1000 if version else 0, version)

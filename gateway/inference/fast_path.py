@@ -1,7 +1,7 @@
 """The fast path: a `POST /v1/inference` whose body arrived whole is handled without a task or a future of its own.
 
-The sink of its pending request is the method that writes the response to the connection. The stages are those of
-`InferenceCall`, as for all requests. Anything unusual (a body in pieces, an Idempotency-Key, a preference, direct mode,
+The sink of its pending request is the method that writes the response to the connection. The stages are those of all
+requests. Anything unusual (a body in pieces, an Idempotency-Key, a preference, direct mode,
 a draining gateway) is left to the handler (gateway/inference/handler.py).
 """
 
@@ -17,28 +17,26 @@ from gateway.http.body.reading import check_media
 from gateway.http.connection import EdgeConnection
 from gateway.http.preference import PREFER
 from gateway.http.problem_details import wants_problem
-from gateway.http.response import HttpResponse
-from gateway.http.router import DrainState
+from gateway.inference.call import Call
+from gateway.inference.entry import Entry
 from gateway.inference.idempotency import IDEMPOTENCY_KEY
 from gateway.inference.pending import CustomerMoved, Outcome, ResponseSink
-from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
 
 class FastPath:
-    """Decides which requests take the fast path. `pipeline` is that of the gateway's own pool."""
+    """Decides which requests take the fast path."""
 
-    def __init__(self, pipeline: InferencePipeline, drain_state: DrainState, path: str = "/v1/inference") -> None:
-        self.pipeline = pipeline
-        self._drain_state = drain_state
+    def __init__(self, entry: Entry, path: str = "/v1/inference") -> None:
+        self.entry = entry
         self._path = path
 
     @property
     def open(self) -> bool:
         """Whether requests may take the fast path now: not while draining, nor in direct mode."""
-        drain_state = self._drain_state
-        return not (drain_state.leaving or drain_state.closed or self.pipeline.direct_active)
+        drain_state = self.entry.drain_state
+        return not (drain_state.leaving or drain_state.closed or self.entry.own.direct_active)
 
     def accepts(self, message: RawRequestMessage, payload: StreamReader) -> bool:
         """Whether this request may take the fast path. aiohttp's parser has read it to its end."""
@@ -63,24 +61,25 @@ class FastPath:
         self, connection: EdgeConnection, headers: CIMultiDictProxy[str], authorization: Sequence[str]
     ) -> "FastPathRequest":
         """A request on the fast path. `authorization`: all values of that header, which need not be in `headers`."""
-        return FastPathRequest(self, connection, headers, authorization)
+        return FastPathRequest(self.entry, connection, headers, authorization)
 
 
-class FastPathRequest(InferenceCall):
+class FastPathRequest(Call):
     """One request on the fast path, from its headers to its response."""
 
-    __slots__ = ("_authorization", "_connection", "authenticated")
+    __slots__ = ("_authorization", "_connection", "_entry", "authenticated")
 
     auxiliary = False  # Admission counts it.
 
     def __init__(
         self,
-        fast_path: FastPath,
+        entry: Entry,
         connection: EdgeConnection,
         headers: CIMultiDictProxy[str],
         authorization: Sequence[str],
     ) -> None:
-        InferenceCall.__init__(self, fast_path.pipeline, INFERENCE, new_request_id(), headers)  # Faster than super().
+        Call.__init__(self, INFERENCE, new_request_id(), headers, entry.own.clock())  # Faster than super().
+        self._entry = entry
         self._authorization = authorization
         self._connection = connection
         self.authenticated = False  # Whether the caller was authenticated.
@@ -96,31 +95,33 @@ class FastPathRequest(InferenceCall):
 
     def start(self, raw: bytes) -> None:
         """Run the stages up to admission; a rejection is written at once. Never raises."""
-        pipeline = self.pipeline
-        self.started = pipeline.clock()
+        entry = self._entry
+        self.started = entry.own.clock()
         try:
-            self.identity = pipeline.authenticate(self._authorization, self)
+            self.identity = entry.authenticator.authenticate(self._authorization, self)
             self.authenticated = True
-            check_media(self.headers, len(raw), pipeline.largest().body_bytes)
-            self.submit(raw)
+            check_media(self.headers, len(raw), entry.largest().body_bytes)
+            entry.decode(self, raw)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
-            self._fail(error)
+            self._write_error(error)
+            return
+        self._enter("")
 
-    def _fail(self, error: Exception) -> None:
-        if self.pending is not None:
-            self.pipeline.pending_requests.remove(self.pending)
-        self._write_error(error)
-
-    def _enter_again(self, cell: str) -> None:
+    def _enter(self, cell: str) -> None:
+        """Place the call, and admit its request. A rejection is written at once."""
         try:
-            self.enter(cell)
+            pipeline = self._entry.place(self, cell)
+            pending = pipeline.build(self, self.sink)
+            pipeline.admit(pending, self.large)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
-            self._fail(error)
+            if self.pipeline is not None and self.pending is not None:
+                self.pipeline.pending_requests.remove(self.pending)
+            self._write_error(error)
 
     def client_left(self) -> None:
         """The connection was closed before the response: cancel the pending request and record it."""
         if self.authenticated:
-            super().client_left()
+            self._entry.left(self)
 
     def sink(self) -> ResponseSink:
         """The method that writes the response. The pending request drops it once it is done, to avoid a reference cycle."""
@@ -129,26 +130,27 @@ class FastPathRequest(InferenceCall):
     def _finish(self, outcome: Outcome) -> None:
         """Respond to the outcome. Never raises, because it is called in the loops that serve all requests."""
         pipeline, pending = self.pipeline, self.pending
-        if pending is None:  # Not reached: only a request that was built can have an outcome.
+        if pipeline is None or pending is None:  # Not reached: only a request that was built can have an outcome.
             return
         try:
             pipeline.pending_requests.remove(pending)
-            reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
-            self._connection.write_response(self.respond((pending,), (reply,)))
+            reply = pipeline.completed(self, pending, outcome)
+            self._connection.write_response(pipeline.respond(self, (pending,), (reply,)))
         except CustomerMoved as moved:
-            self._enter_again(moved.cell)
+            self._enter(moved.cell)
         except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._write_error(error)
 
     def _write_error(self, error: Exception) -> None:
+        """Record the error and write its response; without limit headers if the caller was not authenticated."""
+        entry = self._entry
         try:
-            self._connection.write_response(self.reject(error))
+            if self.authenticated:
+                response = entry.reject(self, error)
+            else:
+                entry.own.events.unknown(INFERENCE.endpoint, self.request_id, error)
+                problem = wants_problem(self.headers)
+                response = self._connection.error_response(error, self.request_id, problem=problem)
+            self._connection.write_response(response)
         except Exception as fault:  # noqa: BLE001  # no other response is possible
             log_fault("response not written", fault, request_id=self.request_id)
-
-    def reject(self, error: Exception) -> HttpResponse:
-        """Record the error and build its response; without limit headers if the caller was not authenticated."""
-        if self.authenticated:
-            return super().reject(error)
-        self.pipeline.events.unknown(INFERENCE.endpoint, self.request_id, error)
-        return self._connection.error_response(error, self.request_id, problem=wants_problem(self.headers))

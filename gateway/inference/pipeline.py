@@ -1,41 +1,31 @@
-"""The stages of an inference request, and the objects that they use.
+"""The stages of a call that has a pipeline: build its pending requests, admit them, and build the response of the outcome.
 
-The stages and their order are methods of `InferenceCall`: authenticate, read, check, build, admit, then, once there is
-an outcome, respond or reject; both record the result. Two callers run them: the procedure `serve` in
-gateway/inference/handler.py, which awaits the outcome (single requests, lists, streams, jobs), and
-gateway/inference/fast_path.py, where the outcome itself triggers the response. No stage creates a task or a timer, and
-only `read` and `replayed_reply` wait for anything.
+A pipeline serves one pool in one cell. Two callers run its stages: gateway/inference/handler.py and the other transports,
+which await the outcome, and gateway/inference/fast_path.py, where the outcome itself triggers the response. No stage
+creates a task or a timer, and only `reply` waits for anything: the stored reply of an Idempotency-Key.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
-from multidict import CIMultiDictProxy
-
-from gateway.api.format import InferenceRequest, InferenceResult, check_size, missing_capability
+from gateway.api.format import InferenceRequest, InferenceResult, missing_capability
 from gateway.api.inference import ApiFormat
-from gateway.auth.authenticator import Authenticator
-from gateway.auth.service_tier import served_as
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
-from gateway.http.body.budget import BodyBudget
-from gateway.http.body.reading import check_media, read_body
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
-from gateway.http.request import HttpRequest
 from gateway.http.response import HttpResponse
 from gateway.http.retry_header import is_retry
-from gateway.http.router import DrainState, RoutedRequest
-from gateway.http.sse import EventStream
+from gateway.http.validation import invalid
 from gateway.inference.admission import ENTERED, NOT_REJECTED, AdmissionBatcher
 from gateway.inference.audit_pairs import Pair, replayed_pair
+from gateway.inference.call import Call
 from gateway.inference.chat_documents import store_chat, with_document
-from gateway.inference.coalescing import set_coalescing_key
+from gateway.inference.coalescing import NOT_SHARED, coalescing
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, combined_listener
-from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, idempotency_key, stored_reply
+from gateway.inference.idempotency import IDEMPOTENT_REPLAYED, stored_reply
 from gateway.inference.pending import CustomerMoved, Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.submission import build_submission
 from gateway.inference.traces import RequestTraces, trace_id
@@ -47,6 +37,7 @@ from gateway.metrics.counters import Counters
 from gateway.served_models import ServedModels
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
+from ratelimit.limits import EffectiveLimits, effective
 from ratelimit.request_limits import RequestLimits
 from scheduler.body_store import BodyStore
 from scheduler.capabilities import capabilities
@@ -54,7 +45,7 @@ from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.payload import DOCUMENTS, Payload
-from scheduler.protocol.admission import Residence, Submission, Verdict
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Residence, Submission, Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import Admission, State
 
@@ -77,12 +68,14 @@ class InferenceParts:
     cancellations: Cancellations
     demand_meter: DemandMeter
     error_responses: ErrorResponses
-    drain_state: DrainState
-    bodies: BodyBudget
     results: Results
     direct: Direct
+    charge_replay: Callable[
+        [Identity], None
+    ]  # For each call with a stored reply. Raises RequestError if there are too many.
+    all_names: Callable[[], Collection[str]]  # Of the models of all pools.
+    residence: Callable[[Identity], Residence]  # What admission checks of a customer's home.
     body_store: BodyStore = field(default_factory=BodyStore)
-    authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
     record_rejection: RecordRejection = lambda *_: None
     # Keeps audit records, to be sent again if Redis loses them.
     remember: Callable[[Iterable[Pair]], None] = lambda _: None
@@ -104,49 +97,32 @@ class ReplayedFailure(RequestError):
 
 
 class InferencePipeline:
-    """The inference pipeline of one pool: the work of each stage."""
+    """The inference pipeline of one pool in one cell."""
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
-        auth = parts.authenticator or Authenticator(parts.catalog)
+        self.place = parts.config.place
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
         self.pending_requests, self.rejections = parts.pending_requests, parts.admission.rejections
-        self.clock, self.bodies = parts.clock, parts.bodies
-        self.identify, self.authenticate, self.charge = auth.identify, auth.authenticate, auth.charge
+        self.clock, self.error_responses = parts.clock, parts.error_responses
         self.events = RequestEvents(
-            parts.counters, combined_listener(parts.request_log, parts.traces), parts.config.place, parts.demand_meter
+            parts.counters, combined_listener(parts.request_log, parts.traces), self.place, parts.demand_meter
         )
-        self.drain_state, self.error_responses = parts.drain_state, parts.error_responses
-        self.limits: Callable[[], RequestLimits] = lambda: parts.limits.request  # Of one request.
-        self.largest = self.limits  # Of the pool with the largest ones: it is not known while a body is read.
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
-        self.single_cell: Callable[[], bool] = lambda: True
-        self.elsewhere: Callable[[Identity, str | UnsetType, str], InferencePipeline | None] = lambda *_: None
-        self.limits_of: Callable[[Identity], CustomerLimits] = lambda _: self.customer_limits  # In its cell.
-        self.all_names: Callable[[], Collection[str]] | None = None  # Of the models of all pools.
-        self.residence: Callable[[Identity], Residence] | None = None  # What admission checks of a customer's home.
 
     @property
     def direct_active(self) -> bool:
         """Whether requests are sent to workers without Redis now."""
         return self._parts.direct.active
 
-    def served_as(self, identity: Identity, body: InferenceRequest) -> Identity:
-        """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
-        return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
-
-    def serving(self, identity: Identity, body: InferenceRequest, cell: str = "") -> "InferencePipeline":
-        """The pipeline of the model's pool in `cell`, or the customer's cell; this one if no pool has it. Raises RequestError."""
-        wanted = body.model
-        is_here = wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot)
-        if is_here and not cell and self.single_cell():
-            return self
-        return self.elsewhere(identity, wanted, cell) or self
+    def limits(self) -> RequestLimits:
+        """The limits of one request."""
+        return self._parts.limits.request
 
     def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
         """The model's payload for the first input. Raises RequestError for an unknown model, and for a missing capability."""
         parts = self._parts
-        model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, self.all_names)
+        model = self.models.choose(parts.catalog.snapshot, body.model, api_format.model_field, parts.all_names)
         document = body.document
         if document is None:
             return body.payload(model, passed_on=False)
@@ -159,23 +135,62 @@ class InferencePipeline:
                 raise error
         return body.payload(model, passed_on=passes_on is not False if document.needs else bool(passes_on))
 
+    def build(self, call: Call, new_sink: Callable[[], ResponseSink]) -> PendingRequest:
+        """Build a pending request for each input of a call, not admitted yet, and return the first. `new_sink`: for each one.
+
+        Raises RequestError: `model_not_found`; a missing capability; more inputs than can ever be admitted together.
+        """
+        payload = self.payload(call.body, call.api_format)
+        call.passed_on = payload.task in DOCUMENTS
+        if not call.body.more:
+            first = call.pending = self.build_pending(
+                call, payload, new_sink(), request_id=call.request_id, key=call.key
+            )
+            return first
+        texts = call.body.inputs(payload)
+        check_count(call.api_format.input_field, len(texts), effective(call.identity))
+        together: list[PendingRequest] = []
+        for index, text in enumerate(texts):
+            key = None if call.key is None else member_key(call.key, index)
+            pending = self.build_pending(
+                call,
+                payload.with_input(text),
+                new_sink(),
+                request_id=call.member_id(index),
+                key=key,
+                before=together,
+                in_list=len(texts),
+            )
+            pending.together = together
+            together.append(pending)
+        call.pending = together[0]
+        return together[0]
+
     def build_pending(
         self,
-        call: "InferenceCall",
+        call: Call,
         payload: Payload,
         sink: ResponseSink,
+        *,
         request_id: str,
         key: str | None,
-        *,
-        first: PendingRequest | None = None,
+        before: Sequence[PendingRequest] = (),
+        in_list: int = 0,
     ) -> PendingRequest:
-        """Build a pending request of `call`, not admitted yet, and count it as demand.
+        """Build one pending request of a call, and count it as demand.
 
-        `key` is its Idempotency-Key; `first` is the first member of its list, None for a single request.
+        `key`: its Idempotency-Key. Of a list: `before`, the members before it, and `in_list`, their number in all.
         """
         parts, identity, stream = self._parts, call.identity, call.body.stream
-        store = parts.body_store if call.BESIDE_REDIS else None
-        payload, call.large = with_document(payload, call.body, request_id, store)
+        payload, call.large = with_document(
+            payload, call.body, request_id, parts.body_store if call.terms.beside_redis else None
+        )
+        sharing = self.models.sharing.get(payload.model)
+        shared = NOT_SHARED
+        if sharing is not None and not stream and not call.large:  # No other may depend on its file.
+            shared = coalescing(identity.customer_id, payload, sharing, parts.model_version(), greedy=parts.greedy())
+        traces = parts.traces
+        trace = None if traces is None else traces.sampled(call.headers, before[0] if before else None)
         submission = build_submission(
             request_id,
             identity,
@@ -185,22 +200,23 @@ class InferencePipeline:
             meter=parts.limits.meter,
             endpoint=call.api_format.endpoint,
             key=key,
-            trace=trace_id(call.headers),
+            trace=trace_id(call.headers) if trace is None else trace.context,
             stream_to=parts.config.gateway_id if stream else "",
             body=call.body,
+            terms=call.terms,
+            in_list=in_list,
+            together=0 if before else in_list,
+            home=parts.residence(identity),
+            shared=shared,
         )
-        if self.residence is not None:
-            submission.home = self.residence(identity)
-        sharing = self.models.sharing.get(payload.model)
-        if sharing is not None and not stream and not call.large:  # No other may depend on its file.
-            set_coalescing_key(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
         parts.demand_meter.arrived(identity.tier, identity.customer_name)
         if is_retry(call.headers):
             parts.demand_meter.retried(identity.tier)
             parts.counters.retried(identity.tier)
         created = call.created if request_id == call.request_id else parts.clock()
-        pending = PendingRequest(submission, call.started, sink, created)
-        return pending if parts.traces is None else parts.traces.followed(pending, call.headers, first)
+        if traces is None or trace is None:
+            return PendingRequest(submission, call.started, sink, created)
+        return traces.pending(submission, call.started, sink=sink, created=created, trace=trace)
 
     def admit(self, pending: PendingRequest, large: list[bytes | memoryview] | None = None) -> None:
         """Submit the request, with its whole list, to admission or to direct mode; the sinks receive the outcomes.
@@ -280,10 +296,10 @@ class InferencePipeline:
                 pending.replace_outcome(code)
             self.leave(pending)
 
-    def completed(self, identity: Identity, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat) -> Reply:
+    def completed(self, call: Call, pending: PendingRequest, outcome: Outcome) -> Reply:
         """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
         failpoint("reply_unwritten")
-        verdict = pending.verdict
+        identity, verdict = call.identity, pending.verdict
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
             if outcome.outcome is Admission.ELSEWHERE:
@@ -297,7 +313,7 @@ class InferencePipeline:
         if outcome.served_from != "cache":  # For a cached reply the verdict had the final charge.
             self.customer_limits.settle(identity, pending.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise api_format.failure(outcome)
+            raise call.api_format.failure(outcome)
         now = self.clock()
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
@@ -307,13 +323,74 @@ class InferencePipeline:
             self._parts.demand_meter.shed(identity.tier)
         return error
 
-    async def stored(self, identity: Identity, pending: PendingRequest, verdict: Verdict) -> Reply:
-        """The stored reply for the request's Idempotency-Key. Raises RequestError `no_capacity` if it cannot be read."""
-        self.customer_limits.judged(identity, pending.submission, verdict)
-        stored = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+    async def reply(self, call: Call, pending: PendingRequest, outcome: Outcome) -> Reply:
+        """The completed reply of an outcome: that of its run, or the stored one of its Idempotency-Key.
+
+        Raises RequestError for any other outcome: ReplayedFailure if the stored request failed, `no_capacity` if its reply
+        cannot be read.
+        """
+        if not isinstance(outcome, Verdict) or outcome.outcome is not Admission.REPLAYED:
+            return self.completed(call, pending, outcome)
+        self.charge_replay(call)
+        self.customer_limits.judged(call.identity, pending.submission, outcome)
+        stored = await stored_reply(self._parts.results, outcome.stored_id, call.identity.customer_id)
         # The gateway that sent this reply first may be gone. If Redis loses the record, this gateway sends it again.
         self._parts.remember([replayed_pair(self._parts.config.gateway_id, pending, stored)])
+        if stored.reply.state != State.COMPLETED:
+            raise ReplayedFailure(call.api_format.failure(stored.reply), stored.reply.id)
         return stored.reply
+
+    def charge_replay(self, call: Call) -> None:
+        """Count a call that gets a stored response as an auxiliary one, since admission does not count it; a list counts once.
+
+        Raises RequestError if the customer sends too many.
+        """
+        if not call.replayed:
+            call.replayed = True
+            self._parts.charge_replay(call.identity)
+
+    def respond(self, call: Call, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
+        """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
+        identity, api_format = call.identity, call.api_format
+        lines = self.customer_limits.lines(identity, pending_requests[-1].verdict)
+        model = pending_requests[0].submission.model
+        seconds = self.clock() - call.started
+        response = api_format.write(InferenceResult(replies, call.body, model, identity.tier, seconds * 1000, lines))
+        self.events.completed(api_format.endpoint, identity, pending_requests, replies, seconds)
+        return response
+
+    def reject(self, call: Call, error: Exception) -> HttpResponse:
+        """Record the error and build its response, with the limit headers. Unexpected errors are logged and get 500."""
+        identity, pending, request_id = call.identity, call.pending, call.request_id
+        drop_cycles(pending)
+        if not isinstance(error, RequestError):
+            log_fault("request failed", error, request_id=request_id)
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
+        verdict = pending.verdict if pending is not None else None
+        replayed = isinstance(error, ReplayedFailure)
+        if isinstance(error, ReplayedFailure):
+            request_id = error.request_id
+        elif pending is not None and (verdict is None or verdict.outcome not in NOT_REJECTED):
+            self.record_rejection(pending.submission, identity, error, verdict)
+        self.events.failed(call.api_format.endpoint, request_id, identity, pending, error)
+        headers = getattr(error, "headers", None) or self.customer_limits.headers(identity, verdict)
+        if replayed:
+            headers = [*headers, IDEMPOTENT_REPLAYED]
+        problem, form = wants_problem(call.headers), call.api_format.form
+        return self.error_responses.answer(error, request_id, headers, problem=problem, form=form)
+
+    def left(self, call: Call) -> None:
+        """The connection was closed before the response: cancel the pending requests and record it."""
+        if call.pending is not None:
+            self.leave_all(call.pending)
+        self.events.left(call.api_format.endpoint, call.request_id, call.identity, call.pending)
+
+    def leave_all(self, first: PendingRequest) -> None:
+        """Leave a request, or all members of the list that begins with it."""
+        for pending in first.together or (first,):
+            if not pending.gone:
+                self.leave(pending)
+        drop_cycles(first)
 
     def record_rejection(
         self, submission: Submission, identity: Identity, error: RequestError, verdict: Verdict | None
@@ -322,172 +399,32 @@ class InferencePipeline:
         self._parts.record_rejection(submission, identity, error, verdict, self.customer_limits.factor(identity))
 
 
-class InferenceCall:
-    """One call of an inference endpoint, and the stages of its handling, in this order.
+def drop_cycles(first: PendingRequest | None) -> None:
+    """Drop the references of list members to each other, so that no garbage collection is needed."""
+    if first is not None:
+        for pending in first.together:
+            pending.together = ()
 
-    authenticate, read: identify the caller; read the body. The fast path has both at once.
-    submit: check the body, tier and pool; build the pending request; admit it.
-    respond or reject, or client_left: build the response of the outcome and record the result.
 
-    `pipeline` is that of the gateway's own pool until `choose_pool` found the pool of the model. All times are monotonic
-    seconds.
+def check_count(field: str, count: int, limits: EffectiveLimits) -> None:
+    """Raises RequestError, naming `field`, if a list is longer than the base limits could ever admit at once."""
+    most, cause = MAX_SUBMISSIONS, "one request"
+    burst = limits.key_requests.size
+    for limit, name in ((burst, "the burst of this key"), (limits.max_concurrency, "the concurrency of this key")):
+        if 0 < limit < most:
+            most, cause = int(limit), name
+    if count > most:
+        raise invalid(
+            field, f"`{field}` contains {count} texts, which are admitted together; {cause} allows at most {most}."
+        )
+
+
+def member_key(key: str, index: int) -> str:
+    """The Idempotency-Key of a list member. The first member has the client's key, which detects a changed body.
+
+    No client can send the keys of the other members, because a client's key contains no space.
     """
-
-    BESIDE_REDIS = True  # A large chat is a file, which is removed with its pending request.
-    FAULT = "request failed"
-    """The log event of an exception that is not a RequestError."""
-
-    __slots__ = (
-        "api_format",
-        "body",
-        "created",
-        "headers",
-        "identity",
-        "key",
-        "large",
-        "passed_on",
-        "pending",
-        "pipeline",
-        "request_id",
-        "size",
-        "started",
-    )
-
-    identity: Identity  # Set by `authenticate`.
-    started: float  # Set by `read`.
-    body: InferenceRequest  # Set by `submit`.
-    size: int  # Set by `submit`: bytes of the body as it was sent.
-    large: list[bytes | memoryview] | None  # Set by `build`: the chat, if it becomes a file beside Redis.
-    passed_on: bool  # Set by `build`: whether the output will be lines of a model's server.
-
-    def __init__(
-        self, pipeline: InferencePipeline, api_format: ApiFormat, request_id: str, headers: CIMultiDictProxy[str]
-    ) -> None:
-        self.pipeline = pipeline
-        self.api_format = api_format
-        self.request_id = request_id
-        self.created = pipeline.clock()  # Of the id.
-        self.headers = headers
-        self.key: str | None = None  # The Idempotency-Key.
-        self.pending: PendingRequest | None = None  # Of a list the first one.
-
-    def authenticate(self, request: HttpRequest) -> None:
-        """Find the identity of the caller. Raises RequestError, which is recorded, if there is none."""
-        self.identity = self.pipeline.events.known(self._identify, request, self.api_format.endpoint)
-
-    def _identify(self, request: HttpRequest) -> Identity:
-        return self.pipeline.identify(request, self.api_format.key_header)
-
-    async def read(self, request: RoutedRequest) -> bytes:
-        """Read the Idempotency-Key and the body. Raises RequestError if either is not acceptable, or while draining."""
-        pipeline, http_request = self.pipeline, request.request
-        self.key = idempotency_key(request.headers)
-        arrived_whole = http_request.content.is_eof()
-        if pipeline.drain_state.closed:
-            raise RequestError(ErrorCode.DRAINING)
-        most = pipeline.largest().body_bytes
-        check_media(request.headers, http_request.content_length or 0, most, self.api_format.media)
-        raw = await read_body(http_request, most, pipeline.bodies.share(self.identity))
-        if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
-            self.identity = self._identify(request)
-        # The time of a slow upload does not count against the deadline; the gateway's own time does.
-        self.started = request.arrived if arrived_whole else pipeline.clock()
-        return raw
-
-    def submit(self, raw: bytes) -> None:
-        """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
-        self.size, self.body = len(raw), self.decode(raw)
-        if self.body.service_tier is not None:
-            self.identity = self.pipeline.served_as(self.identity, self.body)
-        self.enter()
-
-    def enter(self, cell: str = "") -> None:
-        """Choose the pool, build the pending request, and admit it. `cell`: of CustomerMoved. Raises RequestError."""
-        self.choose_pool(cell)
-        check_size(self.body, self.size, self.pipeline.limits())
-        pending = self.pending = self.build()
-        self.admit(pending)
-
-    def decode(self, raw: bytes) -> InferenceRequest:
-        """Decode and check the body. Raises RequestError that names the field."""
-        return self.api_format.read(raw, self.pipeline.largest().input_bytes)
-
-    def choose_pool(self, cell: str = "") -> None:
-        """Continue with the pipeline of the model's pool in `cell` or the customer's cell. Raises RequestError."""
-        self.pipeline = self.pipeline.serving(self.identity, self.body, cell)
-
-    def build(self) -> PendingRequest:
-        """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""
-        pipeline = self.pipeline
-        payload = pipeline.payload(self.body, self.api_format)
-        self.passed_on = payload.task in DOCUMENTS
-        return pipeline.build_pending(self, payload, self.sink(), self.request_id, self.key)
-
-    def sink(self) -> ResponseSink:
-        """The sink of a pending request of this call."""
-        raise NotImplementedError
-
-    def admit(self, pending: PendingRequest) -> None:
-        """Submit the request, with its list, to admission. Raises RequestError if it is rejected before that."""
-        self.pipeline.admit(pending, self.large)
-
-    def completed(self, pending: PendingRequest, outcome: Outcome) -> Reply:
-        """The reply of a completed request. Raises RequestError for any other outcome."""
-        return self.pipeline.completed(self.identity, pending, outcome, self.api_format)
-
-    async def replayed_reply(self, pending: PendingRequest, verdict: Verdict) -> Reply:
-        """The completed reply that is stored for the Idempotency-Key.
-
-        Raises ReplayedFailure if the stored request failed, RequestError `no_capacity` if the reply cannot be read.
-        """
-        reply = await self.pipeline.stored(self.identity, pending, verdict)
-        if reply.state != State.COMPLETED:
-            raise ReplayedFailure(self.api_format.failure(reply), reply.id)
-        return reply
-
-    def respond(self, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
-        """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
-        pipeline, identity = self.pipeline, self.identity
-        lines = pipeline.customer_limits.lines(identity, pending_requests[-1].verdict)
-        model = pending_requests[0].submission.model
-        seconds = pipeline.clock() - self.started
-        result = InferenceResult(replies, self.body, model, identity.tier, seconds * 1000, lines)
-        response = self.api_format.write(result)
-        pipeline.events.completed(self.api_format.endpoint, identity, pending_requests, replies, seconds)
-        return response
-
-    def reject(self, error: Exception) -> HttpResponse:
-        """Record the error and build its response, with the limit headers. Unexpected errors are logged and get 500."""
-        pipeline, identity, pending = self.pipeline, self.identity, self.pending
-        if not isinstance(error, RequestError):
-            log_fault(self.FAULT, error, request_id=self.request_id)
-            error = RequestError(ErrorCode.INTERNAL_ERROR)
-        verdict = pending.verdict if pending is not None else None
-        request_id, replayed = self.request_id, isinstance(error, ReplayedFailure)
-        if isinstance(error, ReplayedFailure):
-            request_id = error.request_id
-        elif pending is not None and (verdict is None or verdict.outcome not in NOT_REJECTED):
-            pipeline.record_rejection(pending.submission, identity, error, verdict)
-        pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
-        headers = getattr(error, "headers", None) or pipeline.customer_limits.headers(identity, verdict)
-        if replayed:
-            headers = [*headers, IDEMPOTENT_REPLAYED]
-        problem, form = wants_problem(self.headers), self.api_format.form
-        return pipeline.error_responses.answer(error, request_id, headers, problem=problem, form=form)
-
-    def client_left(self) -> None:
-        """The connection was closed before the response: cancel the pending requests and record it."""
-        self.release()
-        self.pipeline.events.left(self.api_format.endpoint, self.request_id, self.identity, self.pending)
-
-    def event_stream(self, play: Callable[[EventStream], Awaitable[None]]) -> EventStream:
-        """The stream of the response, which `play` writes."""
-        return EventStream(play)
-
-    def release(self) -> None:
-        """Remove the pending request; cancel it if it has no outcome."""
-        if self.pending is not None:
-            self.pipeline.leave(self.pending)
+    return f"{key} {index}" if index else key
 
 
 def _failed(pending: PendingRequest) -> bool:

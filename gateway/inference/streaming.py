@@ -13,17 +13,19 @@ from collections.abc import Awaitable, Callable
 
 from gateway.api.stream_chunks import Chunks
 from gateway.http.sse import EventStream
+from gateway.inference.call import Call
 from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.pipeline import InferenceCall
+from gateway.inference.pipeline import InferencePipeline
 from scheduler.chat_document import DOCUMENT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Verdict
 from scheduler.protocol.increments import LOST, Increment
 from scheduler.protocol.replies import Reply
-from scheduler.states import Admission
 from scheduler.token_estimates import estimate, line_tokens
+
+NewStream = Callable[[Callable[[EventStream], Awaitable[None]]], EventStream]
+"""The stream of a response, which the argument writes."""
 
 MOST_PARTS = 64
 MOST_HELD = 65_536
@@ -97,21 +99,24 @@ class StreamAssembly:
 class StreamedResponse:
     """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome.
 
-    `keep` is awaited before its end is sent. `passed_on`: its output is lines of a model's server.
+    `keep` is awaited before its end is sent.
     """
 
     def __init__(
         self,
-        call: InferenceCall,
+        pipeline: InferencePipeline,
+        call: Call,
         pending: PendingRequest,
         future: "asyncio.Future[Outcome]",
-        keep: Callable[[Reply], Awaitable[None]],
         *,
-        passed_on: bool,
+        keep: Callable[[Reply], Awaitable[None]] | None,
+        new_stream: NewStream,
     ) -> None:
+        self._pipeline = pipeline
         self._call = call
         self._keep = keep
-        self._document = call.body.document if passed_on else None
+        self._new_stream = new_stream
+        self._document = call.body.document if call.passed_on else None
         self._pending = pending
         self._future = future
         self._started = asyncio.Event()
@@ -122,7 +127,7 @@ class StreamedResponse:
         self._held = ""  # Text that arrived before the headers were written, or that the client was too slow for.
         self._reply: Reply | None = None
         self._first_at: float | None = None  # When the first text was sent.
-        self._chunks: Chunks = self._new_chunks(pending.id, passed_on=passed_on)
+        self._chunks: Chunks = self._new_chunks(pending.id, passed_on=call.passed_on)
         pending.reader, pending.streams = self, True
 
     def admitted(self) -> None:
@@ -145,17 +150,17 @@ class StreamedResponse:
         self._future.add_done_callback(lambda _: self._started.set())
         await self._started.wait()
         if self._future.done():
-            self._reply = await self._completed(self._future.result())
+            self._reply = await self._pipeline.reply(self._call, self._pending, self._future.result())
 
     def response(self) -> EventStream:
         """The stream, which is written after its headers."""
-        stream = self._call.event_stream(self._play)
+        stream = self._new_stream(self._play)
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
             self._chunks = self._new_chunks(request_id, passed_on=self._reply.finish_reason == DOCUMENT)
             stream.headers.append(IDEMPOTENT_REPLAYED)
-        limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
+        limits = self._pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
         form = self._call.api_format.form
         self._lines = f"x-request-id: {request_id}\r\n{limits}" + (form.lines(request_id, limits) if form else "")
         stream.lines = self._lines
@@ -166,9 +171,12 @@ class StreamedResponse:
             stream.start()
             self._opening, self._stream = self._chunks.opening(), stream
             self._send("")
-            reply = self._reply or await self._completed(await stream.outcome(self._future))
+            reply = self._reply or await self._pipeline.reply(
+                self._call, self._pending, await stream.outcome(self._future)
+            )
             rest = self._held + self._rest(reply)
-            await self._keep(reply)
+            if self._keep is not None:
+                await self._keep(reply)
             events, first_at = self._chunks.delta(rest) if rest else b"", self._first_at
             self._write(stream, events + self._chunks.closing(reply) + self._chunks.END)
             self._record_completed(reply, first_at)
@@ -177,7 +185,7 @@ class StreamedResponse:
             self._fail(stream, error)
         except (ConnectionError, asyncio.CancelledError):
             call = self._call
-            call.pipeline.events.left(call.api_format.endpoint, self._pending.id, call.identity, self._pending)
+            self._pipeline.events.left(call.api_format.endpoint, self._pending.id, call.identity, self._pending)
             raise
         except Exception as error:  # noqa: BLE001  # every error ends the stream with an event
             log_fault("stream failed", error, request_id=self._pending.id)
@@ -188,7 +196,7 @@ class StreamedResponse:
     def _write(self, stream: EventStream, events: bytes) -> None:
         if events:
             if self._first_at is None:
-                self._first_at = self._call.pipeline.clock()
+                self._first_at = self._pipeline.clock()
             stream.send(self._opening + events)
             self._opening = b""
 
@@ -201,29 +209,23 @@ class StreamedResponse:
         elif text:
             self._write(stream, self._chunks.delta(text))
         if self._assembly.broken and not self._future.done():
-            self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
+            self._pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
 
     def _rest(self, reply: Reply) -> str:
         """The text that was not sent yet. Raises RequestError if the reply does not continue the text that was sent."""
         rest = self._assembly.rest(reply.output, reply.attempts)
         if rest is None:
             # The client gets another end than Redis has.
-            self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
+            self._pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
             raise RequestError(ErrorCode.WORKER_LOST)
         return rest
-
-    async def _completed(self, outcome: Outcome) -> Reply:
-        """The completed reply. Raises RequestError for any other outcome."""
-        if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
-            return await self._call.replayed_reply(self._pending, outcome)
-        return self._call.completed(self._pending, outcome)
 
     def _record_completed(self, reply: Reply, first_at: float | None) -> None:
         """`first_at`: when text was sent before the reply came; None if all of it came with the reply."""
         call, pending = self._call, self._pending
-        now = call.pipeline.clock()
+        now = self._pipeline.clock()
         first_at = now if first_at is None else first_at
-        call.pipeline.events.streamed(
+        self._pipeline.events.streamed(
             call.api_format.endpoint,
             call.identity,
             pending,
@@ -236,12 +238,12 @@ class StreamedResponse:
         """Send the error, with its status if no event was sent."""
         call = self._call
         if not stream.begun:
-            response = call.reject(error)
+            response = self._pipeline.reject(call, error)
             response.lines += stream.lines.removeprefix(self._lines)  # Those that the server has added.
             stream.replace(response)
             return
-        call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
-        response = call.pipeline.error_responses.answer(error, self._pending.id, form=call.api_format.form)
+        self._pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
+        response = self._pipeline.error_responses.answer(error, self._pending.id, form=call.api_format.form)
         self._write(stream, self._chunks.failure(response))
         stream.abort = True
 
@@ -257,9 +259,13 @@ class StreamedResponse:
         return max(1, estimate(read) + self._document.tokens) + written if written else 0
 
     def close(self) -> None:
-        """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""
+        """Remove the pending request; cancel it if it has no outcome. Then `detach`."""
+        self._pipeline.leave(self._pending)
+        self.detach()
+
+    def detach(self) -> None:
+        """Receive no more text. Drop references that would form a cycle."""
         self._stream = None
-        self._call.pipeline.leave(self._pending)
         self._pending.reader = None
         self._future.cancel()  # Does nothing if it is resolved; else its callback, which references this, is dropped.
 

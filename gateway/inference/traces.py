@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from multidict import CIMultiDictProxy
 
-from gateway.inference.pending import PendingRequest, RequestTrace
+from gateway.inference.pending import PendingRequest, RequestTrace, ResponseSink
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import HTTP, RequestError
-from scheduler.payload import add_context
+from scheduler.protocol.admission import Submission
 from scheduler.protocol.replies import Reply
 from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id, new_trace_id, read_traceparent
 
@@ -44,10 +44,19 @@ class TracedRequest(PendingRequest):
 
     __slots__ = ("_accepted", "_clock", "trace")
 
-    def __init__(self, pending: PendingRequest, trace: RequestTrace, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        started: float,
+        *,
+        sink: ResponseSink | None,
+        created: float,
+        trace: RequestTrace,
+        clock: Callable[[], float],
+    ) -> None:
         self.trace: RequestTrace = trace
         self._clock = clock
-        super().__init__(pending.submission, pending.started, pending.sink, pending.created)
+        super().__init__(submission, started, sink, created)
 
     @property
     def accepted(self) -> bool:
@@ -82,24 +91,27 @@ class RequestTraces:
         self._clock = clock
         self._chance = chance
 
-    def followed(
-        self, pending: PendingRequest, headers: CIMultiDictProxy[str], first: PendingRequest | None
-    ) -> PendingRequest:
-        """The request itself, or a TracedRequest if it is sampled. Members of a list follow its `first`."""
-        trace = self._sampled(headers) if first is None else first.trace
-        if trace is None:
-            return pending
-        submission = pending.submission
-        submission.trace_id = trace.context.trace_id
-        submission.body = add_context(submission.body, trace.context)
-        return TracedRequest(pending, trace, self._clock)
-
-    def _sampled(self, headers: CIMultiDictProxy[str]) -> RequestTrace | None:
+    def sampled(self, headers: CIMultiDictProxy[str], first: PendingRequest | None) -> RequestTrace | None:
+        """The trace of a request, None if it is not sampled. Members of a list follow its `first`, None for that itself."""
+        if first is not None:
+            return first.trace
         caller = caller_of(headers) if self._trust_callers else None
         if not (caller.sampled if caller is not None else self._chance() < self._share):
             return None
         caller = caller or caller_of(headers)
         return RequestTrace(Context(caller.trace_id if caller else new_trace_id(), new_span_id()), caller)
+
+    def pending(
+        self,
+        submission: Submission,
+        started: float,
+        *,
+        sink: ResponseSink | None,
+        created: float,
+        trace: RequestTrace,
+    ) -> PendingRequest:
+        """A pending request that is sampled."""
+        return TracedRequest(submission, started, sink=sink, created=created, trace=trace, clock=self._clock)
 
     def completed(
         self, endpoint: str, identity: Identity, pending: PendingRequest, replies: Sequence[Reply], seconds: float

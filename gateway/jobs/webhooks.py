@@ -22,8 +22,8 @@ from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.response import encode_json
 from gateway.jobs.callback_url import url_problem
+from gateway.jobs.documents import CallbackBody, job_result
 from gateway.jobs.paused_hosts import MAX_CALLS_PER_HOST, PausedHosts
-from gateway.jobs.results import CallbackBody, job_result
 from gateway.jobs.webhook_security import checked_sockets, customer_key, signed
 from ledger.jobs import Callback, JobRow, JobSession, due_callbacks, find_jobs, record_callback_attempt
 from scheduler.errors import TierlaneError

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from gateway.inference.pending import PendingRequest
 from ledger.catalog.follower import Catalog
@@ -58,7 +59,7 @@ class HeldRequest(NamedTuple):
 
 
 class Handover:
-    """The waiting requests of one place. `answers`: whether the Redis of its cell responds."""
+    """The waiting requests of one place. `others`: those of the other cells, by name. `answers`: whether its Redis responds."""
 
     def __init__(
         self,
@@ -66,14 +67,16 @@ class Handover:
         catalog: Catalog,
         cell: str,
         *,
+        homes: HomesView,
+        others: Callable[[], "Mapping[str, Handover]"],
         answers: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scripts = scripts
         self.cell = cell
         self.answers = answers
-        self.homes: HomesView | None = None
-        self.others: Callable[[], Mapping[str, Handover]] = dict  # Of the other cells, by name.
+        self._homes = homes
+        self._others = others
         self._catalog = catalog
         self._clock = clock
         self._held: dict[str, list[HeldRequest]] = {}  # By customer.
@@ -86,7 +89,7 @@ class Handover:
 
     def hold(self, pending: PendingRequest, submit: Callable[[PendingRequest], bool]) -> None:
         """Keep a request until the limits of its customer have arrived."""
-        if self.homes is None or len(self) >= MAX_HELD:
+        if len(self) >= MAX_HELD:
             _finish(pending, ErrorCode.NO_CAPACITY)
             return
         self._held.setdefault(pending.submission.customer_id, []).append(HeldRequest(pending, submit, self._clock()))
@@ -112,11 +115,11 @@ class Handover:
     async def turn(self) -> None:
         """One attempt for the customers that have waited longest."""
         self._drop_ended()
-        homes, others = self.homes, self.others()
+        homes, others = self._homes, self._others()
         arriving: list[str] = []
         for customer_id in list(islice(self._held, MAX_CUSTOMERS)):
             self._held[customer_id] = self._held.pop(customer_id)  # The others are first in the next turn.
-            home, cells = (Residence.ONLY, ()) if homes is None else homes.now(customer_id)
+            home, cells = homes.now(customer_id)
             if self.cell not in cells:
                 if not cells or cells[0] in others:  # Else its home is not served yet.
                     self._release(customer_id, Verdict(Admission.ELSEWHERE))
@@ -124,7 +127,7 @@ class Handover:
                 self._submit(customer_id)
             else:
                 arriving.append(customer_id)
-        if homes is None or not homes.version or not arriving:
+        if not homes.version or not arriving:
             return
         forced = [each for each in arriving if self._is_forced(each)]
         await self._arrive([each for each in arriving if each not in forced], homes.version, others)
@@ -165,7 +168,7 @@ class Handover:
                 continue
             limits = self._held[customer_id][0].pending.submission.limits if customer_id in self._held else None
             if limits is not None:
-                is_lost = self.homes is not None and not self.homes.former(customer_id, self.cell) <= left.keys()
+                is_lost = not self._homes.former(customer_id, self.cell) <= left.keys()
                 arrivals.append(ArrivingLimits(customer_id, limits, keys[customer_id], states, is_lost))
         await self._store(arrivals, version)
 
@@ -194,9 +197,7 @@ class Handover:
 
     def _submit(self, customer_id: str, states: Mapping[str, Left] | None = None) -> None:
         """Submit the requests of a customer to admission again; in another cell, if that knows their Idempotency-Keys."""
-        if self.homes is None:
-            return
-        home, _ = self.homes.now(customer_id)
+        home, _ = self._homes.now(customer_id)
         for each in self._taken(customer_id):
             if _ended(each.pending):
                 continue
@@ -206,9 +207,8 @@ class Handover:
                 _finish(each.pending, Verdict(Admission.ELSEWHERE, stored_id=knows))
                 continue
             for member in _members(each.pending):
-                member.submission.home = (
-                    Residence.ASKED if keys and states is not None and home is Residence.HERE else home
-                )
+                asked = keys and states is not None and home is Residence.HERE
+                member.submission = replace(member.submission, home=Residence.ASKED if asked else home)
             if not each.submit(each.pending):
                 _finish(each.pending, ErrorCode.QUEUE_FULL)
 

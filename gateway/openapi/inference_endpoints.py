@@ -8,7 +8,7 @@ from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, Predict
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.http.response import JSON
 from gateway.http.response_headers import Schema
-from gateway.jobs.results import JobResult, Promise
+from gateway.jobs.documents import JobResult, Promise
 from gateway.openapi.endpoint_kinds import (
     LIMIT_HEADERS,
     SERVICE_TIER,

@@ -17,8 +17,9 @@ from gateway.auth.authenticator import KEY_HEADER
 from gateway.http.error_responses import ResponseForm
 from gateway.http.response import HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
-from gateway.inference.handler import CountCall, serve
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.call import Call
+from gateway.inference.entry import Entry
+from gateway.inference.token_count import token_count
 from gateway.translations.message_events import message_chunks, message_of
 from gateway.translations.messages import CLIENT_FIELDS, THREAD, read_messages, read_prompt
 from scheduler.context_length import read_overflow
@@ -133,17 +134,14 @@ class TokenCount(msgspec.Struct, gc=False):
 class CountTokens:
     """The handler of `count_tokens`, free of charge. The model is not called: the count is the estimate of admission."""
 
-    def __init__(self, pipeline: InferencePipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Handle one request. Raises RequestError if the caller is unknown; other errors become responses."""
-        return await serve(CountTokensCall(self._pipeline, COUNT, request), request)
+        call = self._entry.call(COUNT, request)
+        return await self._entry.answered(call, self._count(call, request))
 
-
-class CountTokensCall(CountCall):
-    """The count of one prompt."""
-
-    def counted(self, tokens: int) -> TokenCount:
-        """The response body."""
-        return TokenCount(tokens)
+    async def _count(self, call: Call, request: RoutedRequest) -> HttpResponse:
+        call.body = COUNT.read(await self._entry.read(call, request), self._entry.largest().input_bytes)
+        return token_count(self._entry, call, TokenCount)

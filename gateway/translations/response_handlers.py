@@ -10,19 +10,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.api.inference import ApiFormat
 from gateway.http.error_responses import ErrorResponses
 from gateway.http.problem_details import wants_problem
 from gateway.http.response import Headers, HttpResponse, encode_json
 from gateway.http.router import RoutedRequest
 from gateway.http.sse import EventStream
 from gateway.http.validation import invalid
-from gateway.inference.handler import AwaitedCall, CountCall, serve
-from gateway.inference.idempotency import IDEMPOTENT_REPLAYED
+from gateway.inference.call import Call
+from gateway.inference.entry import Entry
+from gateway.inference.handler import infer
 from gateway.inference.pending import PendingRequest
-from gateway.inference.pipeline import InferencePipeline
-from gateway.jobs.service import Jobs
-from gateway.jobs.submit import JobCall, JobSubmitHandler
+from gateway.inference.token_count import token_count
+from gateway.jobs.results import JobResultHandler
+from gateway.jobs.service import Jobs, JobServing
+from gateway.jobs.submit import AcceptedJob, JobOptions, JobSubmitHandler, accepted_headers
 from gateway.translations.response_body import Item, ResponseBody, read_body, read_prompt
 from gateway.translations.response_document import ResponseDocument, started
 from gateway.translations.response_id import request_id_of, response_id
@@ -68,11 +69,22 @@ class ResponseItems(msgspec.Struct, gc=False):
 
 
 class ResponseHandlers:
-    """The handlers. `jobs` are those of the gateway's own pool, which know those of the others."""
+    """The handlers. `submit` and `results`: those of jobs; `own`: the jobs of the gateway's own pool."""
 
-    def __init__(self, inference: InferencePipeline, jobs: Jobs, faults: ErrorResponses, store: ResponseStore) -> None:
-        self._inference = inference
-        self.jobs = jobs
+    def __init__(
+        self,
+        entry: Entry,
+        *,
+        own: Jobs,
+        submit: JobSubmitHandler,
+        results: JobResultHandler,
+        faults: ErrorResponses,
+        store: ResponseStore,
+    ) -> None:
+        self._entry = entry
+        self._own = own
+        self._submit = submit
+        self._results = results
         self._faults = faults
         self.store = store
         self.streams = ResponseStreams(store)
@@ -84,19 +96,59 @@ class ResponseHandlers:
 
     async def count(self, request: RoutedRequest) -> HttpResponse:
         """Count the tokens of an input, free of charge. Raises RequestError if the caller is unknown."""
-        return await serve(InputTokensCall(self, self._inference, request, INPUT_TOKENS), request)
+        call = self._entry.call(INPUT_TOKENS, request)
+        return await self._entry.answered(call, self._count(call, request))
+
+    async def _count(self, call: Call, request: RoutedRequest) -> HttpResponse:
+        raw = await self._entry.read(call, request)
+        original = read_prompt(raw)
+        call.body = request_of(original, await self._history(call, original), self._entry.largest().input_bytes)
+        return token_count(self._entry, call, InputTokens)
 
     async def create(self, request: RoutedRequest) -> HttpResponse:
         """Create a response. Raises RequestError if the caller is unknown."""
-        serving = self.jobs.serving
-        call = ResponsesCall(self, self._inference, request)
-        if serving is None:
-            return await serve(call, request)
-        serving.submit.under_way += 1
-        try:
-            return await serve(call, request)
-        finally:
-            serving.submit.under_way -= 1
+        creation = ResponseCreation(self._entry.call(RESPONSES, request), self.store, self.streams)
+        with self._own.submission():
+            return await self._entry.answered(creation.call, self._create(creation, request))
+
+    async def _create(self, creation: "ResponseCreation", request: RoutedRequest) -> HttpResponse:
+        entry, call = self._entry, creation.call
+        raw = await entry.read(call, request)
+        original = creation.original = read_body(raw)
+        history = await self._history(call, original)
+        size = len(raw)
+        del raw  # It may be large.
+        if original.background:
+            if self._own.serving is None:
+                raise invalid("background", "This gateway has no background responses: leave `background` out.")
+            if original.stream:
+                self.streams.check_limit(call.identity.customer_id)
+        entry.accept(call, request_of(original, history, entry.largest().input_bytes), size)
+        del history
+        if original.background:
+            return await self._submit.submit(call, JobOptions(), creation)
+        return await infer(entry, call, None if original.store is False else creation.keep)
+
+    async def _history(self, call: Call, original: ResponseBody) -> list[Item]:
+        """The items of the responses that this one continues. Raises RequestError that names the field."""
+        previous = original.previous_response_id
+        if original.store is not False or previous is not None:
+            self.store.check()
+        if previous is None:
+            return []
+        input_items(original)
+        self._check_limits(call)
+        return await self.store.history(previous, call.identity.customer_id, self._entry.largest().input_bytes)
+
+    def _check_limits(self, call: Call) -> None:
+        """Raises RequestError if admission would reject the request by a limit of its customer, as far as is known here."""
+        pipeline, identity = self._entry.own, call.identity
+        limits = pipeline.customer_limits
+        if call.key is not None or limits.factor(identity) < 1:  # A replay is not charged; reduced limits are counted.
+            return
+        verdict = pipeline.rejections.verdict_of(identity, limits.limits(identity), pipeline.clock())
+        if verdict is not None:
+            raise limits.rejection_error(identity, verdict, base_limit_allows=False)
 
     async def retrieve(self, call: RoutedRequest) -> HttpResponse:
         """Return the response. Raises RequestError if the caller is unknown."""
@@ -117,8 +169,8 @@ class ResponseHandlers:
     async def _respond(
         self, call: RoutedRequest, operation: Callable[[RoutedRequest, Identity], Awaitable[object]]
     ) -> HttpResponse:
-        identity = self._inference.identify(call)
-        limits = self._inference.limits_of(identity).headers(identity)
+        identity = self._entry.authenticator.identify(call)
+        limits = self._entry.limits_of(identity).headers(identity)
         try:
             document = await operation(call, identity)
         except RequestError as error:
@@ -171,7 +223,7 @@ class ResponseHandlers:
         job_id = request_id_of(row.id)
         if not row.open or row.lost or job_id is None:
             return False
-        await self.jobs.result.cancel_job(job_id, identity)
+        await self._results.cancel_job(job_id, identity)
         return True
 
 
@@ -210,94 +262,6 @@ def stored_items(body: ResponseBody, request_id: str) -> bytes:
     return encode_json(items)
 
 
-class ResponsesCall(AwaitedCall):
-    """The creation of one response."""
-
-    __slots__ = ("handlers", "history", "original", "request")
-
-    original: ResponseBody  # Set by `read`.
-
-    def __init__(
-        self,
-        handlers: ResponseHandlers,
-        pipeline: InferencePipeline,
-        request: RoutedRequest,
-        api_format: ApiFormat = RESPONSES,
-    ) -> None:
-        super().__init__(pipeline, api_format, request)
-        self.handlers = handlers
-        self.request = request
-        self.history: list[Item] = []  # The items of earlier responses.
-
-    async def read(self, request: RoutedRequest) -> bytes:
-        """The body. Finds the response that it continues. Raises RequestError that names the field."""
-        raw = await super().read(request)
-        original = self.original = self.original_of(raw)
-        previous = original.previous_response_id
-        if original.store is not False or previous is not None:
-            self.handlers.store.check()
-        if previous is not None:
-            input_items(original)
-            self._check_limits()
-            store, bound = self.handlers.store, self.pipeline.largest().input_bytes
-            self.history = await store.history(previous, self.identity.customer_id, bound)
-        return raw
-
-    def original_of(self, raw: bytes) -> ResponseBody:
-        """The decoded body. Raises RequestError that names the field."""
-        return read_body(raw)
-
-    def _check_limits(self) -> None:
-        """Raises RequestError if admission would reject the request by a limit of its customer, as far as is known here."""
-        pipeline, identity = self.pipeline, self.identity
-        limits = pipeline.customer_limits
-        if self.key is not None or limits.factor(identity) < 1:  # A replay is not charged; reduced limits are counted.
-            return
-        verdict = pipeline.rejections.verdict_of(identity, limits.limits(identity), pipeline.clock())
-        if verdict is not None:
-            raise limits.rejection_error(identity, verdict, base_limit_allows=False)
-
-    def successor(self) -> AwaitedCall:
-        """A job, with `background: true`. Raises RequestError if this gateway serves no jobs."""
-        if not self.original.background:
-            return self
-        serving = self.handlers.jobs.serving
-        if serving is None:
-            raise invalid("background", "This gateway has no background responses: leave `background` out.")
-        if self.original.stream:
-            self.handlers.streams.check_limit(self.identity.customer_id)
-        return BackgroundCall(serving.submit, self)
-
-    def decode(self, raw: bytes) -> ResponsesRequest:  # noqa: ARG002  # decoded before
-        """The chat of the body that `read` has decoded. Raises RequestError that names the field."""
-        history, self.history = self.history, []  # It may be large, and the chat has it now.
-        return request_of(self.original, history, self.pipeline.largest().input_bytes)
-
-    async def keep(self, reply: Reply) -> None:
-        """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""
-        pending = self.pending
-        if self.original.store is False or pending is None:
-            return
-        document = encode_json(response_to(reply, pending.submission.model, self.body))
-        try:
-            await self.handlers.store.insert(self.stored(reply.id, document))
-        except RequestError as error:
-            self.pipeline.fail_list([pending], error.code)
-            raise
-
-    def stored(self, request_id: str, document: bytes, *, is_open: bool = False) -> NewResponse:
-        """The row of the response."""
-        return NewResponse(
-            request_id,
-            response_id(request_id),
-            self.identity.customer_id,
-            self.original.previous_response_id,
-            document,
-            stored_items(self.original, request_id),
-            is_open,
-        )
-
-
 class InputTokens(msgspec.Struct, gc=False):
     """The response body of `/v1/responses/input_tokens`."""
 
@@ -305,80 +269,86 @@ class InputTokens(msgspec.Struct, gc=False):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-class InputTokensCall(CountCall, ResponsesCall):
-    """The count of the tokens of one input, with the conversation that it continues."""
+class ResponseCreation(AcceptedJob):
+    """The creation of one response: what is stored of it, and the responses of a background one."""
 
-    __slots__ = ()
+    original: ResponseBody  # Set once the body was decoded.
 
-    def original_of(self, raw: bytes) -> ResponseBody:
-        """The decoded body. Raises RequestError that names the field."""
-        return read_prompt(raw)
+    def __init__(self, call: Call, store: ResponseStore, streams: ResponseStreams) -> None:
+        self.call = call
+        self._store = store
+        self._streams = streams
 
-    def counted(self, tokens: int) -> InputTokens:
-        """The response body."""
-        return InputTokens(tokens)
-
-
-class BackgroundCall(JobCall):
-    """The creation of a response by a job. `first` has read the body."""
-
-    __slots__ = ("_first",)
-
-    def __init__(self, handler: JobSubmitHandler, first: ResponsesCall) -> None:
-        super().__init__(handler, first.request, RESPONSES)
-        self._first = first
-        self.identity, self.started, self.key = first.identity, first.started, first.key
-
-    def decode(self, raw: bytes) -> ResponsesRequest:
-        """The chat. Raises RequestError that names the field."""
-        return self._first.decode(raw)
-
-    async def store(self, pending: PendingRequest) -> None:
-        """Store the open response, then the job, since a fast job may end at once. Raises RequestError."""
-        stored = False
-        row = self._first.stored(pending.id, encode_json(self._queued(pending.id)), is_open=True)
+    async def keep(self, reply: Reply) -> None:
+        """Store the response. Raises RequestError if it cannot be stored; then the audit has that error."""
+        call = self.call
+        if call.pending is None or call.pipeline is None:
+            return
+        document = encode_json(response_to(reply, call.pending.submission.model, call.body))
         try:
-            await self._first.handlers.store.insert(row)
+            await self._store.insert(self._row(reply.id, document))
+        except RequestError as error:
+            call.pipeline.fail_list([call.pending], error.code)
+            raise
+
+    def _row(self, request_id: str, document: bytes, *, is_open: bool = False) -> NewResponse:
+        return NewResponse(
+            request_id,
+            response_id(request_id),
+            self.call.identity.customer_id,
+            self.original.previous_response_id,
+            document,
+            stored_items(self.original, request_id),
+            is_open,
+        )
+
+    async def before_job(self, jobs: JobServing, call: Call, pending: PendingRequest) -> None:
+        """Store the open response, since a fast job may end at once. Raises RequestError if that fails."""
+        stored = False
+        try:
+            await self._store.insert(
+                self._row(pending.id, encode_json(_queued(call, pending, pending.id)), is_open=True)
+            )
             stored = True
         finally:
             if not stored:
-                self._handler.parts.cancellations.add(pending.id, ErrorCode.NO_CAPACITY)
-        await super().store(pending)
+                jobs.cancellations.add(pending.id, ErrorCode.NO_CAPACITY)
 
-    async def known_job(self, verdict: Verdict) -> HttpResponse:
+    async def known(self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict) -> HttpResponse:
         """The response as it is now, of an Idempotency-Key that was used before."""
-        handlers = self._first.handlers
-        row = await handlers.store.known(response_id(verdict.stored_id), self.identity.customer_id)
+        row = await self._store.known(response_id(verdict.stored_id), call.identity.customer_id)
         if row is None or row.lost:  # Its job is being stored, or the gateway crashed before that.
-            return await super().known_job(verdict)
+            return await super().known(jobs, call, pending, verdict)
         if not row.document:
             raise RequestError(ErrorCode.NOT_FOUND, DELETED)
-        self.pipeline.customer_limits.judged(self.identity, self._pending_requests[0].submission, verdict)
-        if self._first.original.stream:
-            if not first_document(row).background:
-                raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, OTHER_KIND)
-            response = self._with_headers(verdict, verdict.stored_id, handlers.streams.of_stored(row))
+        jobs.pipeline.customer_limits.judged(call.identity, pending.submission, verdict)
+        if not self.original.stream:
+            response = HttpResponse.of(200, document_of(row))
+        elif first_document(row).background:
+            response = self._streams.of_stored(row)
         else:
-            response = self._with_headers(verdict, verdict.stored_id, HttpResponse.of(200, document_of(row)))
-        response.headers.append(IDEMPOTENT_REPLAYED)
+            raise RequestError(ErrorCode.IDEMPOTENCY_KEY_REUSED, OTHER_KIND)
+        response.headers += _headers(jobs, call, pending, verdict, verdict.stored_id)
         return response
 
-    def accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
+    def accepted(
+        self, jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str
+    ) -> HttpResponse:
         """Record the job as accepted and return its response, which is queued."""
-        document, first = self._queued(task_id), self._first
-        if first.original.stream:
-            stream = first.handlers.streams.of_new(document, self.identity.customer_id)
-            return self._with_headers(verdict, task_id, stream)
-        return self._with_headers(verdict, task_id, HttpResponse.of(200, document))
-
-    def _with_headers(self, verdict: Verdict, task_id: str, response: HttpResponse) -> HttpResponse:
-        """Record the job as accepted, and add the headers of its response."""
-        self.pipeline.events.accepted(RESPONSES.endpoint, task_id, self.identity, self._pending_requests[0])
-        response.headers = [("x-request-id", task_id), *self.pipeline.customer_limits.headers(self.identity, verdict)]
+        document = _queued(call, pending, task_id)
+        if self.original.stream:
+            response: HttpResponse = self._streams.of_new(document, call.identity.customer_id)
+        else:
+            response = HttpResponse.of(200, document)
+        response.headers += _headers(jobs, call, pending, verdict, task_id)
         return response
 
-    def _queued(self, request_id: str) -> ResponseDocument:
-        body = self.body
-        if not isinstance(body, ResponsesRequest):
-            raise TypeError("This is a bug: the request was read by another format.")
-        return started(request_id, self._pending_requests[0].submission.model, body, "queued")
+
+def _headers(jobs: JobServing, call: Call, pending: PendingRequest, verdict: Verdict, task_id: str) -> Headers:
+    return [("x-request-id", task_id), *accepted_headers(jobs.pipeline, call, pending, verdict, task_id)]
+
+
+def _queued(call: Call, pending: PendingRequest, request_id: str) -> ResponseDocument:
+    if not isinstance(call.body, ResponsesRequest):
+        raise TypeError("This is a bug: the request was read by another format.")
+    return started(request_id, pending.submission.model, call.body, "queued")

@@ -57,11 +57,10 @@ class Residence(IntEnum):
     SPREAD = 3  # It has several cells: nothing is checked.
 
 
-class Submission(msgspec.Struct, kw_only=True, gc=False):
+class Submission(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One request for admission, with the current limits of its customer. Times are ms left.
 
-    Not frozen, because `total_ms` decreases while it waits for the call. `tokens`: the charge until the used tokens are
-    known. `body` is sent separately, because Lua's msgpack has no bin type.
+    `tokens`: the charge until the used tokens are known. `body` is sent separately, because Lua's msgpack has no bin type.
     """
 
     id: str

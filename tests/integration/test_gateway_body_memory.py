@@ -57,7 +57,7 @@ async def assert_freed(stack: Stack, connections: list[Connection]) -> None:
     """Close the connections and wait until their bodies take no room."""
     for _, writer in connections:
         writer.close()
-    await eventually(lambda: stack.gateway.inference.bodies.in_all == 0, "all room is free")
+    await eventually(lambda: stack.gateway.entry.bodies.in_all == 0, "all room is free")
 
 
 def announced(stack: Stack, tier: str) -> bytes:
@@ -117,7 +117,7 @@ async def test_incomplete_bodies_are_freed_at_once(stack: Stack, way: str) -> No
         await eventually(lambda: live_objects() == before, "nothing is left", timeout_s=3.0)
     finally:
         gc.enable()
-    assert stack.gateway.inference.bodies.in_all == 0
+    assert stack.gateway.entry.bodies.in_all == 0
 
 
 async def test_the_limits_of_a_key_and_of_all(stack: Stack) -> None:
@@ -136,7 +136,7 @@ async def test_the_limits_of_a_key_and_of_all(stack: Stack) -> None:
 async def test_chunked_bodies_are_counted_as_they_arrive(stack: Stack) -> None:
     """A body of unknown length takes room per chunk and is rejected at the chunk that exceeds the limit."""
     connections = [await send(stack, chunked(stack, SIZE, b"x" * SIZE + b"\r\n")) for _ in range(5)]
-    await eventually(lambda: stack.gateway.inference.bodies.in_all == 5 * SIZE, "all are counted")
+    await eventually(lambda: stack.gateway.entry.bodies.in_all == 5 * SIZE, "all are counted")
     connections.append(await send(stack, chunked(stack, 5, b"xxxxx\r\n")))
 
     assert await status_of(connections[-1]) == 429

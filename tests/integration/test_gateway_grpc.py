@@ -143,11 +143,11 @@ async def test_a_message_that_comes_late(stack: Stack, channel: Channel, monkeyp
     identified = stack.gateway.authenticator.identify
     seen: list[str] = []
 
-    def identify(each: Any, *header: str) -> Any:
+    def identify(each: Any, **header: str) -> Any:
         seen.append(each.request_id)
-        return identified(each, *header)
+        return identified(each, **header)
 
-    stack.gateway.inference.identify = identify
+    stack.gateway.authenticator.identify = identify  # type: ignore[method-assign]
     call = channel.stream_unary(f"{SERVICE}/ModelInfer")(metadata=key(stack))
     await eventually(lambda: seen, "the caller is known")
     stack.catalog.set(key={"revoked": True})
@@ -202,7 +202,7 @@ async def test_messages_in_memory_are_bounded(
             stack.worker.hold = end == "fail"
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await held.code()
-            await eventually(lambda: not stack.gateway.inference.bodies.in_all, f"{end}: its bytes are returned")
+            await eventually(lambda: not stack.gateway.entry.bodies.in_all, f"{end}: its bytes are returned")
 
 
 async def test_calls_of_one_customer(client: Redis, redis_url: str) -> None:

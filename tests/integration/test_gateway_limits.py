@@ -182,7 +182,7 @@ async def test_a_tier_in_shadow_mode_counts_and_admits(stack: Stack) -> None:
 async def test_rejections_are_recorded(stack: Stack) -> None:
     """The rejection log gets each request that a limit or missing capacity rejected, and no invalid request."""
     recorded: list[tuple[Any, ...]] = []
-    inference = stack.gateway._routes._exact["/v1/inference"]["POST"].handler._pipeline
+    inference = stack.gateway.inference
     inference._parts = replace(inference._parts, record_rejection=lambda *rejection: recorded.append(rejection))
     stack.catalog.set(key={"quotas": (("1day", 1),)})
     await stack.infer()

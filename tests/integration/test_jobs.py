@@ -184,7 +184,7 @@ async def test_a_job_rejected_by_limits_does_not_reach_postgresql(bench: JobBenc
     bench.stack.catalog.set(key={"max_concurrency": 1})
     bench.stack.worker.hold = True
     task_id = await bench.accepted()
-    inserts = bench.serving.submit.store._inserts
+    inserts = bench.serving.store._inserts
     calls = inserts.calls
     status, document, headers = await bench.submit()
 
@@ -474,7 +474,7 @@ async def test_a_client_that_disconnects_before_the_insert_leaves_no_request(ben
         await asyncio.Event().wait()
         return []
 
-    bench.serving.submit.store._inserts._call = never  # type: ignore[assignment]
+    bench.serving.store._inserts._call = never  # type: ignore[assignment]
     submitting = asyncio.create_task(bench.submit())
     await begun.wait()
     (key,) = await bench.stack.redis.keys("request:*")
@@ -485,4 +485,4 @@ async def test_a_client_that_disconnects_before_the_insert_leaves_no_request(ben
         return await bench.stack.redis.hget(key, "code") == b"cancelled"
 
     await eventually(is_cancelled, "the request is cancelled")
-    await eventually(lambda: bench.serving.submit.under_way == 0, "no submission is under way")
+    await eventually(lambda: bench.stack.gateway.jobs.under_way == 0, "no submission is under way")

@@ -1,5 +1,7 @@
 """Direct mode: when it starts and ends, the order of its queue, and the probe of the workers' direct endpoints."""
 
+from typing import Any
+
 import pytest
 
 from direct_parts import FakeEndpoint, waiting
@@ -53,8 +55,8 @@ def test_without_a_reachable_worker_it_ends_with_the_outage() -> None:
     assert mode.update(1.0, redis_open=False, redis_well=True, can_serve=False, waiting=0) is OFF
 
 
-def entry(name: str, priority: int = 1, attempts: int = 0) -> DirectEntry:
-    made = DirectEntry(waiting(name), priority, 0.0)
+def entry(name: str, priority: int = 1, attempts: int = 0, **changes: Any) -> DirectEntry:
+    made = DirectEntry(waiting(name, **changes), priority, 0.0)
     made.attempts = attempts
     return made
 
@@ -80,9 +82,7 @@ async def test_a_batch_of_large_bodies_fits_into_a_message() -> None:
     """It gets no more once it has half of what a message may have, so that one of the largest size is no fault."""
     queue = DirectQueue()
     for number in range(8):
-        each = entry(str(number))
-        each.pending.submission.body = bytes(7 << 20)
-        queue.put(each)
+        queue.put(entry(str(number), body=bytes(7 << 20)))
 
     assert [len(queue.pick()) for _ in range(3)] == [3, 3, 2]
 
@@ -93,10 +93,7 @@ async def test_customers_of_a_tier_take_turns() -> None:
 
     def put(customer: str, count: int, weight: float = 1.0) -> None:
         for number in range(count):
-            made = entry(f"{customer}{number}")
-            submission = made.pending.submission
-            submission.customer_id, submission.limits = customer, submission.limits._replace(weight=weight)
-            queue.put(made)
+            queue.put(entry(f"{customer}{number}", customer_id=customer, weight=weight))
 
     put("a", 8)
     put("b", 8, 2.0)

@@ -63,13 +63,19 @@ class World:
         self.ends: dict[str, Outcome] = {}
         self.handover, other = self._handover(self.own, "default"), self._handover(self.west, "west")
         self.others: dict[str, Handover] = {"west": other}
-        self.handover.homes = Homes(self.catalog)
-        self.handover.others = lambda: self.others
         self.west_answers = True
 
     def _handover(self, scripts: Any, cell: str) -> Handover:
         answers = (lambda: self.west_answers) if cell == "west" else (lambda: True)
-        return Handover(scripts, self.catalog, cell, answers=answers, clock=lambda: self.now)
+        return Handover(
+            scripts,
+            self.catalog,
+            cell,
+            homes=Homes(self.catalog),
+            others=lambda: self.others,
+            answers=answers,
+            clock=lambda: self.now,
+        )
 
     def hold(self, customer_id: str = "c1", key_rate: float = 0.0, key: str = "", **changes: Any) -> PendingRequest:
         """Keep one request."""
@@ -191,7 +197,7 @@ async def test_a_lost_cell_that_was_hardly_the_former_home_changes_nothing() -> 
     """An open cell that comes after the home in the order of cells; otherwise a lost cell would concern all customers."""
     world = World(WEST)
     ids = [f"customer-{number}" for number in range(20)]
-    here = [each for each in ids if world.handover.homes and world.handover.homes.now(each)[1] == ("default",)]
+    here = [each for each in ids if Homes(world.catalog).now(each)[1] == ("default",)]
     world.west.is_away = True
     for each in here:
         world.hold(each)
@@ -248,11 +254,7 @@ async def test_nothing_is_asked_for_requests_that_ended(world: World) -> None:
 
 
 async def test_the_list_is_bounded(world: World) -> None:
-    """What does not fit can be retried. So can requests of a gateway that is not completely built yet."""
+    """What does not fit can be retried."""
     for number in range(MAX_HELD):
         world.hold(f"customer-{number % 100}")
-    assert world.hold().outcome is ErrorCode.NO_CAPACITY
-
-    world = World(WEST)
-    world.handover.homes = None
     assert world.hold().outcome is ErrorCode.NO_CAPACITY

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from direct_parts import submission
-from gateway.inference.coalescing import coalescing_key, deterministic, set_coalescing_key
+from gateway.inference.coalescing import coalescing, coalescing_key, deterministic
 from gateway.inference.worker_views import SAMPLING_BACKENDS, greedy_by_default, one_version
 from gpu_pool.backends.openai_endpoint.settings import PREFIX
 from ledger.catalog.snapshot import Model
@@ -85,10 +84,7 @@ def test_which_requests_are_coalesced(
     payload: Payload, model: Model, version: str, greedy: bool, expected: tuple[str, int, str]
 ) -> None:
     """Deterministic requests of one customer, or of all customers where the model's cache is global; no streams."""
-    made = submission("req_1")
-    set_coalescing_key(made, payload, model, version, greedy=greedy)
-
-    assert (made.same, made.keep_answer_ms, made.model_version) == expected
+    assert coalescing("c", payload, model, version, greedy=greedy) == expected
 
 
 def worker(version: str, *, healthy: bool = True, backend: str = "tiny") -> WorkerView:

@@ -10,11 +10,14 @@ from direct_parts import submission
 from gateway.http.errors import RejectionError
 from gateway.inference.events import RequestLog
 from gateway.inference.pending import PendingRequest
+from gateway.inference.submission import build_submission
 from gateway.inference.traces import RequestTraces, trace_id
 from identities import identity
 from metrics_figures import reply
+from ratelimit.limits import effective
+from ratelimit.request_limits import FUNCTION
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.payload import Payload, context_in, encode_payload
+from scheduler.payload import Payload, context_in, decode_payload, encode_payload
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
@@ -88,7 +91,12 @@ class Tracing:
         )
 
     def request(self, traceparent: str | None = None, first: PendingRequest | None = None) -> PendingRequest:
-        return self.traces.followed(new_request(), headers(traceparent), first)
+        trace = self.traces.sampled(headers(traceparent), first)
+        if trace is None:
+            return new_request()
+        customer, payload = identity(), decode_payload(BODY)
+        made = build_submission("req_1", customer, payload, effective(customer), within=FUNCTION, trace=trace.context)
+        return self.traces.pending(made, 100.0, sink=None, created=100.0, trace=trace)
 
 
 @pytest.mark.parametrize(

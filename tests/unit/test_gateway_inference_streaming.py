@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.api.format import DocumentForm
+from gateway.http.sse import EventStream
 from gateway.inference.streaming import MOST_HELD, MOST_PARTS, StreamAssembly, StreamedResponse
 from scheduler.protocol.increments import LOST, Increment
 
@@ -103,11 +104,12 @@ async def test_text_for_a_client_that_is_slow_for_a_moment_is_kept() -> None:
     call: Any = SimpleNamespace(
         api_format=SimpleNamespace(chunks=lambda *_: SimpleNamespace(delta=str.encode)),
         body=SimpleNamespace(document=None),
-        pipeline=SimpleNamespace(clock=float),
+        passed_on=False,
     )
+    pipeline: Any = SimpleNamespace(clock=float)
     pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4))
     future: Any = asyncio.get_running_loop().create_future()
-    response = StreamedResponse(call, pending, future, lambda _: future, passed_on=False)
+    response = StreamedResponse(pipeline, call, pending, future, keep=None, new_stream=EventStream)
     response._stream = stream = Slow()  # type: ignore[assignment]
 
     response.receive(Increment("req_1", "n", 1, 0, "ab"))
@@ -149,11 +151,14 @@ async def test_tokens_of_a_stream_that_was_cancelled(passed_on: bool, used: int)
     """A quarter of the bytes; of a chat with an image of 4000 bytes its 1000 tokens, and of lines that of their texts."""
     document = DocumentForm("", {}, tokens=0)
     call: Any = SimpleNamespace(
-        api_format=SimpleNamespace(chunks=lambda *_: None), body=SimpleNamespace(document=document)
+        api_format=SimpleNamespace(chunks=lambda *_: None),
+        body=SimpleNamespace(document=document),
+        passed_on=passed_on,
     )
+    pipeline: Any = SimpleNamespace(clock=float)
     pending: Any = SimpleNamespace(id="req_1", submission=SimpleNamespace(model="m", input_bytes=4000))
     future: Any = asyncio.get_running_loop().create_future()
-    stream = StreamedResponse(call, pending, future, lambda _: future, passed_on=passed_on)
+    stream = StreamedResponse(pipeline, call, pending, future, keep=None, new_stream=EventStream)
     assert stream.used == 0
     if passed_on:
         stream.receive(Increment("req_1", "n", 1, 0, ROLE))

@@ -10,14 +10,18 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from configs import gateway_config
 from eventually import eventually
 from gateway.cells import Homes
 from gateway.operations.actions import most_healthy
+from gateway.pool_lifecycle import PoolLifecycle
 from gateway.pools import Pools
+from gateway.served_models import ServedModels
 from identities import identity
 from ledger.catalog.snapshot import CellRow, Model, Snapshot
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import cell_of, place_name
+from scheduler.tasks import TaskRegistry
 from tierlane.roles.served_pools import wanted_pools
 
 ROWS = {"tiny": ("default", True), "large": ("large", True), "old": ("old", False), "odd": ("{x}:", True)}
@@ -49,9 +53,9 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
 
     return SimpleNamespace(
         config=SimpleNamespace(pool=pool, redis_url=redis_url, cell=cell, place=place_name(pool, cell)),
-        inference=SimpleNamespace(elsewhere=None),
-        jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
-        handover=SimpleNamespace(homes=None, others=None, turn=_nothing),
+        inference=SimpleNamespace(models=ServedModels(pool, None)),
+        jobs=SimpleNamespace(serving=None),
+        handover=SimpleNamespace(turn=_nothing),
         direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_heartbeat, redis_problem=None),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
@@ -62,14 +66,21 @@ def parts(pool: str, redis_url: str = URL, unfinished: Callable[[], Awaitable[se
     )
 
 
-def pools_of(found: Any, own: Any = None, **options: Any) -> Pools:
+def pools_of(found: Any, own: Any = None, *, only_own: bool = False) -> Pools:
     """The pools of a gateway with this catalog."""
-    return Pools(found, own or parts("default"), parts, Homes(found), **options)
+    pools = Pools(found, Homes(found), gateway_config(redis_url=URL, only_own=only_own))
+    pools.add(own or parts("default"))
+    return pools
+
+
+def lifecycle(found: Any, pools: Pools, make: Callable[[str, str], Any] = parts) -> PoolLifecycle:
+    """What adds and removes the pools of this catalog."""
+    return PoolLifecycle(found, pools, make, TaskRegistry())
 
 
 @asynccontextmanager
-async def running(*several: Pools) -> AsyncIterator[None]:
-    """The loops of these pools."""
+async def running(*several: PoolLifecycle) -> AsyncIterator[None]:
+    """Their loops."""
     tasks = [asyncio.create_task(each.run()) for each in several]
     try:
         yield
@@ -94,13 +105,14 @@ async def test_disabled_models_and_pools_with_unfinished_requests_are_served() -
             raise found
         return found
 
-    pools = pools_of(catalog(), parts("default", unfinished=unfinished))
-    alone = pools_of(catalog(), parts("default", unfinished=unfinished), only_own=True)
-    async with running(alone, pools):
+    found = catalog()
+    pools = pools_of(found, parts("default", unfinished=unfinished))
+    alone = pools_of(found, parts("default", unfinished=unfinished), only_own=True)
+    async with running(lifecycle(found, alone), lifecycle(found, pools)):
         await eventually(lambda: places(pools) == {"default", "large", "old", "left"}, "all are served")
 
     assert [each.config.pool for each in pools.named] == ["default", "large"]
-    assert (pools.subscribed, pools.serving(CUSTOMER, "old"), len(alone.all)) == (True, None, 1)
+    assert (pools.subscribed, pools.place(CUSTOMER, "old") is pools.own.inference, len(alone.all)) == (True, True, 1)
 
 
 def test_the_model_of_a_new_pool_is_503_until_it_is_served() -> None:
@@ -109,12 +121,12 @@ def test_the_model_of_a_new_pool_is_503_until_it_is_served() -> None:
     pools = pools_of(catalog(), own)
 
     with pytest.raises(RequestError) as error:
-        pools.serving(CUSTOMER, "large")
+        pools.place(CUSTOMER, "large")
 
     assert error.value.code is ErrorCode.NO_CAPACITY
-    assert pools.serving(CUSTOMER, "tiny") is own.inference
-    assert [pools.serving(CUSTOMER, model) for model in ("old", "odd", "nobody")] == [None] * 3
-    assert pools_of(catalog(), only_own=True).serving(CUSTOMER, "large") is None
+    assert [pools.place(CUSTOMER, model) for model in ("tiny", "old", "odd", "nobody")] == [own.inference] * 4
+    alone = pools_of(catalog(), own, only_own=True)
+    assert alone.place(CUSTOMER, "large") is own.inference
 
 
 async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
@@ -122,14 +134,13 @@ async def test_a_customer_is_served_in_its_cell_while_it_is_open() -> None:
     found, own = catalog(WEST), parts("default")
     pools = pools_of(found, own)
     there = identity(customer_id="c1", cell="west")
-    async with running(pools):
+    async with running(lifecycle(found, pools)):
         await eventually(lambda: {"default@west", "large@west"} <= places(pools), "the cell is served")
         (west,) = [each for each in pools.all if each.config.place == "default@west"]
-        assert not own.inference.single_cell()
-        assert pools.serving(there, UNSET) is pools.serving(there, "tiny") is west.inference
+        assert pools.place(there, UNSET) is pools.place(there, "tiny") is west.inference
 
         found.snapshot = catalog(msgspec.structs.replace(WEST, state="draining")).snapshot
-        await eventually(lambda: pools.serving(there, "tiny") is own.inference, "the customer has another cell")
+        await eventually(lambda: pools.place(there, "tiny") is own.inference, "the customer has another cell")
         assert "default@west" in places(pools)
 
         found.snapshot = catalog(msgspec.structs.replace(WEST, state="closed")).snapshot
@@ -145,22 +156,23 @@ async def test_a_new_cell_is_used_once_it_is_served() -> None:
             raise faults.pop()
         return parts(pool, url)
 
-    pools = Pools(found, own, make, Homes(found))
+    pools = pools_of(found, own)
     there = identity(customer_id="c1", cell="west")
-    async with running(pools):
+    async with running(lifecycle(found, pools, make)):
         await eventually(lambda: "large" in places(pools), "the pools are served")
         found.snapshot = catalog(WEST).snapshot
-        assert pools.serving(there, "tiny") is own.inference
+        assert pools.place(there, "tiny") is own.inference
         await eventually(lambda: len(faults) == 1, "the first attempt has failed")
-        assert pools.serving(there, "tiny") is own.inference
-        await eventually(lambda: pools.serving(there, "tiny") is not own.inference, "the cell is used")
+        assert pools.place(there, "tiny") is own.inference
+        await eventually(lambda: pools.place(there, "tiny") is not own.inference, "the cell is used")
         assert "default@west" in places(pools)
 
 
 async def test_a_cell_without_redis_does_not_keep_a_gateway_from_being_ready() -> None:
     """Else no gateway could start while one cell is lost."""
-    pools = pools_of(catalog(WEST))
-    async with running(pools):
+    found = catalog(WEST)
+    pools = pools_of(found)
+    async with running(lifecycle(found, pools)):
         await eventually(lambda: len(places(pools)) == 6, "the cell is served")
         for each in pools.all:
             each.subscriber.was_subscribed = each.config.cell == "default"
@@ -181,11 +193,12 @@ def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools
 
 async def test_a_spread_customer_uses_its_cells_in_turn() -> None:
     """One call for each request."""
-    pools = pools_of(catalog(WEST))
+    rows = catalog(WEST)
+    pools = pools_of(rows)
     spread: Any = SimpleNamespace(customer_id="c1", key_id="k1", cell=None, spread=2)
-    async with running(pools):
+    async with running(lifecycle(rows, pools)):
         await eventually(lambda: len(places(pools)) == 6, "the cells are served")
-        found = [pools.serving(spread, "tiny") for _ in range(4)]
+        found = [pools.place(spread, "tiny") for _ in range(4)]
 
     assert found[0] is not found[1]
     assert found[:2] == found[2:]

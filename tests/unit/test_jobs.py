@@ -11,11 +11,11 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http.preference import prefers_async
 from gateway.jobs import inbox as jobs_inbox
+from gateway.jobs.documents import job_result
 from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs.job_end import end_of, end_without_reply
 from gateway.jobs.next_step import GRACE_S, JobStep, next_step
 from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, write_groups
-from gateway.jobs.results import job_result
 from gateway.jobs.store import MAX_PENDING, CallBatcher
 from gateway.jobs.submit import read_job
 from ledger import jobs as ledger_jobs

@@ -116,7 +116,7 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     """Serve a number of requests one after another, in batches of one."""
     client, verdict = Client(), Verdict(Admission.ACCEPTED, RemainingLimits([Level(1e6, 0)]), depth=1)
     for _ in range(count):
-        fast_path_request = FastPathRequest(gateway._fast_path, client, headers, headers.getall("Authorization"))
+        fast_path_request = FastPathRequest(gateway.entry, client, headers, headers.getall("Authorization"))
         fast_path_request.start(BODY)
         pending = gateway.admission._pending.popleft()
         gateway.admission._judged(pending, verdict)
