@@ -119,7 +119,8 @@ class SlidingWindows(MemoryStorage):
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
         """Units of the previous window and the microseconds for which they count; the same of the current one."""
         kept, at = self._current(key, expiry)
-        return self._get_sliding_window_info(kept.previous, kept.current, expiry, at)
+        left_us = kept.ends_us - at  # Exact, as in `level`.
+        return self.get(kept.previous), left_us, self.get(kept.current), left_us + expiry
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         """Use `amount` units if they are left."""
