@@ -17,7 +17,7 @@ from uuid_utils import uuid7
 
 from ratelimit.request_limits import LANGUAGE_MODEL, limits_of_workers
 from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
 from scheduler.batching.slot_policy import fill, kept_free
@@ -30,6 +30,7 @@ from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.wake_condition import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, WakeCondition
 from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys

@@ -22,12 +22,13 @@ from scheduler.batching.background import (
     oldest_background,
     spread_ms,
 )
-from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, Waits, WakeCondition
+from scheduler.batching.decision import Decision, Waits
 from scheduler.batching.distances import distance_ms, part_distance_ms, since_due_ms
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.target_size import target_size, window_ms
 from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.tier_shares import choose
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import background_of
 
 MOST_AT_ONCE = 8

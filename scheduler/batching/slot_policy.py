@@ -8,11 +8,12 @@ requests do not wait for the end of others. Background work is the lowest tier, 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.batching.decision import FREE_SLOT, NEVER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.tier_shares import choose
 from scheduler.protocol.pool_view import SlotView
+from scheduler.protocol.wake_condition import FREE_SLOT, NEVER, WakeCondition
 from scheduler.states import background_of
 
 MOST_KEPT_FREE = 2

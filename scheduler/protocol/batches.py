@@ -6,12 +6,12 @@ from typing import NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batching.decision import WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
 from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import Queues
 from scheduler.protocol.stop_signals import STOPS_MS, StopSignal
+from scheduler.protocol.wake_condition import WakeCondition
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
 

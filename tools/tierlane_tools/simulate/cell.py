@@ -20,7 +20,7 @@ from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.request_limits import FUNCTION
 from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
@@ -31,6 +31,7 @@ from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import Admission
 from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane_tools.simulate.events import EventLoop
