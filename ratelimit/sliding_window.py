@@ -140,16 +140,12 @@ class SlidingWindows(MemoryStorage):
         kept = self._kept.get(name) or self._begin(name, self.now_us)
         # The library treats the window before number 0 as number 0, so the first one is 1.
         at = self.now_us - kept.began_us + length_us
-        if at >= kept.ends_us:
-            self._turn(name, kept, at, length_us)
+        if at >= kept.ends_us:  # The next window starts, and the limit moves to the end of the eviction order.
+            previous, current = self.sliding_window_keys(name, length_us, at)
+            self._drop(kept, but=previous)
+            kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us
+            self._kept[name] = self._kept.pop(name)
         return kept, at
-
-    def _turn(self, name: str, kept: _WindowState, at: int, length_us: int) -> None:
-        """Start the next window, and move the limit to the end of the eviction order."""
-        previous, current = self.sliding_window_keys(name, length_us, at)
-        self._drop(kept, but=previous)
-        kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us
-        self._kept[name] = self._kept.pop(name)
 
     def _begin(self, name: str, began_us: int) -> _WindowState:
         if len(self._kept) >= self._max_limits:

@@ -26,14 +26,10 @@ def joined(output: str) -> dict[str, Any]:
             raise ValueError("not a response") from None
         for choice in event.pop("choices", None) or ():
             index = choice.get("index", 0)
-            _add(choices.setdefault(index, {}), _as_message(choice))
+            whole = {("message" if name == "delta" else name): value for name, value in choice.items()}
+            _add(choices.setdefault(index, {}), whole)
         total |= {name: value for name, value in event.items() if value is not None or name not in total}
     return {"choices": [_finished(choices[index]) for index in sorted(choices)], **total}
-
-
-def _as_message(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice of an event in the form of a whole response."""
-    return {("message" if name == "delta" else name): value for name, value in choice.items()}
 
 
 def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
