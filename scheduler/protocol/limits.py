@@ -245,12 +245,17 @@ class Allotments:
 
         `ends_ms`: TIME of the cell until which the parts hold. Raises RedisUnavailable if the outcome is unknown, RedisFull.
         """
+        rows: list[tuple[Any, ...]] = []
+        for order in orders:
+            parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
+            grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
+            rows.append((order.customer_id, packed_buckets(order.buckets), parts, grants))
         packed = await self._script(
             allotter_id=allotter,
             epoch=epoch,
             call_number=number,
             ends_at=ends_ms,
-            packed_orders=_encode(list(map(_packed_order, orders))),
+            packed_orders=_encode(rows),
             packed_kinds=KINDS,
         )
         accepted, now_ms, known, held_ms, customers, states = _allotted.decode(packed)
@@ -265,12 +270,6 @@ class Allotments:
             for s in states
         ]
         return Allotted(accepted, now_ms, known, held_ms, customers, found)
-
-
-def _packed_order(order: PartsOrder) -> tuple[Any, ...]:
-    parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
-    grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
-    return order.customer_id, packed_buckets(order.buckets), parts, grants
 
 
 class QuotaSpent(NamedTuple):

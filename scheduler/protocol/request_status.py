@@ -44,18 +44,16 @@ class RequestStatuses:
         """The state of each request, in order."""
         found: list[RequestStatus] = []
         for start in range(0, len(ids), STATES_SIZE):
-            found += await self._states(ids[start : start + STATES_SIZE])
+            some = ids[start : start + STATES_SIZE]
+            rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in some])
+            found += [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
         ended = [at for at, status in enumerate(found) if status.ended]
         for start in range(0, len(ended), REPLIES_SIZE):
-            some = ended[start : start + REPLIES_SIZE]
-            stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in some])
-            for at, (reply,) in zip(some, stored, strict=True):
+            piece = ended[start : start + REPLIES_SIZE]
+            stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in piece])
+            for at, (reply,) in zip(piece, stored, strict=True):
                 found[at] = found[at]._replace(reply=readable(reply))
         return found
-
-    async def _states(self, ids: Sequence[str]) -> list[RequestStatus]:
-        rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
-        return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
 
     async def _pipelined(self, reads: Sequence[tuple[str, ...]]) -> list[Any]:
         async with bounded(self._client):
