@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from limits.strategies import SlidingWindowCounterRateLimiter
-
 from gateway.direct.queue import DirectQueue
 from ratelimit.decision import ACCEPTED, AdmissionDecision, BucketLevel, CustomerLevels, QuotaLevel, decide
 from ratelimit.headers import quota_window_s
@@ -79,15 +77,13 @@ class LocalLimits:
     def __init__(self, max_limits: int = MAX_LIMITS) -> None:
         self._rates = SlidingWindows(max_limits)
         self._quotas = SlidingWindows(max_limits)
-        self._rate_strategy = SlidingWindowCounterRateLimiter(self._rates)
-        self._quota_strategy = SlidingWindowCounterRateLimiter(self._quotas)
 
     def __len__(self) -> int:
         return len(self._rates) + len(self._quotas)
 
     def clear(self) -> None:
         """Begin anew, with all but quotas."""
-        self._rates.reset()
+        self._rates.clear()
 
     def meet(self, charges: Sequence[Charge], now: float) -> None:
         """Set the limits that are checked at this time. Nothing is spent."""
@@ -103,13 +99,14 @@ class LocalLimits:
     def spend(self, charges: Sequence[Charge]) -> None:
         """Pay all of them, while each has enough left: it is all or nothing."""
         for charge in charges:
-            strategy = self._quota_strategy if charge.first is None else self._rate_strategy
-            strategy.hit(charge.limit, charge.name, cost=charge.cost)
+            self._windows_of(charge).spend(charge.name, charge.limit, charge.cost)
 
     def level(self, charge: Charge) -> WindowLevel:
         """How far its limit is used."""
-        windows = self._quotas if charge.first is None else self._rates
-        return windows.level(charge.name, charge.limit)
+        return self._windows_of(charge).level(charge.name, charge.limit)
+
+    def _windows_of(self, charge: Charge) -> SlidingWindows:
+        return self._quotas if charge.first is None else self._rates
 
 
 @lru_cache(maxsize=4096)
