@@ -44,7 +44,7 @@ from scheduler.cells.placement import (
 from scheduler.cells.places import CellServer, cell_urls, with_credentials, without_credentials
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import GONE_MS, Presence
 from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
@@ -145,7 +145,10 @@ def loads_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> list[CellLoad]:
         accepts = cell.state == "open" or (cell.state == "draining" and has_work)
         above = needed_above(plan.tiers, needed)
         ready = ready_workers(plan.tiers, demand, request_ms * plan.batch)
-        loads.append(CellLoad(name, len(workers), needed, sum(map(_decides, workers)), accepts, ready, above))
+        # A worker decides within a period if it is idle, its batch ends, or a slot becomes free.
+        runs_ms = [each.service_p95_ms / max(1, each.slots) if each.in_flight else 0.0 for each in workers]
+        deciding = sum(1.0 if run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms) for run_ms in runs_ms)
+        loads.append(CellLoad(name, len(workers), needed, deciding, accepts, ready, above))
     return loads
 
 
@@ -158,12 +161,6 @@ def measured_request_ms(seen: Sequence[Observation], batch: int) -> float:
         if rate > 0:
             rates.append(rate)
     return 1000 / mean(rates) if rates else 0.0
-
-
-def _decides(worker: WorkerView) -> float:
-    """The probability that a worker decides within a period: it is idle, or its batch ends, or a slot becomes free."""
-    run_ms = worker.service_p95_ms / max(1, worker.slots)
-    return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 
 def placement(plan: PoolPlan, cells: Mapping[str, CellState]) -> Placement:
