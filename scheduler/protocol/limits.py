@@ -215,14 +215,7 @@ class Allotted(NamedTuple):
     states: Sequence[PartsState]
 
 
-class _PackedState(msgspec.Struct, array_like=True):
-    parts: tuple[int, int, int] | bool
-    left_ms: int
-    open: int
-    asked: int
-    grants: list[tuple[int, int, int]]
-
-
+_PackedState = tuple[Parts | bool, int, int, int, list[GrantState]]
 _PackedAllotted = tuple[bool, int, int, int, list[str], list[_PackedState]]
 _allotted = msgspec.msgpack.Decoder(_PackedAllotted, strict=False)
 
@@ -260,14 +253,8 @@ class Allotments:
         )
         accepted, now_ms, known, held_ms, customers, states = _allotted.decode(packed)
         found = [
-            PartsState(
-                Parts(*s.parts) if isinstance(s.parts, tuple) else None,
-                s.left_ms,
-                s.open,
-                s.asked,
-                [GrantState(*grant) for grant in s.grants],
-            )
-            for s in states
+            PartsState(known_parts if isinstance(known_parts, Parts) else None, left_ms, in_use, asked, grant_states)
+            for known_parts, left_ms, in_use, asked, grant_states in states
         ]
         return Allotted(accepted, now_ms, known, held_ms, customers, found)
 
