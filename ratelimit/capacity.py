@@ -173,13 +173,26 @@ class CapacityEstimator:
             self.correction, self._backlog_from = 1.0, None
             return Capacity(prior_rps * len(gpus), CapacityEvidence.PRIOR, 0.0)
         if load.backlogged:
-            if self._lasts_s(pool.full_rps, now) >= max(BACKLOG_S, BACKLOG_RUNS * load.run_ms / 1000):
+            # When the reported rates change, the backlog counts from then on: the served rate lags behind them.
+            is_changed = abs(pool.full_rps - self._backlog_rps) > STEADY * self._backlog_rps
+            if self._backlog_from is None or is_changed:
+                self._backlog_from, self._backlog_rps = now, pool.full_rps
+            if now - self._backlog_from >= max(BACKLOG_S, BACKLOG_RUNS * load.run_ms / 1000):
+                # All GPUs are busy and requests are queued, so the served rate is the capacity, and a higher correction was wrong.
                 self._confirmed_at = now
-                self._follow(sum(gpu.served_rps for gpu in gpus) / pool.full_rps)
+                served = sum(gpu.served_rps for gpu in gpus) / pool.full_rps
+                if self.correction > 1:
+                    self.correction = max(1.0, served)
+                if 0 < served < TOLERANCE * self.correction or served > self.correction:
+                    self.correction = served
         else:
             self._backlog_from = None
             if load.limiting:
-                self.correction *= self._growth(pool, now) ** elapsed_s
+                calm_s = now - self._confirmed_at
+                growth = next(growth for after_s, growth in PROBES if calm_s >= after_s)
+                if pool.confidence < MEASURED_FROM:
+                    growth = max(growth, PROBE_UNMEASURED)
+                self.correction *= growth**elapsed_s
         self.correction = max(LEAST_CORRECTION, min(self.correction, pool.most_rps / pool.full_rps))
         evidence = CapacityEvidence.MEASURED if pool.confidence >= MEASURED_FROM else CapacityEvidence.PROBING
         return Capacity(pool.full_rps * self.correction, evidence, pool.confidence)
@@ -191,24 +204,6 @@ class CapacityEstimator:
     def resume(self, correction: float) -> None:
         """Start with the correction of a gateway that has more observations."""
         self.correction = correction
-
-    def _lasts_s(self, full_rps: float, now: float) -> float:
-        """Seconds since the backlog began; restarted when the reported rates change, because the served rate lags behind them."""
-        if self._backlog_from is None or abs(full_rps - self._backlog_rps) > STEADY * self._backlog_rps:
-            self._backlog_from, self._backlog_rps = now, full_rps
-        return now - self._backlog_from
-
-    def _follow(self, served: float) -> None:
-        """All GPUs are busy and requests are queued, so the served rate is the capacity, and a higher correction was wrong."""
-        if self.correction > 1:
-            self.correction = max(1.0, served)
-        if 0 < served < TOLERANCE * self.correction or served > self.correction:
-            self.correction = served
-
-    def _growth(self, pool: PoolRate, now: float) -> float:
-        calm_s = now - self._confirmed_at
-        growth = next(growth for after_s, growth in PROBES if calm_s >= after_s)
-        return max(growth, PROBE_UNMEASURED) if pool.confidence < MEASURED_FROM else growth
 
 
 def retry_after_ms(waiting: int, drain_rps: float, fallback_ms: float) -> int:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from ratelimit.limits import CONCURRENCY, Bucket, EffectiveLimits, RemainingLimits
 from ratelimit.quotas import PERIOD_S, period_of, period_parts, quota_name, unit_of
 
-MOST = (
-    10**15 - 1
-)  # An integer of a structured field has at most 15 digits: with more, clients may ignore the whole field.
+MOST = 10**15 - 1
+"""An integer of a structured field has at most 15 digits: with more, clients may ignore the whole field."""
 
 
 class _Fixed(NamedTuple):

@@ -338,19 +338,17 @@ def auxiliary_limits(identity: BaseLimits, rate: float | None, size: float | Non
 
 def base_buckets(limits: Values, factor: float = 1.0, spread: int = 1) -> tuple[Bucket, ...]:
     """The buckets of a customer at `factor` (0..1) of these limits."""
-    return tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, limits, factor, spread)) is not None])
-
-
-def _bucket(kind: BucketKind, limits: Values, factor: float, spread: int) -> Bucket | None:
-    rate = value_of(limits, kind.rate)
-    if not rate:
-        return None
-    if kind.size is None:
-        size = max(1.0, rate * factor)
-        return Bucket(kind, size, size)
-    size = value_of(limits, kind.size) or 0.0
-    least = 1.0 if spread == 1 else min(size, LEAST_SIZE * spread)
-    return Bucket(kind, rate * factor, max(least, size * factor))
+    buckets: list[Bucket] = []
+    for kind in BUCKETS:
+        rate = value_of(limits, kind.rate)
+        if rate and kind.size is None:
+            size = max(1.0, rate * factor)
+            buckets.append(Bucket(kind, size, size))
+        elif rate and kind.size is not None:
+            size = value_of(limits, kind.size) or 0.0
+            least = 1.0 if spread == 1 else min(size, LEAST_SIZE * spread)
+            buckets.append(Bucket(kind, rate * factor, max(least, size * factor)))
+    return tuple(buckets)
 
 
 def number(value: float) -> str:

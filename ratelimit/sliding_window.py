@@ -1,38 +1,19 @@
-"""Sliding windows of two counters, with the `limits` library; a changed limit keeps its usage. No I/O.
+"""Sliding windows of two counters; a changed limit keeps its usage. No I/O, no clock.
 
-Three properties of the library's memory storage are overridden:
-
-* It reads the wall clock, which an admin may set. Here the time is a parameter, and the windows of a limit begin with its
-  first use, so that the windows of all limits do not end at once.
-* It starts a thread whenever the last one has ended, about sixty per second under load. Here old counters are removed when
-  their limit is used next, and the oldest limits when there are too many.
-* Amount and length are part of its key, so that a changed limit starts unused. Here the key is the name only, and `meet`
-  keeps the usage.
+The windows of a limit begin with its first use, so that the windows of all limits do not end at once. The oldest limits
+are dropped when there are too many.
 """
 
 import math
 from typing import NamedTuple
 
-from limits import RateLimitItemPerSecond
-from limits.storage import MemoryStorage
 
+class LocalLimit(NamedTuple):
+    """`amount` units in a window of `length_us`, of which at most `steady` are released per window (0: all)."""
 
-class LocalLimit(RateLimitItemPerSecond):
-    """`amount` units in a window of `length_us`, of which at most `steady` are released per window."""
-
-    __slots__ = ("steady",)
-
-    def __init__(self, amount: int, length_us: int, steady: int | None = None) -> None:
-        super().__init__(amount, length_us)
-        self.steady = amount if steady is None else steady
-
-    def key_for(self, *identifiers: bytes | str | float) -> str:
-        """The name only, so that a changed limit keeps its counters."""
-        return str(identifiers[0])
-
-    def get_expiry(self) -> int:
-        """The length in microseconds."""
-        return self.multiples
+    amount: int
+    length_us: int
+    steady: int = 0
 
 
 class WindowLevel(NamedTuple):
@@ -58,24 +39,20 @@ class WindowLevel(NamedTuple):
 
 
 class _WindowState:
-    """The state of one limit: its last value, the start of its windows, and the keys of its two counters."""
+    """One limit: its last value, the start of its current window, and the units of the previous and of this one."""
 
-    __slots__ = ("began_us", "current", "ends_us", "limit", "previous")
+    __slots__ = ("began_us", "current", "limit", "previous")
 
     def __init__(self, began_us: int) -> None:
         self.began_us = began_us
-        self.ends_us = 0  # End of the current window, in the library's time.
-        self.previous = self.current = ""
+        self.previous = self.current = 0
         self.limit: LocalLimit | None = None
 
 
-class SlidingWindows(MemoryStorage):
+class SlidingWindows:
     """Two counters per limit, for at most `max_limits` limits; the caller sets `now_us`, which never goes back."""
 
     def __init__(self, max_limits: int) -> None:
-        super().__init__()
-        self.timer.cancel()  # The library's thread; no other one is started.
-        self.timer.join()
         self.now_us = 0
         self._max_limits = max_limits
         self._kept: dict[str, _WindowState] = {}
@@ -90,73 +67,44 @@ class SlidingWindows(MemoryStorage):
         """
         kept = self._kept.get(name)
         if kept is not None and kept.limit is not None:
-            if kept.limit is limit or kept.limit == limit:
+            if kept.limit == limit:
                 return
             first = max(0, math.floor(kept.limit.amount - self.level(name, kept.limit).used))
-            self._drop(self._kept.pop(name))
-        used, steady, length_us = max(0, limit.amount - first), limit.steady, limit.get_expiry()
-        before, during = used, 0
+            del self._kept[name]
+        used, steady, length_us = max(0, limit.amount - first), limit.steady or limit.amount, limit.length_us
+        before, during, began_us = used, 0, self.now_us
         if used > steady:
             # Two windows release it. The current one is full, so that it does not release more than `steady` later, and
             # the part of the previous one that still counts is the rest.
             before = during = steady
-            self._begin(name, self.now_us - length_us + math.ceil((used - steady) * length_us / steady))
-        kept, _ = self._current(name, length_us)
-        self.storage[kept.previous], self.storage[kept.current] = before, during
-        kept.limit = limit
+            began_us += math.ceil((used - steady) * length_us / steady) - length_us
+        kept = self._kept.get(name) or self._begin(name, began_us)
+        kept.previous, kept.current, kept.limit = before, during, limit
 
     def level(self, name: str, limit: LocalLimit) -> WindowLevel:
         """The current usage."""
-        length_us = limit.get_expiry()
-        kept, at = self._current(name, length_us)
-        spent = self.storage.get
-        return WindowLevel(spent(kept.previous, 0), spent(kept.current, 0), kept.ends_us - at, length_us)
+        kept, length_us = self._kept.get(name) or self._begin(name, self.now_us), limit.length_us
+        elapsed_us = self.now_us - kept.began_us
+        if elapsed_us >= length_us:  # The next window starts, and the limit moves to the end of the eviction order.
+            kept.previous, kept.current = kept.current if elapsed_us < 2 * length_us else 0, 0
+            elapsed_us %= length_us
+            kept.began_us = self.now_us - elapsed_us
+            self._kept[name] = self._kept.pop(name)
+        return WindowLevel(kept.previous, kept.current, length_us - elapsed_us, length_us)
 
-    def get(self, key: str) -> int:
-        """A counter, without expiry by the wall clock."""
-        return self.storage.get(key, 0)
-
-    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        """Units of the previous window and the microseconds for which they count; the same of the current one."""
-        kept, at = self._current(key, expiry)
-        return self._get_sliding_window_info(kept.previous, kept.current, expiry, at)
-
-    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        """Use `amount` units if they are left."""
-        previous, previous_us, current, _ = self.get_sliding_window(key, expiry)
-        if math.floor(previous * previous_us / expiry + current) + amount > limit:
+    def spend(self, name: str, limit: LocalLimit, units: int = 1) -> bool:
+        """Use `units` if they are left."""
+        if math.floor(self.level(name, limit).used) + units > limit.amount:
             return False
-        self.storage[self._kept[key].current] += amount
+        self._kept[name].current += units
         return True
 
-    def reset(self) -> int | None:
+    def clear(self) -> None:
         """Remove all limits."""
         self._kept.clear()
-        return super().reset()
-
-    def _current(self, name: str, length_us: int) -> tuple[_WindowState, int]:
-        """The state of a limit in its current window, and the library's time."""
-        kept = self._kept.get(name) or self._begin(name, self.now_us)
-        # The library treats the window before number 0 as number 0, so the first one is 1.
-        at = self.now_us - kept.began_us + length_us
-        if at >= kept.ends_us:
-            self._turn(name, kept, at, length_us)
-        return kept, at
-
-    def _turn(self, name: str, kept: _WindowState, at: int, length_us: int) -> None:
-        """Start the next window, and move the limit to the end of the eviction order."""
-        previous, current = self.sliding_window_keys(name, length_us, at)
-        self._drop(kept, but=previous)
-        kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us
-        self._kept[name] = self._kept.pop(name)
 
     def _begin(self, name: str, began_us: int) -> _WindowState:
         if len(self._kept) >= self._max_limits:
-            self._drop(self._kept.pop(next(iter(self._kept))))
+            del self._kept[next(iter(self._kept))]
         kept = self._kept[name] = _WindowState(began_us)
         return kept
-
-    def _drop(self, kept: _WindowState, but: str = "") -> None:
-        for counter in (kept.previous, kept.current):
-            if counter != but:
-                self.storage.pop(counter, None)

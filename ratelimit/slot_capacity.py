@@ -96,23 +96,22 @@ class SlotEstimator:
 
     def _follow(self, each_rps: float, served_rps: float, elapsed_s: float, now: float, *, anew: bool) -> None:
         """Take the measured rate of a slot into the mean. `served_rps`: of the pool. `anew`: a lower rate replaces the mean."""
-        changed = self._each_rps and self._has_changed(each_rps / self._each_rps, elapsed_s, now)
+        changed = False
+        if self._each_rps:  # It is that of another speed if it is unusual for a while.
+            off = each_rps / self._each_rps
+            limit = 1 + max(STEP, UNUSUAL * self._deviation)
+            self._deviation += (min(abs(off - 1), MOST_DEVIATION) - self._deviation) * _weight(elapsed_s, DEVIATION_S)
+            if 1 / limit <= off <= limit:
+                self._unusual_from = None
+            elif self._unusual_from is None or self._unusual_from[1] != (off > 1):
+                self._unusual_from = now, off > 1
+            changed = self._unusual_from is not None and now - self._unusual_from[0] >= STEP_S
         if not self._each_rps or changed or (anew and each_rps < self._each_rps):
             self._each_rps, self._samples, self._unusual_from = each_rps, 0.0, None
         self._samples = min(SAMPLES, self._samples + served_rps * elapsed_s)
         over_s = min(max(LEAST_S, self._samples / max(served_rps, 0.001)), MOST_S)
         # A geometric mean: the first rates after a start, of short answers only, may be many times too high.
         self._each_rps *= (each_rps / self._each_rps) ** _weight(elapsed_s, over_s)
-
-    def _has_changed(self, off: float, elapsed_s: float, now: float) -> bool:
-        """Whether the measured rate, `off` times the mean, is that of another speed."""
-        limit = 1 + max(STEP, UNUSUAL * self._deviation)
-        self._deviation += (min(abs(off - 1), MOST_DEVIATION) - self._deviation) * _weight(elapsed_s, DEVIATION_S)
-        if 1 / limit <= off <= limit:
-            self._unusual_from = None
-        elif self._unusual_from is None or self._unusual_from[1] != (off > 1):
-            self._unusual_from = now, off > 1
-        return self._unusual_from is not None and now - self._unusual_from[0] >= STEP_S
 
 
 def _weight(elapsed_s: float, over_s: float) -> float:

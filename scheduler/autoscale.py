@@ -191,18 +191,8 @@ class Autoscaler:
         self._signs.update(sample, rules, now_s)
         self._needs.update(need.workers, now_s)
         self._knowns.update(sample.known, now_s)
-        target = self._followed(sample, now_s)
-        wanted, reason = self._wanted(sample, need, target, now_s)
-        return self._step(sample, target, wanted, reason, now_s)
-
-    def hold(self, reason: str) -> Advice | None:
-        """The last advice, because no observation was possible. None if there was none."""
-        return None if self._target is None else self._advice(f"{reason}: the last advice is kept")
-
-    def _followed(self, sample: Sample, now_s: float) -> int:
-        """The target, adjusted to workers that others added or removed: they are not undone."""
-        known = self._knowns.highest
-        target = self._target if self._target is not None else sample.healthy
+        # Workers that others added or removed are not undone.
+        target, known = self._target if self._target is not None else sample.healthy, self._knowns.highest
         going = self._last is not None and self._last.direction == "down" and not self._cool(now_s)
         if sample.healthy > target and not going:
             target = sample.healthy
@@ -210,7 +200,21 @@ class Autoscaler:
             target = min(target, known)
         if self._knowns.whole(now_s) or known > self._known:
             self._known = known
-        return target
+
+        wanted, reason = self._wanted(sample, need, target, now_s)
+        after = min(max(wanted, rules.least), rules.most)
+        if after != wanted:
+            reason += f"; limited to the {'minimum' if after == rules.least else 'maximum'}, {after}"
+        first, self._target = self._target is None, after
+        if after != target and not first:
+            self._last = ScaleStep("up" if after > target else "down", target, after, reason, now_s)
+            self._reached = False
+        self._reached = self._reached or sample.healthy == after
+        return self._advice(reason)
+
+    def hold(self, reason: str) -> Advice | None:
+        """The last advice, because no observation was possible. None if there was none."""
+        return None if self._target is None else self._advice(f"{reason}: the last advice is kept")
 
     def _cool(self, now_s: float) -> bool:
         return self._last is None or now_s - self._last.at_s >= self._rules.cooldown_s
@@ -220,13 +224,22 @@ class Autoscaler:
         rules, cool = self._rules, self._cool(now_s)
         sustained = self._needs.lowest if self._needs.whole(now_s) else 0
         raised = self._last is not None and self._last.direction == "up"
-        wanted, reason = target, _quiet(sample, need, target)
+        wanted, reason = (
+            target,
+            f"no change needed: {need.reason}, {sample.utilization:.0%} used, {sample.depth} queued",
+        )
+        if sample.healthy < target:
+            reason = f"{target - sample.healthy} of {target} workers are not healthy and are being replaced"
         if sustained > target and (cool or raised):
             wanted, reason = sustained, f"{need.reason}: {sustained} or more for {rules.need_s:g} s"
         if cool and (sign := self._sign(sample, now_s)) is not None and sign.workers > wanted:
             return sign
         if cool and wanted == target and self._signs.calm.lasted_s(now_s) >= rules.calm_s:
-            return self._less(sample, target)
+            step = max(1, int(sample.healthy * rules.down_share))
+            wanted = min(target, max(sample.healthy - step, self._needs.highest, rules.least))
+            share = f"{sample.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
+            fewer = f": {target - wanted} fewer" if wanted < target else ", but fewer are not sufficient"
+            return wanted, share + fewer
         return wanted, reason
 
     def _sign(self, sample: Sample, now_s: float) -> Need | None:
@@ -240,30 +253,6 @@ class Autoscaler:
             share = f"{sample.utilization:.0%} used, over {rules.busy:.0%} for {rules.busy_s:g} s"
             return Need(sample.healthy + 1, f"{share}: 1 more")
         return None
-
-    def _less(self, sample: Sample, target: int) -> tuple[int, str]:
-        """A step down from the healthy workers, not below the recent need."""
-        rules = self._rules
-        step = max(1, int(sample.healthy * rules.down_share))
-        wanted = min(target, max(sample.healthy - step, self._needs.highest, rules.least))
-        share = f"{sample.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
-        return (
-            wanted,
-            f"{share}: {target - wanted} fewer" if wanted < target else f"{share}, but fewer are not sufficient",
-        )
-
-    def _step(self, sample: Sample, target: int, wanted: int, reason: str, now_s: float) -> Advice:
-        least, most = self._rules.least, self._rules.most
-        after = min(max(wanted, least), most)
-        if after != wanted:
-            reason += f"; limited to the {'minimum' if after == least else 'maximum'}, {after}"
-        first = self._target is None
-        self._target = after
-        if after != target and not first:
-            self._last = ScaleStep("up" if after > target else "down", target, after, reason, now_s)
-            self._reached = False
-        self._reached = self._reached or sample.healthy == after
-        return self._advice(reason)
 
     def _advice(self, reason: str) -> Advice:
         """The advice. Until a step is complete, its reason is kept."""
@@ -288,9 +277,3 @@ def needed(sample: Sample, rules: ScaleRules) -> Need:
 
 def _waits(sample: Sample, limit: int, for_s: float, step: int) -> str:
     return f"{sample.depth} queued, {limit} or more for {for_s:g} s: {step} more"
-
-
-def _quiet(sample: Sample, need: Need, target: int) -> str:
-    if sample.healthy < target:
-        return f"{target - sample.healthy} of {target} workers are not healthy and are being replaced"
-    return f"no change needed: {need.reason}, {sample.utilization:.0%} used, {sample.depth} queued"

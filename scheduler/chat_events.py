@@ -26,14 +26,16 @@ def joined(output: str) -> dict[str, Any]:
             raise ValueError("not a response") from None
         for choice in event.pop("choices", None) or ():
             index = choice.get("index", 0)
-            _add(choices.setdefault(index, {}), _as_message(choice))
+            whole = {("message" if name == "delta" else name): value for name, value in choice.items()}
+            _add(choices.setdefault(index, {}), whole)
         total |= {name: value for name, value in event.items() if value is not None or name not in total}
-    return {"choices": [_finished(choices[index]) for index in sorted(choices)], **total}
-
-
-def _as_message(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice of an event in the form of a whole response."""
-    return {("message" if name == "delta" else name): value for name, value in choice.items()}
+    for choice in choices.values():
+        message = choice.get("message")
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if isinstance(message, dict) and isinstance(calls, list):  # Without an index, as where nothing was streamed.
+            plain = [{k: v for k, v in c.items() if k != "index"} if isinstance(c, dict) else c for c in calls]
+            choice["message"] = {**message, "tool_calls": plain}
+    return {"choices": [choices[index] for index in sorted(choices)], **total}
 
 
 def _add(total: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -71,16 +73,6 @@ def _collect(total: list[Any], more: Iterable[Any]) -> None:
 def _index(item: Any) -> int | None:
     index = item.get("index") if isinstance(item, dict) else None
     return index if isinstance(index, int) else None
-
-
-def _finished(choice: dict[str, Any]) -> dict[str, Any]:
-    """A whole choice: its tool calls have no index, as in a response that was not streamed."""
-    message = choice.get("message")
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if isinstance(message, dict) and isinstance(calls, list):
-        plain = [{k: v for k, v in call.items() if k != "index"} if isinstance(call, dict) else call for call in calls]
-        choice["message"] = {**message, "tool_calls": plain}
-    return choice
 
 
 def as_deltas(line: str) -> Members:

@@ -58,11 +58,8 @@ def armed_directory() -> str:
 
 def failpoint(name: str) -> None:
     """Kill this process if a test has armed this failpoint."""
-    if _armed:
-        _kill_if_armed(name)
-
-
-def _kill_if_armed(name: str) -> None:
+    if not _armed:
+        return
     try:
         (_directory / name).unlink()  # Succeeds in exactly one process.
     except FileNotFoundError:

@@ -86,16 +86,13 @@ class TaskRegistry:
                 error = raised
             if until is not None and until.is_set():
                 return
-            self._note(name, error)
+            log_fault("task_ended", error, task=name)
+            before = {each.name: each.times for each in self.ended}
+            kind = type(error).__name__ if error is not None else ""
+            self._ended[name] = EndedTask(name, kind, before.get(name, 0) + 1, self._clock())
             if self._clock() - began > LONGEST_PAUSE_S:
                 backoff.reset()
             await backoff.sleep()
-
-    def _note(self, name: str, error: BaseException | None) -> None:
-        log_fault("task_ended", error, task=name)
-        before = {each.name: each.times for each in self.ended}
-        kind = type(error).__name__ if error is not None else ""
-        self._ended[name] = EndedTask(name, kind, before.get(name, 0) + 1, self._clock())
 
 
 async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -43,7 +43,7 @@ class Gpu:
             "busy",
             1.0,
             self.size,
-            0.0,
+            age_ms=0.0,
             healthy=True,
             rps=0.0,
             service_p95_ms=self.service.typical_p95_ms(max(1, self.size)),

@@ -27,7 +27,7 @@ def health_inputs(**changes: Any) -> HealthInputs:
 
 
 def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: float = 100.0) -> WorkerView:
-    return WorkerView(f"worker-{number}", status, 0.5, 1, age_ms, healthy, 100.0, 50.0, "tiny", "v1")
+    return WorkerView(f"worker-{number}", status, 0.5, 1, 100.0, 50.0, "tiny", "v1", age_ms=age_ms, healthy=healthy)
 
 
 def observation(*workers: WorkerView) -> Observation:

@@ -82,7 +82,7 @@ class Engine:
             "busy",
             min(1.0, recent / slots),
             self.size,
-            0.0,
+            age_ms=0.0,
             healthy=True,
             rps=1000 * slots / mean_ms if mean_ms else 0.0,
             service_p95_ms=2 * mean_ms,

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from limits.strategies import SlidingWindowCounterRateLimiter
-
 from gateway.direct.queue import DirectQueue
+from ratelimit.decision import ACCEPTED, AdmissionDecision, BucketLevel, CustomerLevels, QuotaLevel, decide
 from ratelimit.headers import quota_window_s
 from ratelimit.limits import REQUEST_BUCKET, Bucket, Level, RemainingLimits
 from ratelimit.quotas import Meter, unit_of
@@ -42,8 +41,6 @@ RETRY_MS = 500
 MOST_RETRY_MS = 60_000
 """The longest wait returned: Redis may be available again at any moment, and has the exact state."""
 
-_AFTER_CONCURRENCY = (Admission.QUOTA, Admission.TIER_LIMIT)
-
 
 class Charge(NamedTuple):
     """What a request costs under one limit, and the rejection where there is not so much left."""
@@ -56,12 +53,22 @@ class Charge(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """All that one request costs; `every` in the order in which a rejection is reported."""
+    """All that one request costs."""
 
     key: Charge | None
     buckets: tuple[Charge, ...]  # As in EffectiveLimits.
     quotas: tuple[Charge, ...]
-    every: tuple[Charge, ...]
+    tier: Charge
+
+    @property
+    def requests(self) -> tuple[Charge, ...]:
+        """The key's bucket, if it has one, and those of the customer."""
+        return self.buckets if self.key is None else (self.key, *self.buckets)
+
+    @property
+    def every(self) -> tuple[Charge, ...]:
+        """In the order of admission."""
+        return (*self.requests, *self.quotas, self.tier)
 
 
 class LocalLimits:
@@ -70,36 +77,36 @@ class LocalLimits:
     def __init__(self, max_limits: int = MAX_LIMITS) -> None:
         self._rates = SlidingWindows(max_limits)
         self._quotas = SlidingWindows(max_limits)
-        self._rate_strategy = SlidingWindowCounterRateLimiter(self._rates)
-        self._quota_strategy = SlidingWindowCounterRateLimiter(self._quotas)
 
     def __len__(self) -> int:
         return len(self._rates) + len(self._quotas)
 
     def clear(self) -> None:
         """Begin anew, with all but quotas."""
-        self._rates.reset()
+        self._rates.clear()
 
-    def rejected(self, charges: Sequence[Charge], now: float) -> Charge | None:
-        """The first that has too little left. Nothing is spent."""
+    def meet(self, charges: Sequence[Charge], now: float) -> None:
+        """Set the limits that are checked at this time. Nothing is spent."""
         self._rates.now_us = self._quotas.now_us = int(now * 1e6)
         for charge in charges:
             if charge.first is not None:  # Of a quota that changes, what was spent is kept, and not what is left.
                 self._rates.meet(charge.name, charge.limit, max(charge.first, charge.cost))
-        return next((c for c in charges if not self._strategy(c).test(c.limit, c.name, cost=c.cost)), None)
+
+    def left(self, charge: Charge) -> int:
+        """The whole units that are left of its limit."""
+        return charge.limit.amount - math.floor(self.level(charge).used)
 
     def spend(self, charges: Sequence[Charge]) -> None:
-        """Pay all of them, right after `rejected` found none: then each has room, and it is all or nothing."""
+        """Pay all of them, while each has enough left: it is all or nothing."""
         for charge in charges:
-            self._strategy(charge).hit(charge.limit, charge.name, cost=charge.cost)
+            self._windows_of(charge).spend(charge.name, charge.limit, charge.cost)
 
     def level(self, charge: Charge) -> WindowLevel:
         """How far its limit is used."""
-        windows = self._quotas if charge.first is None else self._rates
-        return windows.level(charge.name, charge.limit)
+        return self._windows_of(charge).level(charge.name, charge.limit)
 
-    def _strategy(self, charge: Charge) -> SlidingWindowCounterRateLimiter:
-        return self._quota_strategy if charge.first is None else self._rate_strategy
+    def _windows_of(self, charge: Charge) -> SlidingWindows:
+        return self._quotas if charge.first is None else self._rates
 
 
 @lru_cache(maxsize=4096)
@@ -135,20 +142,30 @@ def charges_of(submission: Submission, tier: TierLimit, gateways: int) -> Charge
         _charge(Admission(b.kind.outcome), submission.customer_id, b, b.kind.units(submission), parts)
         for b in limits.buckets
     )
-    quotas = tuple(_quota(submission, name, amount / parts) for name, amount in limits.quotas)
+    quotas: list[Charge] = []
+    for name, amount in limits.quotas:
+        mark, meter = unit_of(name).mark, submission.meter or Meter()
+        cost = meter.units(mark, submission.tokens) if mark else 1
+        of_quota = f"quota {name} {submission.customer_id}"
+        quotas.append(Charge(Admission.QUOTA, of_quota, quota(name, amount / parts), cost))
     whole = _charge(Admission.TIER_LIMIT, tier.name, Bucket(REQUEST_BUCKET, tier.rate, tier.burst), 1, gateways)
-    return Charges(key, buckets, quotas, (*([key] if key else []), *buckets, *quotas, whole))
+    return Charges(key, buckets, tuple(quotas), whole)
 
 
 def of_all(charges: Charges, together: Sequence[Submission]) -> Charges:
     """The same for requests which enter together or not at all."""
-    sums = {
-        charge.name: min(sum(map(bucket.kind.units, together)), charge.limit.amount)
+    count = len(together)
+    key = charges.key and charges.key._replace(cost=charges.key.cost * count)
+    buckets = tuple(
+        charge._replace(
+            cost=min(sum(map(bucket.kind.units, together)), charge.limit.amount)
+            if bucket.kind.cost
+            else charge.cost * count
+        )
         for charge, bucket in zip(charges.buckets, together[0].limits.buckets, strict=True)
-        if bucket.kind.cost
-    }
-    every = [charge._replace(cost=sums.get(charge.name, charge.cost * len(together))) for charge in charges.every]
-    return charges._replace(every=tuple(every))
+    )
+    quotas = tuple(charge._replace(cost=charge.cost * count) for charge in charges.quotas)
+    return Charges(key, buckets, quotas, charges.tier._replace(cost=charges.tier.cost * count))
 
 
 def _charge(rejection: Admission, name: str, of: Bucket, units: int, gateways: int) -> Charge:
@@ -157,20 +174,6 @@ def _charge(rejection: Admission, name: str, of: Bucket, units: int, gateways: i
     # A request that is larger than the whole limit enters when all of it is there.
     cost = min(units, limit.amount) if of.kind.cost else units * unit
     return Charge(rejection, f"{rejection.value} {name}", limit, cost, first)
-
-
-def _quota(submission: Submission, name: str, amount: float) -> Charge:
-    mark, meter = unit_of(name).mark, submission.meter or Meter()
-    cost = meter.units(mark, submission.tokens) if mark else 1
-    return Charge(Admission.QUOTA, f"quota {name} {submission.customer_id}", quota(name, amount), cost)
-
-
-class _Decision(NamedTuple):
-    outcome: Admission
-    retry_ms: int
-    in_use: int
-    shadowed: str = ""
-    quota: str = ""  # The name of the one that rejects.
 
 
 class DirectAdmission:
@@ -193,17 +196,13 @@ class DirectAdmission:
     def judge(self, submission: Submission, tier: TierLimit, priority: int, now: float, *, in_use: int) -> Verdict:
         """The verdict on a newcomer, whose customer has `in_use` requests here; `now` is monotonic seconds."""
         charges = charges_of(submission, tier, self._gateways)
-        rejection = self._rejection(submission, charges, now, in_use)
-        if rejection is not None and not tier.shadow:
-            decision = rejection
-        elif not self._queue.has_room(priority):
-            decision = _Decision(Admission.QUEUE_FULL, RETRY_MS, in_use)
-        elif rejection is not None:
-            decision = _Decision(Admission.ACCEPTED, 0, in_use + 1, rejection.outcome.value)
-        else:
-            self._limits.spend(charges.every)
-            decision = _Decision(Admission.ACCEPTED, 0, in_use + 1)
-        return self._verdict(submission, charges, decision, self._queue.ahead_of(priority))
+        is_full = not self._queue.has_room(priority)
+        decision = self._decided(submission, charges, tier, now, in_use=in_use, is_full=is_full)
+        if decision.outcome == ACCEPTED:
+            in_use += 1
+            if not decision.limit:
+                self._limits.spend(charges.every)
+        return self._verdict(submission, charges, decision, in_use, self._queue.ahead_of(priority))
 
     def keeps_out(
         self, together: Sequence[Submission], tier: TierLimit, priority: int, now: float, *, in_use: int
@@ -211,53 +210,71 @@ class DirectAdmission:
         """The verdict on a list for all of which there is not enough; None where each may come. Nothing is spent."""
         first = together[0]
         charges = charges_of(first, tier, self._gateways)
-        rejection = self._rejection(
-            first, charges, now, in_use
-        )  # A limit that is checked for the first time is checked for one request.
-        if rejection is None:
-            of_them = of_all(charges, together)
-            rejection = self._rejection(first, of_them, now, in_use + len(together) - 1)
-        if rejection is None or tier.shadow:
+        # A limit that is checked for the first time is checked for one request.
+        decision = self._decided(first, charges, tier, now, in_use=in_use)
+        if not decision.limit:
+            charges = of_all(charges, together)
+            decision = self._decided(first, charges, tier, now, in_use=in_use, count=len(together))
+        if decision.outcome == ACCEPTED:
             return None
-        return self._verdict(first, charges, rejection._replace(in_use=in_use), self._queue.ahead_of(priority))
+        return self._verdict(first, charges, decision, in_use, self._queue.ahead_of(priority))
 
-    def _rejection(self, submission: Submission, charges: Charges, now: float, in_use: int) -> _Decision | None:
-        """What the first limit says that refuses."""
-        rejected = self._limits.rejected(charges.every, now)
-        concurrency = submission.limits.max_concurrency
-        most = max(1, concurrency // (self._gateways * cells_sharing(submission)))
-        if concurrency and in_use >= most and (not rejected or rejected.rejection in _AFTER_CONCURRENCY):
-            return _Decision(Admission.CONCURRENCY, RETRY_MS, in_use)
-        if rejected is None:
-            return None
-        wait_us = self._limits.level(rejected).until_us(max(0, rejected.limit.amount - rejected.cost))
-        quota_name = rejected.name.split()[1] if rejected.rejection is Admission.QUOTA else ""
-        return _Decision(rejected.rejection, min(MOST_RETRY_MS, _ms(wait_us)), in_use, quota=quota_name)
+    def _decided(
+        self,
+        submission: Submission,
+        charges: Charges,
+        tier: TierLimit,
+        now: float,
+        *,
+        in_use: int,
+        count: int = 1,
+        is_full: bool = False,
+    ) -> AdmissionDecision:
+        self._limits.meet(charges.every, now)
+        left, concurrency = self._limits.left, submission.limits.max_concurrency
+        customer = CustomerLevels(
+            [BucketLevel(charge.rejection, left(charge), charge.cost) for charge in charges.requests],
+            in_use,
+            concurrency and max(1, concurrency // (self._gateways * cells_sharing(submission))),
+            [QuotaLevel(left(charge), charge.cost) for charge in charges.quotas],
+        )
+        tier_bucket = BucketLevel(charges.tier.rejection, left(charges.tier), charges.tier.cost)
+        return decide(customer, tier, tier_bucket, None, is_full=is_full, count=count)
 
-    def _verdict(self, submission: Submission, charges: Charges, decision: _Decision, depth: int) -> Verdict:
+    def _verdict(
+        self, submission: Submission, charges: Charges, decision: AdmissionDecision, in_use: int, depth: int
+    ) -> Verdict:
         """The verdict has the whole of the client's limits, which it spreads over all gateways."""
-        limits = submission.limits
+        limits, outcome = submission.limits, Admission(decision.outcome)
+        retry_ms = 0
+        named: tuple[str, ...] = ()
+        if outcome in {Admission.CONCURRENCY, Admission.QUEUE_FULL}:
+            retry_ms = RETRY_MS
+        elif outcome is not Admission.ACCEPTED:
+            rejected = charges.tier
+            if outcome is Admission.QUOTA:
+                rejected, named = charges.quotas[decision.at], (limits.quotas[decision.at][0],)
+            elif outcome is not Admission.TIER_LIMIT:
+                rejected = charges.requests[decision.at]
+            wait_us = self._limits.level(rejected).until_us(max(0, rejected.limit.amount - rejected.cost))
+            retry_ms = min(MOST_RETRY_MS, _ms(wait_us))
         levels = [self._level(charge, of) for charge, of in zip(charges.buckets, limits.buckets, strict=True)]
         if charges.key is not None and limits.key is not None:
             levels[0] = min(levels[0], self._level(charges.key, limits.key))
-        in_use = decision.in_use
         if limits.max_concurrency:
             in_use = min(limits.max_concurrency, in_use * self._gateways)
-        quotas = [self._quota(charge, each[1]) for charge, each in zip(charges.quotas, limits.quotas, strict=True)]
+        quotas: list[tuple[int, int]] = []
+        for charge, (_, amount) in zip(charges.quotas, limits.quotas, strict=True):
+            level = self._limits.level(charge)
+            spare = max(0, int(charge.limit.amount - level.used))
+            quotas.append((min(amount, spare * self._gateways), _ms(level.left_us)))
         left = RemainingLimits(levels, in_use, quotas)
-        named = (decision.quota,) if decision.quota else ()
-        return Verdict(decision.outcome, left, decision.retry_ms, depth, shadowed=decision.shadowed, quotas=named)
+        return Verdict(outcome, left, retry_ms, depth, shadowed=decision.shadowed, quotas=named)
 
     def _level(self, charge: Charge, of: Bucket) -> Level:
         level, unit = self._limits.level(charge), 1 if of.kind.cost else REQUEST
         left = max(0.0, (charge.limit.amount - level.used) / unit)
         return Level(min(of.size, left * self._gateways), _ms(level.until_us(0)))
-
-    def _quota(self, charge: Charge, amount: int) -> tuple[int, int]:
-        """What is left of a quota, and milliseconds until it starts anew."""
-        level = self._limits.level(charge)
-        left = max(0, int(charge.limit.amount - level.used))
-        return min(amount, left * self._gateways), _ms(level.left_us)
 
 
 def _ms(microseconds: float) -> int:

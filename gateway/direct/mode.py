@@ -70,27 +70,19 @@ class DirectMode:
         `waiting`: the number of direct requests without a response.
         """
         if redis_open:
-            self._enter(now)
-        elif self.mode is not RequestPath.OFF:
-            self._recover(now, redis_well=redis_well, can_serve=can_serve, waiting=waiting)
-        return self.mode
-
-    def _enter(self, now: float) -> None:
-        if self.mode is RequestPath.OFF:
-            self.since = now
-        self.mode = RequestPath.ON
-        self._well_since = None
-
-    def _recover(self, now: float, *, redis_well: bool, can_serve: bool, waiting: int) -> None:
-        if not redis_well:
+            if self.mode is RequestPath.OFF:
+                self.since = now
+            self.mode = RequestPath.ON
+        if redis_open or not redis_well:
             self._well_since = None
-            return
-        if self._well_since is None:
-            self._well_since = now
-        if self.mode is RequestPath.ON and (not can_serve or now - self._well_since >= self._leave_after_s):
-            self.mode = RequestPath.LEAVING
-        if self.mode is RequestPath.LEAVING and not waiting:
-            self.mode = RequestPath.OFF
+        elif self.mode is not RequestPath.OFF:
+            if self._well_since is None:
+                self._well_since = now
+            if self.mode is RequestPath.ON and (not can_serve or now - self._well_since >= self._leave_after_s):
+                self.mode = RequestPath.LEAVING
+            if self.mode is RequestPath.LEAVING and not waiting:
+                self.mode = RequestPath.OFF
+        return self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,17 +246,14 @@ class Direct:
             await next_tick(TICK_S)
             with LoggedFaults("direct mode failed"):
                 self._completion.retry_records()
-                self._tick(self._clock())
-
-    def _tick(self, now: float) -> None:
-        self._parts.watch.update(now)
-        self.update()
-        if self._policy.mode is RequestPath.OFF:
-            return
-        self._update_workers()
-        self._parts.limits.reached(self._connections.available if self._serves() else 0)
-        self._completion.sweep(now)
-        self._queue.remove_if(lambda entry: not self._completion.may_run(entry))
+                now = self._clock()
+                self._parts.watch.update(now)
+                self.update()
+                if self._policy.mode is not RequestPath.OFF:
+                    self._update_workers()
+                    self._parts.limits.reached(self._connections.available if self._serves() else 0)
+                    self._completion.sweep(now)
+                    self._queue.remove_if(lambda entry: not self._completion.may_run(entry))
 
     def _update_workers(self) -> None:
         workers = self._parts.heartbeat.workers

@@ -17,7 +17,7 @@ from uuid_utils import uuid7
 
 from ratelimit.request_limits import LANGUAGE_MODEL, limits_of_workers
 from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
 from scheduler.batching.slot_policy import fill, kept_free
@@ -30,6 +30,7 @@ from scheduler.fault_log import LoggedFaults, log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues, TierDepth, with_background
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.wake_condition import FIRST_IDLE, FREE_SLOT, NEVER, NO_WORKER, WakeCondition
 from scheduler.redis_client.backoff import Backoff
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
@@ -154,7 +155,10 @@ class Dispatcher:
                 await backoff.sleep()
                 continue
             if await self._waker.wait(wait_s):
-                self._take_token()
+                # No other dispatcher gets this token, so this one must form the batch.
+                self._stands_by = False
+                if self._has_timer:
+                    self._pace_ms = math.inf
 
     async def turn(self) -> float:
         """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
@@ -167,16 +171,28 @@ class Dispatcher:
             self._ready_limit = decision.ready_limit
             if decision.picks:
                 before = queues.depth
-                queues, formed = await self._form_all(decisions, policy, names)
-                if not formed and queues.depth >= before:
-                    return await self._refused(decision, names)
+                formed = await asyncio.gather(*(self._form(each.picks, policy, names) for each in decisions))
+                queues, self._credit = formed[-1].queues, decisions[-1].credit
+                self._due_s = self._observed_s - decisions[-1].since_ms / 1000
+                if queues.depth >= before and not any(each.size for each in formed):
+                    # More batches are ready than were observed, or fewer slots are free: try again when that changes, or soon.
+                    changed = WakeCondition(0, decision.ready_limit - 1)
+                    await self._set_wake_condition(WakeCondition(1, FREE_SLOT) if self._has_slots else changed, names)
+                    return REFUSED_PAUSE_S
             elif self._is_current(decision.condition):
-                return await self._make_room(queues, policy, self._sleep_s(decision))
+                return await self._sleep_s(decision, queues, policy)
             else:
                 queues = await self._set_wake_condition(decision.condition, names)
 
-    async def _make_room(self, queues: Queues, policy: BatchPolicy, sleep_s: float) -> float:
-        """Withdraw runs of lower tiers if the highest one would wait too long for a slot. Returns the seconds to sleep."""
+    async def _sleep_s(self, decision: Decision, queues: Queues, policy: BatchPolicy) -> float:
+        """The seconds until the next turn, unless woken. Withdraws runs of lower tiers if the highest one would wait too long for
+        a slot.
+        """
+        self._pace_ms, self._has_timer = decision.pace_ms, decision.wait_ms is not None
+        if decision.wait_ms is None:
+            sleep_s = STANDBY_S if decision.condition.ready == FIRST_IDLE else MAX_SLEEP_S
+        else:
+            sleep_s = decision.wait_ms / 1000 + (STANDBY_S if self._stands_by and decision.pace_ms < math.inf else 0.0)
         if queues.slots is None or queues.slots.free:
             return sleep_s
         now_s = self._clock_s()
@@ -191,20 +207,6 @@ class Dispatcher:
             await self._batches.withdraw(workers[self._withdrawals % len(workers)], wanted.runs, wanted.queues)
         return min(sleep_s, wanted.wait_ms / 1000)
 
-    def _sleep_s(self, decision: Decision) -> float:
-        """The seconds until the next turn, unless woken."""
-        self._pace_ms, self._has_timer = decision.pace_ms, decision.wait_ms is not None
-        if decision.wait_ms is None:
-            return STANDBY_S if decision.condition.ready == FIRST_IDLE else MAX_SLEEP_S
-        is_later = self._stands_by and decision.pace_ms < math.inf
-        return decision.wait_ms / 1000 + is_later * STANDBY_S
-
-    def _take_token(self) -> None:
-        """The sleep ended with a token, before the timer. No other dispatcher gets this token, so this one must form the batch."""
-        self._stands_by = False
-        if self._has_timer:
-            self._pace_ms = math.inf
-
     async def _read_queues(self, policy: BatchPolicy, names: list[str]) -> Queues:
         """Read the queues. If a number of requests or a time was waited for, also form a batch in the same call if it is met."""
         pace_ms, self._pace_ms = self._pace_ms, math.inf
@@ -218,15 +220,6 @@ class Dispatcher:
         if self._has_timer and pace_ms < math.inf:
             self._stands_by = not formed.size and 0 <= formed.queues.since_formed_ms < slept_ms
         return formed.queues
-
-    async def _form_all(
-        self, decisions: Sequence[Decision], policy: BatchPolicy, names: list[str]
-    ) -> tuple[Queues, int]:
-        """Form several batches at the same time. Returns the queues after the last, and the number of requests in batches."""
-        formed = await asyncio.gather(*(self._form(decision.picks, policy, names) for decision in decisions))
-        self._credit = decisions[-1].credit
-        self._due_s = self._observed_s - decisions[-1].since_ms / 1000
-        return formed[-1].queues, sum(each.size for each in formed)
 
     async def _form(
         self,
@@ -253,12 +246,6 @@ class Dispatcher:
         self._depth_left -= formed.size + formed.dropped
         self.formed += formed.size
         return formed
-
-    async def _refused(self, decision: Decision, names: list[str]) -> float:
-        """More batches are ready than were observed, or fewer slots are free: try again when that changes, or soon."""
-        changed = WakeCondition(1, FREE_SLOT) if self._has_slots else WakeCondition(0, decision.ready_limit - 1)
-        await self._set_wake_condition(changed, names)
-        return REFUSED_PAUSE_S
 
     def _is_current(self, condition: WakeCondition) -> bool:
         """Whether the stored wake condition is close enough to `condition`, and valid for long enough."""

@@ -22,12 +22,13 @@ from scheduler.batching.background import (
     oldest_background,
     spread_ms,
 )
-from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, Waits, WakeCondition
+from scheduler.batching.decision import Decision, Waits
 from scheduler.batching.distances import distance_ms, part_distance_ms, since_due_ms
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.target_size import target_size, window_ms
 from scheduler.batching.tier_policy import BatchPolicy
 from scheduler.batching.tier_shares import choose
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import background_of
 
 MOST_AT_ONCE = 8
@@ -112,33 +113,29 @@ def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float
     """
     decisions = [decide(snapshot, policy, credit)]
     while decisions[-1].picks and len(decisions) < MOST_AT_ONCE:
-        snapshot = _after(snapshot, decisions[-1])
-        following = decide(snapshot, policy, decisions[-1].credit)
+        decision, taken = decisions[-1], dict(decisions[-1].picks)
+        # The age of the oldest request is not known after the batch is formed, and taken as unchanged.
+        snapshot = replace(
+            snapshot,
+            tiers={
+                name: TierQueue(tier.depth - taken.get(name, 0), tier.oldest_ms)
+                for name, tier in snapshot.tiers.items()
+            },
+            background={
+                name: TierQueue(tier.depth - taken.get(background_of(name), 0), tier.oldest_ms)
+                for name, tier in snapshot.background.items()
+            },
+            ready_batches=snapshot.ready_batches + 1,
+            leased_batches=snapshot.leased_batches + 1,
+            since_ms=decision.since_ms,
+            since_formed_ms=0.0,
+            quiet=(),
+        )
+        following = decide(snapshot, policy, decision.credit)
         if not following.picks or snapshot.ready_batches >= following.ready_limit:
             break
         decisions.append(following)
     return decisions
-
-
-def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
-    """The snapshot after the batch is formed. The age of the oldest request is not known then, and taken as unchanged."""
-    taken = dict(decision.picks)
-    tiers = {name: TierQueue(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
-    background = {
-        name: TierQueue(tier.depth - taken.get(background_of(name), 0), tier.oldest_ms)
-        for name, tier in snapshot.background.items()
-    }
-    ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
-    return replace(
-        snapshot,
-        tiers=tiers,
-        ready_batches=ready,
-        leased_batches=leased,
-        since_ms=decision.since_ms,
-        since_formed_ms=0.0,
-        background=background,
-        quiet=(),
-    )
 
 
 def _waits(snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: float) -> Waits | None:

@@ -11,7 +11,7 @@ import structlog
 
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
-from scheduler.fault_log import log_fault
+from scheduler.fault_log import LoggedFaults
 from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.presence import Presence
@@ -74,12 +74,11 @@ class Reaper:
         await asyncio.gather(*map(self._guarded, (self._reap, self._expire, self._count)))
 
     async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await step()
-        except RedisUnavailable as error:
-            log.warning("redis_away", error=str(error))
-        except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("a step of the reaper failed", error)
+        with LoggedFaults("a step of the reaper failed"):
+            try:
+                await step()
+            except RedisUnavailable as error:
+                log.warning("redis_away", error=str(error))
 
     async def _repair(self) -> None:
         now = self._clock()
@@ -88,12 +87,6 @@ class Reaper:
         self._repair_due = now + REPAIR_EVERY_S
         for sentence in await self._index_repair.repair(self._tiers()):
             self._repaired[sentence] = now + NOTICE_S
-
-    def _all_notices(self) -> list[str]:
-        """The problems of this process, and recent repairs."""
-        now = self._clock()
-        self._repaired = {sentence: until for sentence, until in self._repaired.items() if until > now}
-        return [*self._notices(), *self._repaired]
 
     async def _reap(self) -> None:
         reaped = await self._terminations.reap(
@@ -112,7 +105,9 @@ class Reaper:
             log.info("expired", ended=ended)
 
     async def _count(self) -> None:
-        healthy, known = await self._presence.census(self._all_notices())
+        now = self._clock()
+        self._repaired = {sentence: until for sentence, until in self._repaired.items() if until > now}
+        healthy, known = await self._presence.census([*self._notices(), *self._repaired])
         if healthy != self.healthy:
             log.info("healthy_gpus", healthy=healthy, known=known)
         self.healthy, self._known = healthy, known

@@ -1,6 +1,6 @@
 """The measured duration of batches on the workers of a pool. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
@@ -31,21 +31,11 @@ def pool_service(workers: Iterable[WorkerView], known: Service) -> Service:
     measured = [worker for worker in workers if worker.healthy and worker.seen_batch > 0]
     if not measured:
         return known
-    return Service(
-        fmean(worker.base_ms for worker in measured),
-        fmean(worker.item_ms for worker in measured),
-        min(worker.seen_batch for worker in measured),
-        _steady(measured),
-    )
-
-
-def _steady(workers: Sequence[WorkerView]) -> bool:
-    """Whether each worker has its expected duration, and all workers have similar ones."""
-    size = min(worker.seen_batch for worker in workers)
-    runs_ms = [worker.base_ms + size * worker.item_ms for worker in workers]
-    return max(runs_ms) <= STEADY * min(runs_ms) and all(_as_expected(worker) for worker in workers)
-
-
-def _as_expected(worker: WorkerView) -> bool:
-    expected_ms = worker.base_ms + worker.seen_batch * worker.item_ms
-    return expected_ms / STEADY <= worker.service_p95_ms <= expected_ms * STEADY
+    size = min(worker.seen_batch for worker in measured)
+    runs_ms = [worker.base_ms + size * worker.item_ms for worker in measured]
+    is_steady = max(runs_ms) <= STEADY * min(runs_ms)
+    for worker in measured:
+        expected_ms = worker.base_ms + worker.seen_batch * worker.item_ms
+        is_steady = is_steady and expected_ms / STEADY <= worker.service_p95_ms <= expected_ms * STEADY
+    base_ms, item_ms = fmean(worker.base_ms for worker in measured), fmean(worker.item_ms for worker in measured)
+    return Service(base_ms, item_ms, size, is_steady)

@@ -8,11 +8,12 @@ requests do not wait for the end of others. Background work is the lowest tier, 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.batching.decision import FREE_SLOT, NEVER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.tier_shares import choose
 from scheduler.protocol.pool_view import SlotView
+from scheduler.protocol.wake_condition import FREE_SLOT, NEVER, WakeCondition
 from scheduler.states import background_of
 
 MOST_KEPT_FREE = 2
@@ -32,10 +33,20 @@ def kept_free(slots: SlotView, policy: BatchPolicy) -> int:
 def fill(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
     """The batches to form now, one for each worker's free slots; the last decision says what to wait for if none is left."""
     decisions: list[Decision] = []
-    tiers, slots = _with_background(snapshot, policy), snapshot.slots
-    policy = _as_tiers(policy, tiers)
+    slots, names = snapshot.slots, [tier.name for tier in policy.order]
     if slots is None:
         raise ValueError("the pool has no slots; this is a bug")
+    # A paused tier is not in the policy. Background work does not age: it may wait for minutes.
+    tiers = {name: queue for name, queue in snapshot.tiers.items() if name in names}
+    tiers |= {background_of(name): TierQueue(q.depth, 0.0) for name, q in snapshot.background.items() if name in names}
+    # Background queues are the lowest tiers; the first one with work gets their share.
+    queues = [background_of(name) for name in names]
+    first = next((name for name in queues if name in tiers and tiers[name].depth), None)
+    shares = [policy.background_share if name == first else 0.0 for name in queues]
+    background = [
+        TierPolicy(name, _LAST + at, share) for at, (name, share) in enumerate(zip(queues, shares, strict=True))
+    ]
+    policy = replace(policy, tiers=[*policy.tiers, *background])
     while len(decisions) < MOST_AT_ONCE:
         picks, credit = _picks(tiers, slots, policy, credit)
         if not picks:
@@ -67,22 +78,3 @@ def _picks(
         picks, owed = choose(tiers, replace(policy, max_batch_size=size), credit)
         return (picks, owed) if picks else ([], credit)
     return [(highest, first)] if first else [], credit
-
-
-def _with_background(snapshot: PoolSnapshot, policy: BatchPolicy) -> dict[str, TierQueue]:
-    """The queues of the policy's tiers; one that is paused has none. Background work does not age: it may wait for minutes."""
-    names = {tier.name for tier in policy.tiers}
-    background = {
-        background_of(name): TierQueue(queue.depth, 0.0) for name, queue in snapshot.background.items() if name in names
-    }
-    return {name: queue for name, queue in snapshot.tiers.items() if name in names} | background
-
-
-def _as_tiers(policy: BatchPolicy, tiers: Mapping[str, TierQueue]) -> BatchPolicy:
-    """The policy with the background queues as its lowest tiers; the first one with work gets their share."""
-    names = [background_of(tier.name) for tier in policy.order]
-    first = next((name for name in names if name in tiers and tiers[name].depth), None)
-    background = [
-        TierPolicy(name, _LAST + at, policy.background_share if name == first else 0.0) for at, name in enumerate(names)
-    ]
-    return replace(policy, tiers=[*policy.tiers, *background])

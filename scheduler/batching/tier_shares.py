@@ -9,7 +9,7 @@ and the highest must not wait for their backlog.
 from collections.abc import Mapping
 
 from scheduler.batching.snapshot import TierQueue
-from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
+from scheduler.batching.tier_policy import BatchPolicy
 
 AGED_SHARE = 0.05
 """The minimum share of every batch for an aged tier, before the strict order."""
@@ -23,9 +23,14 @@ def choose(
     Guaranteed places come first, including those of aged tiers, then the strict order of priority. A tier's credit grows by
     its share of each batch while requests are queued in it, falls by the places it got, and never exceeds one batch.
     """
-    size = policy.max_batch_size
-    order = policy.order
-    owed = {t.name: _owed(t, tiers, credit, policy) for t in order}
+    size, order = policy.max_batch_size, policy.order
+    owed: dict[str, float] = {}
+    for tier in order:
+        waiting, share, owed[tier.name] = tiers.get(tier.name), tier.guaranteed_share, 0.0
+        if waiting is not None and waiting.depth:
+            if waiting.oldest_ms >= policy.ageing_ms:
+                share = max(share, AGED_SHARE)
+            owed[tier.name] = min(float(size), credit.get(tier.name, 0.0) + share * size)
     places = dict.fromkeys(owed, 0)
     left = size
     guaranteed = {name: int(places + 1e-9) for name, places in owed.items()}
@@ -37,12 +42,3 @@ def choose(
             left -= more
     rest = {name: max(0.0, owed[name] - places[name]) for name in owed}
     return [(t.name, places[t.name]) for t in order if places[t.name]], rest
-
-
-def _owed(tier: TierPolicy, tiers: Mapping[str, TierQueue], credit: Mapping[str, float], policy: BatchPolicy) -> float:
-    waiting = tiers.get(tier.name)
-    if waiting is None or not waiting.depth:
-        return 0.0
-    late = waiting.oldest_ms >= policy.ageing_ms
-    share = max(tier.guaranteed_share, AGED_SHARE) if late else tier.guaranteed_share
-    return min(float(policy.max_batch_size), credit.get(tier.name, 0.0) + share * policy.max_batch_size)

@@ -131,32 +131,19 @@ class Allotter:
                     seen = found
                     with LoggedFaults("dividing limits among cells failed"):
                         await self.turn()
-                    due = now + self._pause_s()
+                    pause_s = PERIOD_S if self.active else PERIOD_S * random.uniform(0.5, 1.0)
+                    due = now + (pause_s if self._needed() else IDLE_S)
                 await asyncio.sleep(min(LOOK_S, max(0.0, due - self._clock())))
         finally:
             for cell in self._cells.values():
                 await cell.close()
-
-    def _pause_s(self) -> float:
-        if not self._needed():
-            return IDLE_S
-        return PERIOD_S if self.active else PERIOD_S * random.uniform(0.5, 1.0)
 
     def _needed(self) -> bool:
         return bool(self._find_customers()) or any(cell.customers for cell in self._cells.values())
 
     async def turn(self) -> None:
         """One round in all cells, or an attempt to become active."""
-        await self._follow_cells()
-        if not self._may_write(self._clock()) and not await self._take_over():
-            return
-        if self._needed():
-            await self._round()
-        else:
-            self._led_at = None
-
-    async def _follow_cells(self) -> None:
-        """A closed cell uses nothing. A cell with another URL is a new one, except for what it may use still."""
+        # A closed cell uses nothing. A cell with another URL is a new one, except for what it may use still.
         urls = self._find_urls()
         for name in [name for name in self._cells if name not in urls]:
             await self._cells.pop(name).close()
@@ -168,6 +155,12 @@ class Allotter:
                 await self._cells.pop(name).close()
             self._known_urls[name] = url
             self._cells.setdefault(name, _Cell(url))
+        if not self._may_write(self._clock()) and not await self._take_over():
+            return
+        if self._needed():
+            await self._round()
+        else:
+            self._led_at = None
 
     async def _take_over(self) -> bool:
         """Claim all cells, and read their parts, if most of them have no active allotter. Returns whether most are claimed."""
@@ -231,7 +224,16 @@ class Allotter:
         readable = [name for name, cell in self._cells.items() if cell.readable]
         for division in self._divisions.values():
             division.plan(readable)
-        accepted = await self._send({name: self._lowering(name, began, readable) for name in self._cells}, began)
+        lowering: dict[str, list[PartsOrder]] = {}
+        for name, cell in self._cells.items():
+            orders = lowering.setdefault(name, [])
+            for customer_id, division in self._divisions.items():
+                order: PartsOrder | None = division.read_order()
+                if cell.readable:
+                    order = division.lowering(name, began, self._unknown_parts(customer_id, began), readable)
+                if order is not None:
+                    orders.append(order)
+        accepted = await self._send(lowering, began)
         if not is_quorum(accepted, self._cells):
             return
         self._led_at, now = began, self._clock()
@@ -242,15 +244,6 @@ class Allotter:
             for name, order in division.raising(now, self._unknown_parts(customer_id, now), accepted).items():
                 raising.setdefault(name, []).append(order)
         await self._send(raising, now)
-
-    def _lowering(self, name: str, now: float, readable: Sequence[str]) -> list[PartsOrder]:
-        if not self._cells[name].readable:
-            return [division.read_order() for division in self._divisions.values()]
-        orders = [
-            division.lowering(name, now, self._unknown_parts(customer_id, now), readable)
-            for customer_id, division in self._divisions.items()
-        ]
-        return [order for order in orders if order is not None]
 
     def _unknown_parts(self, customer_id: str, now: float) -> Sums:
         """What cells that have not answered yet may use: at most half of the limits once their leases are over."""

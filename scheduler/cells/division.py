@@ -4,7 +4,7 @@ Parts and grants are lowered first (`lowering`), and raised by what is free afte
 counts as executed, and as not executed, until the cell has replied to a later one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,26 +89,22 @@ class Division:
         self.customer = customer
         self._uses: dict[str, _Use] = {}
         self._wanted: Mapping[str, int] = {}
-        self._lost: dict[
-            str, tuple[int, int]
-        ] = {}  # Units that were spent in cells that lost their data, by quota and window.
-        self._unknown: dict[
-            str, tuple[int, int]
-        ] = {}  # What cells that have not answered were granted at most, likewise.
+        # By quota, with its window: units that were spent in cells that lost their data,
+        self._lost: dict[str, tuple[int, int]] = {}
+        # and what cells that have not answered were granted at most.
+        self._unknown: dict[str, tuple[int, int]] = {}
         self.unaudited = True
 
     def held(self, now: float) -> Sums:
         """The sums of what may be in force in the cells that answered. Open requests count although a part was lowered."""
         rates = concurrency = quotas = 0
+        limit = self.customer.concurrency
         for use in self._uses.values():
+            occupied = min(WHOLE, -(-use.open * WHOLE // limit)) if limit > 0 else 0
             rates += use.rates.held(now)
-            concurrency += max(use.concurrency.held(now), self._occupied(use.open))
+            concurrency += max(use.concurrency.held(now), occupied)
             quotas += use.quotas.held(now)
         return rates, concurrency, quotas
-
-    def _occupied(self, open_requests: int) -> int:
-        limit = self.customer.concurrency
-        return min(WHOLE, -(-open_requests * WHOLE // limit)) if limit > 0 else 0
 
     def forget(self, cell: str) -> None:
         """A closed cell uses nothing."""
@@ -132,7 +128,13 @@ class Division:
         use = self._uses.setdefault(cell, _Use())
         if state.parts is None:
             if use.recorded and order.parts is not REMOVED:
-                self._lose(use, now_ms)
+                # It lost its data. What it had spent counts, or all that it was granted if that was read too long ago.
+                is_known = now_ms - use.read_ms <= KNOWN_MS
+                for quota, (window, most) in use.promised.items():
+                    lost_window, units = self._lost.get(quota, (-1, 0))
+                    lost = use.grants[quota].spent if is_known and quota in use.grants else most
+                    self._lost[quota] = window, lost + (units if lost_window == window else 0)
+                self.unaudited = True
             use = self._uses[cell] = _Use()
         elif use.read_ms and state.asked >= use.asked:
             use.demand = smoothed(use.demand, state.asked - use.asked, (now_ms - use.read_ms) / 1000)
@@ -143,15 +145,6 @@ class Division:
             part.acknowledged(share, end)
             if part.decays and ends is OVER:
                 part.share = share // 2
-
-    def _lose(self, use: _Use, now_ms: int) -> None:
-        """A cell lost its data. What it had spent counts, or all that it was granted if that was read too long ago."""
-        is_known = now_ms - use.read_ms <= KNOWN_MS
-        for quota, (window, most) in use.promised.items():
-            lost_window, units = self._lost.get(quota, (-1, 0))
-            lost = use.grants[quota].spent if is_known and quota in use.grants else most
-            self._lost[quota] = window, lost + (units if lost_window == window else 0)
-        self.unaudited = True
 
     def audited(self, spent: Mapping[str, tuple[int, int]]) -> None:
         """The units of each quota in a window, according to the audit. What no cell has counts as lost."""
@@ -233,7 +226,12 @@ class Division:
             for kind in range(3)
         ]
         windows = self._windows(reserved, readable)
-        grown = self._grown(uses, windows)
+        grown: dict[str, dict[str, int]] = {}  # The grants that grow, by quota and cell.
+        for quota, amount in self.customer.quotas:
+            of = windows[quota]
+            spare = amount - of.others - sum(state.grant for state in of.known.values())
+            lacking = {cell: max(0, of.targets[cell] - of.known[cell].grant) for cell in uses if cell in of.known}
+            grown[quota] = {cell: of.known[cell].grant + more for cell, more in raised(spare, lacking).items()}
         orders: dict[str, PartsOrder] = {}
         for cell, use in uses.items():
             of_cell = {quota: by_cell[cell] for quota, by_cell in grown.items() if cell in by_cell}
@@ -244,36 +242,26 @@ class Division:
         return orders
 
     def _windows(self, reserved: Sums, readable: Collection[str]) -> dict[str, _Window]:
-        return {name: self._window(name, amount, reserved, readable) for name, amount in self.customer.quotas}
-
-    def _window(self, quota: str, amount: int, reserved: Sums, readable: Collection[str]) -> _Window:
+        windows: dict[str, _Window] = {}
         uses = {cell: use for cell, use in self._uses.items() if use.recorded}
-        number = max((use.grants[quota].window for use in uses.values() if quota in use.grants), default=-1)
-        lost_window, lost = self._lost.get(quota, (-1, 0))
-        unknown_window, unknown = self._unknown.get(quota, (-1, 0))
-        others = unknown if unknown_window == number else amount * reserved[2] // WHOLE
-        others += lost if lost_window == number else 0
-        known: dict[str, GrantState] = {}
-        for cell, use in uses.items():
-            state, promised = use.grants.get(quota), use.promised.get(quota, (-1, 0))
-            if state is not None and state.window == number and cell in readable:
-                known[cell] = state
-            elif promised[0] == number:
-                others += promised[1]
-            else:  # It has not begun the window, and will have its part of it.
-                others += amount * use.quotas.most // WHOLE
-        targets = grants(amount, {cell: state.spent for cell, state in known.items()}, others, self._wanted)
-        return _Window(number, known, others, targets)
-
-    def _grown(self, uses: Iterable[str], windows: Mapping[str, _Window]) -> dict[str, dict[str, int]]:
-        """The grants that grow, by quota and cell."""
-        found: dict[str, dict[str, int]] = {}
         for quota, amount in self.customer.quotas:
-            of = windows[quota]
-            free = amount - of.others - sum(state.grant for state in of.known.values())
-            lacking = {cell: max(0, of.targets[cell] - of.known[cell].grant) for cell in uses if cell in of.known}
-            found[quota] = {cell: of.known[cell].grant + more for cell, more in raised(free, lacking).items()}
-        return found
+            number = max((use.grants[quota].window for use in uses.values() if quota in use.grants), default=-1)
+            lost_window, lost = self._lost.get(quota, (-1, 0))
+            unknown_window, unknown = self._unknown.get(quota, (-1, 0))
+            others = unknown if unknown_window == number else amount * reserved[2] // WHOLE
+            others += lost if lost_window == number else 0
+            known: dict[str, GrantState] = {}
+            for cell, use in uses.items():
+                state, promised = use.grants.get(quota), use.promised.get(quota, (-1, 0))
+                if state is not None and state.window == number and cell in readable:
+                    known[cell] = state
+                elif promised[0] == number:
+                    others += promised[1]
+                else:  # It has not begun the window, and will have its part of it.
+                    others += amount * use.quotas.most // WHOLE
+            targets = grants(amount, {cell: state.spent for cell, state in known.items()}, others, self._wanted)
+            windows[quota] = _Window(number, known, others, targets)
+        return windows
 
     def _grants(self, cell: str, windows: Mapping[str, _Window], grown: Mapping[str, int]) -> Sequence[Grant]:
         """The grants of one cell: those of `grown`, and others as they are, or lowered to their targets."""

@@ -44,7 +44,7 @@ from scheduler.cells.placement import (
 from scheduler.cells.places import CellServer, cell_urls, with_credentials, without_credentials
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import GONE_MS, Presence
 from scheduler.redis_client.connections import command_client, server_url
 from scheduler.redis_client.keys import DEFAULT_CELL, Keys, cell_of
@@ -128,49 +128,39 @@ def loads_of(plan: PoolPlan, cells: Mapping[str, CellState]) -> list[CellLoad]:
     if any(worker.slots for each in cells.values() for worker in each.seen.workers):
         plan = plan._replace(batch=1)
     request_ms = measured_request_ms([each.seen for each in cells.values()], plan.batch) or plan.request_ms
-    return [_load(plan, name, each, request_ms) for name, each in cells.items()]
+    served = [tier.name for tier in plan.tiers if tier.name not in plan.paused]
+    loads: list[CellLoad] = []
+    for name, cell in cells.items():
+        seen = cell.seen
+        workers = [worker for worker in seen.workers if worker.healthy]
+        waiting = {tier: queue.depth for tier, queue in seen.tiers.items() if tier not in plan.paused}
+        background = sum(queue.depth for tier, queue in seen.background.items() if tier not in plan.paused)
+        # Ready batches are of any tier. As part of the lowest one they take no workers from others, but attract the first ones.
+        background += seen.ready_batches * plan.batch
+        # The demand of the last half second at all gateways. The mean of two seconds would follow a jump too late.
+        demand = {tier: sum(g.tiers[tier].recent_rps for g in seen.gateways if tier in g.tiers) for tier in served}
+        needed = {tier: workers_needed(rps, waiting.get(tier, 0), request_ms) for tier, rps in demand.items()}
+        needed[BACKGROUND] = workers_needed(0.0, background, request_ms)
+        has_work = any(waiting.values()) or background > 0 or seen.leased_batches > 0
+        accepts = cell.state == "open" or (cell.state == "draining" and has_work)
+        above = needed_above(plan.tiers, needed)
+        ready = ready_workers(plan.tiers, demand, request_ms * plan.batch)
+        # A worker decides within a period if it is idle, its batch ends, or a slot becomes free.
+        runs_ms = [each.service_p95_ms / max(1, each.slots) if each.in_flight else 0.0 for each in workers]
+        deciding = sum(1.0 if run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms) for run_ms in runs_ms)
+        loads.append(CellLoad(name, len(workers), needed, deciding, accepts, ready, above))
+    return loads
 
 
 def measured_request_ms(seen: Sequence[Observation], batch: int) -> float:
     """GPU time of a request in a full batch, the mean of all healthy workers; 0: nothing was measured."""
-    rates = [
-        rate for each in seen for worker in each.workers if worker.healthy and (rate := _full_rps(worker, batch)) > 0
-    ]
+    rates: list[float] = []
+    for worker in (worker for each in seen for worker in each.workers if worker.healthy):
+        width = max(1, worker.width)
+        rate = GpuRate(worker.base_ms, worker.item_ms, worker.seen_batch, width, slots=worker.slots).full_rps(batch)
+        if rate > 0:
+            rates.append(rate)
     return 1000 / mean(rates) if rates else 0.0
-
-
-def _full_rps(worker: WorkerView, batch: int) -> float:
-    width = max(1, worker.width)
-    rate = GpuRate(worker.base_ms, worker.item_ms, worker.seen_batch, width, slots=worker.slots)
-    return rate.full_rps(batch)
-
-
-def _load(plan: PoolPlan, name: str, cell: CellState, request_ms: float) -> CellLoad:
-    seen = cell.seen
-    workers = [worker for worker in seen.workers if worker.healthy]
-    waiting = {tier: queue.depth for tier, queue in seen.tiers.items() if tier not in plan.paused}
-    background = sum(queue.depth for tier, queue in seen.background.items() if tier not in plan.paused)
-    # Ready batches are of any tier. As part of the lowest one they take no workers from others, but attract the first ones.
-    background += seen.ready_batches * plan.batch
-    demand = {tier.name: _recent_rps(seen, tier.name) for tier in plan.tiers if tier.name not in plan.paused}
-    needed = {tier: workers_needed(rps, waiting.get(tier, 0), request_ms) for tier, rps in demand.items()}
-    needed[BACKGROUND] = workers_needed(0.0, background, request_ms)
-    has_work = any(waiting.values()) or background > 0 or seen.leased_batches > 0
-    accepts = cell.state == "open" or (cell.state == "draining" and has_work)
-    above = needed_above(plan.tiers, needed)
-    ready = ready_workers(plan.tiers, demand, request_ms * plan.batch)
-    return CellLoad(name, len(workers), needed, sum(map(_decides, workers)), accepts, ready, above)
-
-
-def _recent_rps(seen: Observation, tier: str) -> float:
-    """The demand of the last half second at all gateways. The mean of two seconds would follow a jump too late."""
-    return sum(gateway.tiers[tier].recent_rps for gateway in seen.gateways if tier in gateway.tiers)
-
-
-def _decides(worker: WorkerView) -> float:
-    """The probability that a worker decides within a period: it is idle, or its batch ends, or a slot becomes free."""
-    run_ms = worker.service_p95_ms / max(1, worker.slots)
-    return 1.0 if not worker.in_flight or run_ms <= 0 else min(1.0, 1000 * PERIOD_S / run_ms)
 
 
 def placement(plan: PoolPlan, cells: Mapping[str, CellState]) -> Placement:
@@ -313,7 +303,15 @@ class MovesPublisher:
         """Observe all cells, and publish one document in each that responds. Returns whether any worker should move."""
         rows = self._rows()
         plans = {plan.pool: plan for plan in self._plans()} if rows else {}
-        await self._follow(plans, rows)
+        # One connection for each pool in each cell.
+        urls = cell_urls(self._base_url, rows, closed=True).values() if plans else ()
+        wanted = {(pool, url) for pool in plans for url in urls}
+        for left in self._cells.keys() - wanted:
+            await self._cells.pop(left).close()
+        for pool, url in wanted:
+            if (pool, url) not in self._cells:
+                self._cells[pool, url] = _ObservedCell(url, plans[pool], self._clock)
+            self._cells[pool, url].plan = plans[pool]
         await _within([call for each in self._cells.values() if (call := each.observe()) and each.seen is not None])
         places = places_of(rows, self._base_url)
         states = {place.name: place.state for place in places}
@@ -333,17 +331,6 @@ class MovesPublisher:
     def shares(self, pool: str, cell: str) -> Mapping[str, float]:
         """The guaranteed share of each tier in a cell, as of the last turn; empty: that of its row."""
         return self._shares.get((pool, cell), {})
-
-    async def _follow(self, plans: Mapping[str, PoolPlan], rows: Sequence[CellServer]) -> None:
-        """One connection for each pool in each cell."""
-        urls = cell_urls(self._base_url, rows, closed=True).values() if plans else ()
-        wanted = {(pool, url) for pool in plans for url in urls}
-        for left in self._cells.keys() - wanted:
-            await self._cells.pop(left).close()
-        for pool, url in wanted:
-            if (pool, url) not in self._cells:
-                self._cells[pool, url] = _ObservedCell(url, plans[pool], self._clock)
-            self._cells[pool, url].plan = plans[pool]
 
 
 async def _within(calls: Collection["asyncio.Task[None]"]) -> None:

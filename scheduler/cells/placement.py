@@ -206,10 +206,16 @@ def move_chances(loads: Sequence[CellLoad], tiers: Sequence[TierShare]) -> dict[
         load.name: _lacks(load, fair[load.name], some_idle or fair[load.name] > by_need[load.name]) for load in loads
     }
     lacking = {name: workers for name, workers in lacks.items() if workers > 0}
-    surplus = {load.name: _surplus(load, fair[load.name]) for load in loads if load.name not in lacking}
+    surplus = {
+        load.name: max(0.0, load.workers - fair[load.name]) if load.accepts else float(load.workers)
+        for load in loads
+        if load.name not in lacking
+    }
     missing, spare = sum(lacking.values()), sum(surplus.values())
-    if missing <= 0 or spare <= 0:
-        return _leaving(loads, fair)
+    if missing <= 0 or spare <= 0:  # Only workers of cells that accept none leave, to all others.
+        others = {load.name: max(fair[load.name], 1e-9) for load in loads if load.accepts}
+        to = {name: part / sum(others.values()) for name, part in others.items()}
+        return {load.name: to for load in loads if not load.accepts and load.workers and to}
     moving = min(1.0, missing / spare)
     chances: dict[str, dict[str, float]] = {}
     for load in loads:
@@ -272,19 +278,6 @@ def _lacks(load: CellLoad, fair: float, wants_ready: bool) -> float:  # noqa: FB
         fair = min(fair, load.ready) if wants_ready else 0.0
     lacks = max(0.0, fair - load.workers)
     return lacks if not load.workers or lacks > max(SLACK * load.workers, LEAST_LACK) else 0.0
-
-
-def _surplus(load: CellLoad, fair: float) -> float:
-    """The workers that a cell can give."""
-    return max(0.0, load.workers - fair) if load.accepts else float(load.workers)
-
-
-def _leaving(loads: Sequence[CellLoad], fair: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """The chances if no cell lacks workers: only those of cells that accept none leave, to all others."""
-    others = {load.name: max(fair[load.name], 1e-9) for load in loads if load.accepts}
-    total = sum(others.values())
-    to = {name: part / total for name, part in others.items()}
-    return {load.name: to for load in loads if not load.accepts and load.workers and to}
 
 
 def destination(chances: Mapping[str, float], draw: float) -> str | None:

@@ -298,12 +298,17 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, byt
         key = (s.tier, s.customer_id, s.api_key_id, s.model, s.endpoint, s.background, s.home)
         number = numbers.get(key)
         if number is None:
-            groups.append(_group(s))
+            limits = packed_limits(s.limits, s.meter)
+            groups.append((s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, limits))
             endpoints.append(s.endpoint)
             background.append(s.background)
             homes.append(s.home)
             number = numbers[key] = len(groups)
-        rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
+        rare: Any = False
+        if s.idempotency or s.again or s.together > 1 or s.same:
+            rare = s.idempotency, s.fingerprint, s.again, 0 if s.again else s.together
+            if s.same:
+                rare += s.same, s.keep_answer_ms, s.model_version
         body = s.body
         bodies.append(body)
         fields += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
@@ -317,14 +322,3 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes, byt
         _encode(fields),
         b"".join(bodies),
     )
-
-
-def _rare(s: Submission) -> tuple[Any, ...]:
-    together = 0 if s.again else s.together
-    if not s.same:
-        return s.idempotency, s.fingerprint, s.again, together
-    return s.idempotency, s.fingerprint, s.again, together, s.same, s.keep_answer_ms, s.model_version
-
-
-def _group(s: Submission) -> tuple[Any, ...]:
-    return s.tier, s.customer_id, s.api_key_id, s.model, *s.limits.key_in_cell, packed_limits(s.limits, s.meter)

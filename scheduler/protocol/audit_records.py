@@ -97,9 +97,7 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
     attempts: int
     each: list[Any]  # Flat: id, latency ms, queue ms, gpu ms, tokens used, output bytes.
     served_from: str = ""
-    costs: list[
-        float
-    ] = []  # Of each request, as in EndedRecord; not in `each`, because older versions would misread it.
+    costs: list[float] = []  # As in EndedRecord; not in `each`, because older versions would misread it.
 
     def records(self) -> list["Record"]:
         """A record for each request. Raises ValueError."""
@@ -131,14 +129,7 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
     try:
         return [record for known in _all.decode(entry) for record in _records(known)], []
     except _UNREADABLE:
-        return _read_apart(entry)
-
-
-def _records(known: _Known) -> Sequence[Record]:
-    return known.records() if isinstance(known, Entered | Closed) else (known,)
-
-
-def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
+        pass
     try:
         parts = _many.decode(entry)
     except msgspec.MsgspecError:
@@ -151,3 +142,7 @@ def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
         except _UNREADABLE:
             bad.append(bytes(part))
     return records, bad
+
+
+def _records(known: _Known) -> Sequence[Record]:
+    return known.records() if isinstance(known, Entered | Closed) else (known,)

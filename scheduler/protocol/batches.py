@@ -6,12 +6,12 @@ from typing import NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batching.decision import WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
 from scheduler.protocol.followers import Followers
 from scheduler.protocol.pool_view import Queues
 from scheduler.protocol.stop_signals import STOPS_MS, StopSignal
+from scheduler.protocol.wake_condition import WakeCondition
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
 
@@ -261,24 +261,17 @@ class Batches:
         absent, members = _claimed.decode(packed)
         if absent:
             without_body = members[-absent:]
-            bodies = await self._fetched(batch_id, token, [member.id for member in without_body])
-            if bodies is None:
-                return None
+            bodies: list[bytes] = []
+            while len(bodies) < absent:
+                missing = [member.id for member in without_body[len(bodies) :]]
+                bodies += await self._bodies(_encode(missing), MAX_CALL_BYTES)
+                if not await self.renew(batch_id, token):  # Each call may be slow.
+                    return None
             # A request without a body has ended meanwhile.
             members[-absent:] = [
-                member._replace(body=bodies[member.id]) for member in without_body if bodies[member.id]
+                member._replace(body=body) for member, body in zip(without_body, bodies, strict=False) if body
             ]
         return ClaimedBatch(batch_id, token, members)
-
-    async def _fetched(self, batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
-        """Read bodies in several calls; None if the batch was lost meanwhile. Each call renews the lease, since it may be slow."""
-        found: dict[str, bytes] = {}
-        while len(found) < len(ids):
-            missing = ids[len(found) :]
-            found |= zip(missing, await self._bodies(_encode(missing), MAX_CALL_BYTES), strict=False)
-            if not await self.renew(batch_id, token):
-                return None
-        return found
 
     async def renew(self, batch_id: str, token: str, known: int = 0) -> bool | frozenset[str]:
         """Renew the lease. Returns False if the batch is lost; then its work must be dropped.

@@ -78,9 +78,8 @@ class Terminations:
         self._stored = Script("stored", _stored, client, keys)
         self._followers = Followers(client, keys)
         self._lease_ms = lease_ms
-        self.damaged = (
-            0  # Recorded rows that scripts could not read, as of the last `expire`; at most the newest 1,000.
-        )
+        self.damaged = 0
+        """Recorded rows that scripts could not read, as of the last `expire`; at most the newest 1,000."""
 
     async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]:
         """End each request as failed with its code, unless it has ended already.

@@ -78,10 +78,14 @@ class LimitsHandover:
         `version`: of the catalog by which their home is another cell.
         """
         packed = await self._leave(version, _encode([(customer_id, *each) for customer_id, each in customers.items()]))
-        return {
-            customer_id: _left(wanted, each)
-            for (customer_id, wanted), each in zip(customers.items(), packed, strict=True)
-        }
+        found: dict[str, Left] = {}
+        for (customer_id, wanted), each in zip(customers.items(), packed, strict=True):
+            reply = _decode(each)
+            flags = _flags(reply[_KNOWN]) if wanted.idempotency and len(reply) > _KNOWN else ()
+            known = frozenset(key for key, is_known in zip(wanted.idempotency, flags, strict=False) if is_known)
+            newer = _number(reply[0])
+            found[customer_id] = Left(newer, msgspec.Raw(each), known, newer > 0 and _flag(reply[1]))
+        return found
 
     async def arrive(self, version: int, arrivals: Sequence[ArrivingLimits]) -> list[int]:
         """Store what is left of the limits. Returns for each customer 0, since this cell is its home now.
@@ -99,11 +103,3 @@ class LimitsHandover:
             for each in arrivals
         ]
         return [int(newer) for newer in await self._arrive(version, _encode(rows), KINDS)]
-
-
-def _left(wanted: Wanted, packed: bytes) -> Left:
-    reply = _decode(packed)
-    known = _flags(reply[_KNOWN]) if wanted.idempotency and len(reply) > _KNOWN else ()
-    found = frozenset(value for value, is_known in zip(wanted.idempotency, known, strict=False) if is_known)
-    newer = _number(reply[0])
-    return Left(newer, msgspec.Raw(packed), found, newer > 0 and _flag(reply[1]))

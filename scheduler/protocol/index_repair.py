@@ -54,7 +54,9 @@ class IndexRepair:
             async with bounded(self._client):
                 await self._client.srem(self._repairs, name)
             log.error("redis_key_repaired", key=self._prefix + name, rebuilt=count)
-        return [_sentence(self._prefix, raw.decode(), int(now_ms)) for raw in found]
+        prefix, names = self._prefix, [raw.decode() for raw in found]
+        renamed = f"had a wrong type: it was renamed to {prefix}bad:"
+        return [f"{REPAIRED}{prefix}{name} {renamed}{name}:{int(now_ms)} and rebuilt" for name in names]
 
     async def _built_again(self, name: str, now_ms: int) -> int:
         if name in ("leases", "batch_queue"):  # Ready batches are pushed again when their lease expires.
@@ -72,20 +74,14 @@ class IndexRepair:
 
     async def _ids(self, kind: str) -> AsyncIterator[str]:
         start, cursor = self._prefix + kind, 0
+        pattern = (
+            start.replace("{", "[{]").replace("}", "[}]") + "*"
+        )  # Names of pools contain no other special characters.
         while True:
             async with bounded(self._client):
-                found: Any = await self._client.scan(cursor, match=_literal(start) + "*", count=PIECE)
+                found: Any = await self._client.scan(cursor, match=pattern, count=PIECE)
             cursor, names = found
             for name in names:
                 yield name.decode().removeprefix(start)
             if not cursor:
                 return
-
-
-def _literal(text: str) -> str:
-    """Escape for a Redis pattern: names of pools contain no other special characters."""
-    return text.replace("{", "[{]").replace("}", "[}]")
-
-
-def _sentence(prefix: str, name: str, now_ms: int) -> str:
-    return f"{REPAIRED}{prefix}{name} had a wrong type: it was renamed to {prefix}bad:{name}:{now_ms} and rebuilt"

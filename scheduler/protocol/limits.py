@@ -215,14 +215,7 @@ class Allotted(NamedTuple):
     states: Sequence[PartsState]
 
 
-class _PackedState(msgspec.Struct, array_like=True):
-    parts: tuple[int, int, int] | bool
-    left_ms: int
-    open: int
-    asked: int
-    grants: list[tuple[int, int, int]]
-
-
+_PackedState = tuple[Parts | bool, int, int, int, list[GrantState]]
 _PackedAllotted = tuple[bool, int, int, int, list[str], list[_PackedState]]
 _allotted = msgspec.msgpack.Decoder(_PackedAllotted, strict=False)
 
@@ -245,32 +238,25 @@ class Allotments:
 
         `ends_ms`: TIME of the cell until which the parts hold. Raises RedisUnavailable if the outcome is unknown, RedisFull.
         """
+        rows: list[tuple[Any, ...]] = []
+        for order in orders:
+            parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
+            grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
+            rows.append((order.customer_id, packed_buckets(order.buckets), parts, grants))
         packed = await self._script(
             allotter_id=allotter,
             epoch=epoch,
             call_number=number,
             ends_at=ends_ms,
-            packed_orders=_encode(list(map(_packed_order, orders))),
+            packed_orders=_encode(rows),
             packed_kinds=KINDS,
         )
         accepted, now_ms, known, held_ms, customers, states = _allotted.decode(packed)
         found = [
-            PartsState(
-                Parts(*s.parts) if isinstance(s.parts, tuple) else None,
-                s.left_ms,
-                s.open,
-                s.asked,
-                [GrantState(*grant) for grant in s.grants],
-            )
-            for s in states
+            PartsState(known_parts if isinstance(known_parts, Parts) else None, left_ms, in_use, asked, grant_states)
+            for known_parts, left_ms, in_use, asked, grant_states in states
         ]
         return Allotted(accepted, now_ms, known, held_ms, customers, found)
-
-
-def _packed_order(order: PartsOrder) -> tuple[Any, ...]:
-    parts: Any = False if order.parts is None else () if order.parts is REMOVED else order.parts
-    grants = [(g.name, g.amount, g.window, g.grant, int(g.others)) for g in order.grants]
-    return order.customer_id, packed_buckets(order.buckets), parts, grants
 
 
 class QuotaSpent(NamedTuple):

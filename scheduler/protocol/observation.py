@@ -32,11 +32,19 @@ def decode_observation(packed: bytes) -> Observation:
     reports = [
         (age_ms, stats) for age_ms, stats in ((age_ms, _unpacked(_stats, raw)) for age_ms, raw in gateways) if stats
     ]
+    views: list[WorkerView] = []
+    for worker_id, age_ms, healthy, pausing, raw in workers:
+        report = _unpacked(_beat, raw)
+        if report is None:
+            report = WorkerReport(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
+            healthy = pausing = False
+        fields = msgspec.structs.asdict(report) | {"id": worker_id}
+        views.append(WorkerView(**fields, age_ms=age_ms, healthy=healthy, pausing=pausing))
     return Observation(
         now_ms=queues.now_ms,
         tiers=queues.interactive,
         background=queues.background,
-        workers=[_view(row) for row in workers],
+        workers=views,
         gateways=[stats for _, stats in reports],
         ready_batches=queues.ready_batches,
         leased_batches=queues.leased_batches,
@@ -47,43 +55,6 @@ def decode_observation(packed: bytes) -> Observation:
         pass_age_ms=worked_ms if worked_ms >= 0 else None,
         notices=notices,
         epoch_us=epoch_us,
-    )
-
-
-def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
-    worker_id, age_ms, healthy, pausing, raw = row
-    heartbeat = _unpacked(_beat, raw)
-    if heartbeat is None:
-        heartbeat = WorkerReport(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
-        healthy = pausing = False
-    return WorkerView(
-        id=worker_id,
-        status=heartbeat.status,
-        utilization=heartbeat.utilization,
-        in_flight=heartbeat.in_flight,
-        age_ms=age_ms,
-        healthy=healthy,
-        rps=heartbeat.rps,
-        service_p95_ms=heartbeat.service_p95_ms,
-        backend=heartbeat.backend,
-        model_version=heartbeat.model_version,
-        direct=heartbeat.direct,
-        base_ms=heartbeat.base_ms,
-        item_ms=heartbeat.item_ms,
-        seen_batch=heartbeat.seen_batch,
-        gpu=heartbeat.gpu,
-        padding_waste=heartbeat.padding_waste,
-        pausing=pausing,
-        model_pid=heartbeat.model_pid,
-        width=heartbeat.width,
-        fresh_batch=heartbeat.fresh_batch,
-        served_rps=heartbeat.served_rps,
-        model_ms=heartbeat.model_ms,
-        timeout_ms=heartbeat.timeout_ms,
-        slots=heartbeat.slots,
-        slots_source=heartbeat.slots_source,
-        context_tokens=heartbeat.context_tokens,
-        reason=heartbeat.reason,
     )
 
 

@@ -125,39 +125,15 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     reason: str = ""  # Why its model's server is not available, or what is wrong with it; "": nothing.
 
 
-class WorkerView(msgspec.Struct, frozen=True):
+class WorkerView(WorkerReport, array_like=False, frozen=True, kw_only=True):
     """A worker: its last heartbeat, the age of that, and whether it is healthy.
 
     `pausing`: it accepts no batches for a short time, as it reported. It has no capacity meanwhile, but is not a problem.
     """
 
-    id: str
-    status: str
-    utilization: float
-    in_flight: int
     age_ms: float
     healthy: bool
-    rps: float
-    service_p95_ms: float
-    backend: str
-    model_version: str
-    direct: str = ""
-    base_ms: float = 0.0
-    item_ms: float = 0.0
-    seen_batch: float = 0.0
-    gpu: GpuReading | None = None
-    padding_waste: float = 0.0
     pausing: bool = False
-    model_pid: int = 0
-    width: int = 1
-    fresh_batch: float = 0.0
-    served_rps: float = 0.0
-    model_ms: float = 0.0
-    timeout_ms: float = 0.0
-    slots: int = 0
-    slots_source: str = ""
-    context_tokens: int = 0
-    reason: str = ""
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
-from scheduler.protocol.replies import Reply, readable
+from scheduler.protocol.replies import Reply, Results
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
@@ -34,6 +34,7 @@ class RequestStatuses:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
+        self._results = Results(client, keys)
 
     async def epoch(self) -> bytes:
         """The epoch of this Redis, which changes when it loses its data; b"" before its first use."""
@@ -44,22 +45,15 @@ class RequestStatuses:
         """The state of each request, in order."""
         found: list[RequestStatus] = []
         for start in range(0, len(ids), STATES_SIZE):
-            found += await self._states(ids[start : start + STATES_SIZE])
+            async with bounded(self._client):
+                pipeline = self._client.pipeline(transaction=False)
+                for request_id in ids[start : start + STATES_SIZE]:
+                    pipeline.hmget(self._keys.request(request_id), ("state", "code"))
+                rows: list[Any] = await pipeline.execute()
+            found += [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
         ended = [at for at, status in enumerate(found) if status.ended]
         for start in range(0, len(ended), REPLIES_SIZE):
             some = ended[start : start + REPLIES_SIZE]
-            stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in some])
-            for at, (reply,) in zip(some, stored, strict=True):
-                found[at] = found[at]._replace(reply=readable(reply))
+            for at, reply in zip(some, await self._results.fetch([ids[at] for at in some]), strict=True):
+                found[at] = found[at]._replace(reply=reply)
         return found
-
-    async def _states(self, ids: Sequence[str]) -> list[RequestStatus]:
-        rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
-        return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
-
-    async def _pipelined(self, reads: Sequence[tuple[str, ...]]) -> list[Any]:
-        async with bounded(self._client):
-            pipeline = self._client.pipeline(transaction=False)
-            for key, *fields in reads:
-                pipeline.hmget(key, fields)
-            return await pipeline.execute()

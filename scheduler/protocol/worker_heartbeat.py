@@ -149,10 +149,16 @@ class AsyncHeartbeat:
         or while a reply is pending.
         """
         reply_sink = self._reply
-        if reply_sink.pending or not self._pipelined.send_now(self._command(heartbeat), reply_sink):
+        if reply_sink.pending:
             return False
-        reply_sink.pending = True
-        return True
+        now, command = self._clock(), self._unchanged
+        if heartbeat is not self._sent or now - self._completed_at >= COMPLETE_EVERY_S:
+            if self._sent is None or heartbeat.id != self._sent.id:
+                self._unchanged = self._script.packed(heartbeat.id)
+            self._sent, self._completed_at = heartbeat, now
+            command = self._script.packed(*heartbeat_arguments(heartbeat))
+        reply_sink.pending = self._pipelined.send_now(command, reply_sink)
+        return reply_sink.pending
 
     def forget(self) -> None:
         """Send a complete heartbeat next time, because Redis may have lost the last one."""
@@ -164,12 +170,3 @@ class AsyncHeartbeat:
         # The old one may still have its place in the order of the old connection.
         self._reply = _HeartbeatReply(self._on_failure, self._on_reply)
         self._pipelined.retire()
-
-    def _command(self, heartbeat: WorkerReport) -> bytes:
-        now = self._clock()
-        if heartbeat is self._sent and now - self._completed_at < COMPLETE_EVERY_S:
-            return self._unchanged
-        if self._sent is None or heartbeat.id != self._sent.id:
-            self._unchanged = self._script.packed(heartbeat.id)
-        self._sent, self._completed_at = heartbeat, now
-        return self._script.packed(*heartbeat_arguments(heartbeat))

@@ -123,7 +123,12 @@ class SlotPool(PrimaryPool):
         for each in dict.fromkeys((*self._nodes, *self._seeds)):
             try:
                 async with asyncio.timeout(self._ask_s):
-                    found, self._nodes = primary_of(self.slot, await self._ask(each), each)
+                    kwargs = {
+                        name: value for name, value in self.connection_kwargs.items() if name != "connection_pool"
+                    }
+                    connection = self._asked(**kwargs | {"host": each[0], "port": each[1]})
+                    slots: list[Any] = await answer_of(connection, "CLUSTER", "SLOTS")
+                    found, self._nodes = primary_of(self.slot, slots, each)
             except (RedisError, OSError, TimeoutError) as error:
                 failure = error
                 continue
@@ -131,12 +136,6 @@ class SlotPool(PrimaryPool):
             self._nodes.append(self._nodes.pop(0))
             return found
         raise ConnectionError(f"No server of the cluster named the primary of slot {self.slot}: {failure}") from failure
-
-    async def _ask(self, address: Address) -> list[Any]:
-        options = {name: value for name, value in self.connection_kwargs.items() if name != "connection_pool"}
-        connection = self._asked(**options | {"host": address[0], "port": address[1]})
-        slots: list[Any] = await answer_of(connection, "CLUSTER", "SLOTS")
-        return slots
 
     def servers(self) -> list[Server]:
         """Those of the URL."""
@@ -148,17 +147,13 @@ def primary_of(slot: int, ranges: list[Any], asked: Address) -> tuple[Address, l
 
     A server without a host has that of the server that was asked. Raises ConnectionError if no server has the slot.
     """
-    primary, nodes = None, []
+    primary, nodes = None, list[Address]()
     for first, last, *servers in ranges:
-        addresses = [_address(server, asked) for server in servers]
+        hosts = [((server[0] or b"").decode(), int(server[1])) for server in servers]
+        addresses = [(host if host not in ("", "?") else asked[0], port) for host, port in hosts]
         nodes.extend(addresses)
         if first <= slot <= last and addresses:
             primary = addresses[0]
     if primary is None:
         raise ConnectionError(f"No server has slot {slot}.")
     return primary, list(dict.fromkeys(nodes))
-
-
-def _address(server: list[Any], asked: Address) -> Address:
-    host = (server[0] or b"").decode()
-    return (host if host not in ("", "?") else asked[0]), int(server[1])

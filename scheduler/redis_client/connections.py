@@ -90,9 +90,8 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
         "driver_info": None,  # Without it redis-py sends CLIENT SETINFO, which Redis 7.0 and our ACL reject.
-        "maint_notifications_config": MaintNotificationsConfig(
-            enabled=False
-        ),  # One round trip, which most servers reject.
+        # One round trip, which most servers reject.
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     server, tag = url.partition("#")[0], tag_of(url)
     if server.startswith(SCHEMES):

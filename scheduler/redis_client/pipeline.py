@@ -93,7 +93,10 @@ class PipelinedConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.client_id = client_id
         self._moved = moved
-        self.local_host = _host_of(self._transport.get_extra_info("sockname"))
+        sockname = self._transport.get_extra_info("sockname")
+        host = str(sockname[0]) if isinstance(sockname, tuple) and sockname else ""
+        self.local_host = "" if "%" in host else host.removeprefix("::ffff:")
+        """The IP address of this end; "" if it is not an Internet socket, or the address is link-local."""
         self.usable = True
         self._transport.set_protocol(self)
 
@@ -146,25 +149,23 @@ class PipelinedConnection(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not _NOTHING:
-                if not isinstance(reply, hiredis.PushNotification):
-                    self._deliver(reply)
+                if isinstance(reply, hiredis.PushNotification):
+                    continue
+                answer = self._answers.popleft()
+                if isinstance(reply, _WRONG_SERVER):
+                    self.usable = False
+                    if isinstance(reply, MovedError):
+                        self._moved(reply)
+                if answer.done():
+                    continue
+                if isinstance(reply, RedisError):
+                    answer.set_exception(reply)
+                else:
+                    answer.set_result(reply)
         except (hiredis.ProtocolError, IndexError):  # IndexError: more replies than calls.
             self.close()
         if not self.usable:
             self.retire()
-
-    def _deliver(self, reply: Any) -> None:
-        answer = self._answers.popleft()
-        if isinstance(reply, _WRONG_SERVER):
-            self.usable = False
-            if isinstance(reply, MovedError):
-                self._moved(reply)
-        if answer.done():
-            return
-        if isinstance(reply, RedisError):
-            answer.set_exception(reply)
-        else:
-            answer.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection was closed by the server or the network."""
@@ -278,31 +279,27 @@ class PipelinedClient:
                 raise ConnectionError(CLIENT_CLOSED)
             if self._failure and self._failures > failures:  # The attempt that this call waited for failed.
                 raise type(self._failure)(*self._failure.args)
-            await self._attempt()
-            return cast("PipelinedConnection", self._wire)
-
-    async def _attempt(self) -> None:
-        loop = asyncio.get_running_loop()
-        if (wait_s := self._next_at - loop.time()) > 0:
-            await asyncio.sleep(wait_s)
-        try:
-            self._wire = await _connect(self._make(), self._moved, self.distance)
-        except BaseException as error:
-            self._next_at = loop.time() + self._backoff.next_s()
-            if isinstance(error, asyncio.CancelledError | TimeoutError):
-                self.distance.timed_out()
-            if isinstance(
-                error, RedisError | OSError
-            ):  # Otherwise the call was cancelled, which does not concern others.
-                self._failures += 1
-                kind = type(error) if isinstance(error, _FAULTS) else ConnectionError
-                self._failure = kind(str(error) or type(error).__name__)
-            raise
-        self._failure, self._next_at = None, 0.0
-        self._backoff.reset()
-        if self._ended:
-            self.close()
-            raise ConnectionError(CLIENT_CLOSED)
+            loop = asyncio.get_running_loop()
+            if (wait_s := self._next_at - loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            try:
+                wire = self._wire = await _connect(self._make(), self._moved, self.distance)
+            except BaseException as error:
+                self._next_at = loop.time() + self._backoff.next_s()
+                if isinstance(error, asyncio.CancelledError | TimeoutError):
+                    self.distance.timed_out()
+                # Otherwise the call was cancelled, which does not concern others.
+                if isinstance(error, RedisError | OSError):
+                    self._failures += 1
+                    kind = type(error) if isinstance(error, _FAULTS) else ConnectionError
+                    self._failure = kind(str(error) or type(error).__name__)
+                raise
+            self._failure, self._next_at = None, 0.0
+            self._backoff.reset()
+            if self._ended:
+                self.close()
+                raise ConnectionError(CLIENT_CLOSED)
+            return wire
 
 
 async def _connect(connection: AbstractConnection, moved: OnMoved, distance: Distance) -> PipelinedConnection:
@@ -326,9 +323,3 @@ async def _client_id(connection: AbstractConnection) -> tuple[int, float]:
     began = loop.time()
     await connection.send_command("CLIENT", "ID")
     return int(await connection.read_response()), loop.time() - began
-
-
-def _host_of(sockname: object) -> str:
-    """The IP address of a socket; "" if it is not an Internet socket, or the address is link-local."""
-    host = str(sockname[0]) if isinstance(sockname, tuple) and sockname else ""
-    return "" if "%" in host else host.removeprefix("::ffff:")

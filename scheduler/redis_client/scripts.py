@@ -46,16 +46,14 @@ def source(name: str) -> str:
     if not shebang.startswith("#!lua"):
         raise ValueError(f"{name}.lua must begin with #!lua")
     included = _INCLUDE.search(body)
-    parts = [_part(part.strip()) for part in included.group(1).split(",")] if included else []
+    parts: list[str] = []
+    for include in included.group(1).split(",") if included else ():
+        package, _, part = include.strip().rpartition("/")
+        folder = files(package).joinpath("lua") if package else files("scheduler").joinpath("lua", "includes")
+        parts.append(folder.joinpath(f"{part}.lua").read_text("utf-8"))
     # Capturing a local takes time in proportion to those captured before, and locals of the prelude, which nearly every
     # function captures, are at the end. Captured from an enclosing function, they take one step.
     return "\n".join([shebang, *parts[:1], _BODY, *parts[1:], body, "end)()"])
-
-
-def _part(name: str) -> str:
-    room, _, part = name.rpartition("/")
-    folder = files(room).joinpath("lua") if room else files("scheduler").joinpath("lua", "includes")
-    return folder.joinpath(f"{part}.lua").read_text("utf-8")
 
 
 @cache
@@ -95,8 +93,12 @@ class Script(Generic[_P]):
 
     async def __call__(self, *args: _P.args, **named: _P.kwargs) -> Any:
         """Run the script. Raises RedisFull, or RedisUnavailable if the outcome is unknown."""
+        values = self._values(args, named)
         try:
-            return await self._send(self._values(args, named))
+            try:
+                return await self._pipelined.call(self._by_hash + values)
+            except NoScriptError:
+                return await self._pipelined.call(self._whole + values)
         except OutOfMemoryError as error:
             raise RedisFull("Redis has reached its memory limit: raise maxmemory, or drain the queues.") from error
         except FAULTS as error:
@@ -112,12 +114,6 @@ class Script(Generic[_P]):
         while values and values[-1] is None:
             values = values[:-1]
         return (*values[:-1], *values[-1]) if self._has_list else values
-
-    async def _send(self, args: tuple[Argument, ...]) -> Any:
-        try:
-            return await self._pipelined.call(self._by_hash + args)
-        except NoScriptError:
-            return await self._pipelined.call(self._whole + args)
 
 
 def inner(packed: bytes) -> bytes:

@@ -69,18 +69,13 @@ def shared(wanted: RedisSSLContext) -> RedisSSLContext:
     There is one for each different Redis URL.
     """
     options = repr([getattr(wanted, name) for name in RedisSSLContext.__slots__ if name not in _NOT_OPTIONS])
-    files = tuple(_version(getattr(wanted, name)) for name in _FILES)
+    paths = [path for name in _FILES if (path := getattr(wanted, name))]
+    stats = [os.stat(path) for path in paths]  # noqa: PTH116 - a path may be of a file or a folder, and may be text
+    files = tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats)
     known = _made.get(options)
     if known is None or known[0] != files:
         known = _made[options] = (files, wanted)
     return known[1]
-
-
-def _version(path: str | None) -> tuple[int, ...]:
-    if not path:
-        return ()
-    found = os.stat(path)  # noqa: PTH116 - the path may be of a file or a folder, and may be text
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def prepare(connection: object) -> None:

@@ -44,18 +44,13 @@ def login_fault(error: BaseException, whom: str = "Redis", parts: str = "the use
     if isinstance(error, AuthenticationError):
         return f"{whom} rejected the login: correct {parts} in TIERLANE_REDIS_URL."
     if isinstance(error, NoPermissionError):
-        return (
-            f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: correct its ACL ({_command(error)})."
-        )
+        # What the server says of the command, without the name of the user.
+        command = str(error).partition("permissions to ")[2].rstrip(".") or "it names no command"
+        return f"{whom} does not allow a command to the user of TIERLANE_REDIS_URL: correct its ACL ({command})."
     if _CERTIFICATE in str(error):
         why = str(error).partition(_CERTIFICATE)[2].partition("(")[0].strip(": ")
         return f"The certificate of {whom} is not accepted ({why}): correct ssl_ca_certs in TIERLANE_REDIS_URL."
     return None
-
-
-def _command(error: BaseException) -> str:
-    """What the server says of the command, without the name of the user."""
-    return str(error).partition("permissions to ")[2].rstrip(".") or "it names no command"
 
 
 def tls_fault(server: Server, *, speaks_tls: bool) -> str | None:
@@ -81,8 +76,12 @@ async def speaks_tls(server: Server) -> bool | None:
         async with asyncio.timeout(PROBE_S):
             if await _first_byte(server) in _REPLIES:
                 return False
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # It accepts any certificate.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
         async with asyncio.timeout(PROBE_S):
-            await _shake_hands(server)
+            _, writer = await asyncio.open_connection(server.host, server.port, ssl=context)
+        writer.transport.abort()
     except ssl.SSLError as error:
         # A TLS alert proves it too, as from a server that demands a certificate of the client.
         return True if "ALERT" in str(error.reason) else None
@@ -103,15 +102,6 @@ async def _first_byte(server: Server) -> bytes:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-
-
-async def _shake_hands(server: Server) -> None:
-    """Complete a TLS handshake with any certificate. Raises OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    _, writer = await asyncio.open_connection(server.host, server.port, ssl=context)
-    writer.transport.abort()
 
 
 async def tls_faults(servers: list[Server]) -> str | None:

@@ -34,7 +34,7 @@ class Subscription(asyncio.Protocol):
         self._transport: Any = writer.transport
         self._take = take
         self._reader = hiredis.Reader(replyError=error_of, notEnoughData=_NOTHING)
-        self._next: object = _NOTHING
+        self._next: Any = _NOTHING
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.subscribed: asyncio.Future[None] = self._loop.create_future()
@@ -73,29 +73,25 @@ class Subscription(asyncio.Protocol):
         if self.over.done():
             return
         reply, self._next = self._next, _NOTHING
-        try:
-            self._receive(reply)
-        except Exception as error:  # noqa: BLE001 - raised where `over` is awaited
-            self._end(error)
+        if isinstance(reply, RedisError):
+            self._end(reply)
             return
+        kind = reply[0] if isinstance(reply, list) else reply
+        if kind == b"message":
+            try:
+                self._take(reply[2])
+            except Exception as error:  # noqa: BLE001 - raised where `over` is awaited
+                self._end(error)
+                return
+        elif kind == b"subscribe" and not self.subscribed.done():
+            self.subscribed.set_result(None)
+        elif kind in (b"pong", b"PONG"):  # A string in RESP3, in a list in RESP2.
+            self.ponged = True
         if self._read():
             self._transport.pause_reading()
             self._loop.call_soon(self._take_next)
         else:
             self._transport.resume_reading()
-
-    def _receive(self, reply: Any) -> None:
-        """A message, or the answer to a command: PONG is a string in RESP3, and a list in RESP2."""
-        if isinstance(reply, RedisError):
-            raise reply
-        kind = reply[0] if isinstance(reply, list) else reply
-        if kind == b"message":
-            self._take(reply[2])
-        elif kind == b"subscribe":
-            if not self.subscribed.done():
-                self.subscribed.set_result(None)
-        elif kind in (b"pong", b"PONG"):
-            self.ponged = True
 
     def _end(self, error: Exception) -> None:
         if not self.over.done():

@@ -62,6 +62,14 @@ GATEWAY_MAY_IMPORT = {
 }
 """Imports between the packages and leaf modules of `gateway`. Its other modules assemble them and may import all."""
 
+SCHEDULER_MAY_IMPORT = {
+    "redis_client": set[str](),
+    "protocol": {"redis_client"},
+    "batching": {"protocol", "redis_client"},
+    "cells": {"protocol", "redis_client"},
+}
+"""Imports between the packages of `scheduler`; all of them may import the modules beside them."""
+
 OWNERS = {
     "torch": {"gpu_pool"},
     "transformers": {"gpu_pool"},
@@ -137,6 +145,21 @@ def test_import_arrows_within_gateway(part: str) -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gateway.")
         if (node.module or "").split(".")[1] not in {part, *GATEWAY_MAY_IMPORT[part]}
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", SCHEDULER_MAY_IMPORT)
+def test_import_arrows_within_scheduler(part: str) -> None:
+    """Policies and cells know the protocol, which knows the client of Redis, and not the reverse."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
+        for path in MODULES
+        if path.relative_to(ROOT).with_suffix("").parts[:2] == ("scheduler", part)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scheduler.")
+        if (node.module or "").split(".")[1] in SCHEDULER_MAY_IMPORT.keys() - {part, *SCHEDULER_MAY_IMPORT[part]}
     ]
 
     assert wrong == []

@@ -1,7 +1,6 @@
 """`claim` and `finish`: one owner at a time, each request ends once; large bodies and outputs need several calls."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -156,13 +155,13 @@ async def test_a_request_that_ends_before_its_body_is_read_is_left_out(
     """Its client left between two calls of the claim; the others run."""
     bodies = await large_batch(pool)
     last = list(bodies)[-1]
-    fetch = pool.batches._fetched
+    read_bodies = pool.batches._bodies
 
-    async def late(batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
+    async def late(ids: bytes, size: int) -> list[bytes]:
         await pool.terminations.cancel([(last, ErrorCode.DEADLINE_EXCEEDED)])
-        return await fetch(batch_id, token, ids)
+        return cast("list[bytes]", await read_bodies(ids, size))
 
-    monkeypatch.setattr(pool.batches, "_fetched", late)
+    monkeypatch.setattr(pool.batches, "_bodies", late)
     claimed = await pool.claim_next()
 
     assert [each.id for each in claimed.requests] == list(bodies)[:-1]

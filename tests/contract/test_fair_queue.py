@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from pool import TIERS, Pool, done
-from scheduler.batching.decision import WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission, TierLimit
+from scheduler.protocol.wake_condition import WakeCondition
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 

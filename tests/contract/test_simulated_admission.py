@@ -10,9 +10,10 @@ from gateway.inference.admission import AdmissionLimits
 from ledger.catalog.snapshot import Identity
 from pool import Pool
 from ratelimit.limits import FRESH
+from ratelimit.token_bucket import StoredBucket
 from scheduler.protocol.admission import TierLimit
 from scheduler.states import Admission
-from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount, StoredBucket
+from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane_tools.simulate.fair_queue import FairQueue, QueuedRequest
 
 NO_REFILL = 1e-6
@@ -64,7 +65,7 @@ def account_of(number: int, random: Random) -> tuple[CustomerAccount, dict[str, 
     )
     account = CustomerAccount(number, identity, "class", limits)
     for stored, bucket in zip(account.buckets, limits.buckets, strict=True):
-        stored.store(0.0, bucket.size * FRESH, bucket.per_s)
+        stored.store(bucket.size * FRESH, 0.0, bucket.per_s)
     return account, fields
 
 

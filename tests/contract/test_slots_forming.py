@@ -8,9 +8,9 @@ import pytest
 
 from contract.slots import announce, claim_next, ended, finish, ids_of, in_slots, stored_slots
 from pool import TIERS, WIDE, Pool
-from scheduler.batching.decision import FREE_SLOT, NEVER, WakeCondition
 from scheduler.protocol.batches import WITHDRAWN, FreeSlots
 from scheduler.protocol.pool_view import SlotView, with_background
+from scheduler.protocol.wake_condition import FREE_SLOT, NEVER, WakeCondition
 
 
 async def view(pool: Pool) -> SlotView | None:

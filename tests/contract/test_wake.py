@@ -3,9 +3,9 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batching.decision import FIRST_IDLE, NEVER, NO_WORKER, WakeCondition
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedBatch
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, NO_WORKER, WakeCondition
 
 
 async def tokens(pool: Pool) -> int:

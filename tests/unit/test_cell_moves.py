@@ -37,7 +37,18 @@ def worker(
 ) -> WorkerView:
     """A batch of 10 takes 100 ms."""
     return WorkerView(
-        name, "ready", 0.0, in_flight, 0.0, healthy, 0.0, run_ms, "simulated", "v1", item_ms=10.0, seen_batch=seen
+        name,
+        "ready",
+        0.0,
+        in_flight,
+        0.0,
+        run_ms,
+        "simulated",
+        "v1",
+        age_ms=0.0,
+        healthy=healthy,
+        item_ms=10.0,
+        seen_batch=seen,
     )
 
 

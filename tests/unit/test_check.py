@@ -246,7 +246,10 @@ def test_each_pool_of_an_enabled_model_needs_a_healthy_worker() -> None:
     """Cordoned workers are named."""
 
     def observation(*workers: tuple[str, bool, str]) -> Observation:
-        views = [WorkerView(n, status, 0.5, 0, 120.0, well, 100.0, 50.0, "tiny", "v1") for n, well, status in workers]
+        views = [
+            WorkerView(n, status, 0.5, 0, 100.0, 50.0, "tiny", "v1", age_ms=120.0, healthy=well)
+            for n, well, status in workers
+        ]
         return Observation(0, {}, views, [], 0, 0, 0, 0)
 
     models = [TINY, replace(TINY, name="other", pool="other"), replace(TINY, name="off", pool="off", enabled=False)]

@@ -116,7 +116,7 @@ def test_actions_of_other_sites_are_rejected(pairs: list[tuple[str, str]], accep
 
 
 def worker(name: str, rps: float = 0.0, *, healthy: bool = True) -> WorkerView:
-    return WorkerView(name, "ready", 0.5, 1, 10.0, healthy, rps, 50.0, "simulated", "v1")
+    return WorkerView(name, "ready", 0.5, 1, rps, 50.0, "simulated", "v1", age_ms=10.0, healthy=healthy)
 
 
 def observation(*workers: WorkerView) -> Observation:

@@ -56,7 +56,10 @@ REJECTION = RejectionRecord(
 
 def observation(*factors: float) -> Observation:
     """Half of eight GPUs are healthy; one gateway for each factor of free."""
-    workers = [WorkerView(f"w{n}", "ready", 0.5, 1, 10.0, n < 4, 100.0, 50.0, "simulated", "v1") for n in range(8)]
+    workers = [
+        WorkerView(f"w{n}", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1", age_ms=10.0, healthy=n < 4)
+        for n in range(8)
+    ]
     gateways = [
         GatewayStats(
             f"g{n}",

@@ -19,7 +19,7 @@ SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
 
 def worker(name: str, busy: float, *, healthy: bool = True, rps: float = 0.0) -> WorkerView:
     measured = {"base_ms": 32 * 1000 / rps if rps else 0.0, "seen_batch": 32 * (rps > 0)}
-    return WorkerView(name, "busy", busy, 1, 10.0, healthy, rps, 50.0, "tiny", "v1", **measured)
+    return WorkerView(name, "busy", busy, 1, rps, 50.0, "tiny", "v1", age_ms=10.0, healthy=healthy, **measured)
 
 
 class Setup:

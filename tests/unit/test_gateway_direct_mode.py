@@ -168,7 +168,7 @@ class Setup:
 
 
 def worker(name: str, address: str, *, healthy: bool = True) -> WorkerView:
-    return WorkerView(name, "ready", 0.0, 0, 10.0, healthy, 0.0, 0.0, "simulated", "v1", direct=address)
+    return WorkerView(name, "ready", 0.0, 0, 0.0, 0.0, "simulated", "v1", age_ms=10.0, healthy=healthy, direct=address)
 
 
 async def test_reachable_workers_are_probed_every_half_minute() -> None:

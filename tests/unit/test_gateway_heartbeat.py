@@ -24,7 +24,7 @@ TIERS = (
     Tier("free", 3, 0.10, (10.0, 20.0, 8, None), 500, 2000, None, None),
 )
 SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
-WORKER = WorkerView("w1", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "v1")
+WORKER = WorkerView("w1", "busy", 0.9, 1, 100.0, 50.0, "tiny", "v1", age_ms=10.0, healthy=True)
 WORKERS = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
 
 

@@ -88,7 +88,7 @@ def test_which_requests_are_coalesced(
 
 
 def worker(version: str, *, healthy: bool = True, backend: str = "tiny") -> WorkerView:
-    return WorkerView("w", "ready", 0.0, 0, 1.0, healthy, 1.0, 1.0, backend, version)
+    return WorkerView("w", "ready", 0.0, 0, 1.0, 1.0, backend, version, age_ms=1.0, healthy=healthy)
 
 
 @pytest.mark.parametrize(

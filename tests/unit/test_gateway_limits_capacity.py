@@ -32,7 +32,7 @@ LEARNED = Snapshot(1, TIERS, {}, {}, {"tiny": MEASURED}, ())
 
 
 def worker(name: str = "a", rps: float = 0.0, *, healthy: bool = True) -> WorkerView:
-    return WorkerView(name, "ready", 0.5, 1, 10.0, healthy, rps, 50.0, "simulated", "v1")
+    return WorkerView(name, "ready", 0.5, 1, rps, 50.0, "simulated", "v1", age_ms=10.0, healthy=healthy)
 
 
 SICK = worker("b", healthy=False)

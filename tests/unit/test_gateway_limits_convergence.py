@@ -21,7 +21,7 @@ from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, W
 
 BEAT_S = 0.25
 LATENCY_S = 0.3  # A request counts as demand when it is answered, at the factor of its admission.
-GPUS = [WorkerView(f"w{n}", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "1") for n in range(4)]
+GPUS = [WorkerView(f"w{n}", "busy", 0.9, 1, 100.0, 50.0, "tiny", "1", age_ms=10.0, healthy=True) for n in range(4)]
 TINY = Model("tiny", "default", 32, None, 40, 100.0, 1.0, 0, True)
 TIERS = (
     Tier("enterprise", 1, 0.05, (100.0, 200.0, 8, None), 500, 2000, None, None),

@@ -133,8 +133,8 @@ def figures(age_s: float | None = 0.1, *, observed: bool = True) -> PoolFigures:
     """A pool with one tier, two workers and an open circuit breaker."""
     gpu = GpuReading(0.5, 1024, 2048, 50, 0)
     workers = [
-        WorkerView("w1", "busy", 0.5, 3, 10.0, True, 100.0, 50.0, "simulated", "v1", gpu=gpu, slots=64),
-        WorkerView("w2", "thinking", 0.5, 3, 10.0, False, 100.0, 50.0, "simulated", "v1"),
+        WorkerView("w1", "busy", 0.5, 3, 100.0, 50.0, "simulated", "v1", age_ms=10.0, healthy=True, gpu=gpu, slots=64),
+        WorkerView("w2", "thinking", 0.5, 3, 100.0, 50.0, "simulated", "v1", age_ms=10.0, healthy=False),
     ]
     observation = Observation(
         1,

@@ -21,7 +21,7 @@ from scheduler.tasks import EndedTask
 def worker(
     name: str, *, healthy: bool = True, status: str = "ready", age_ms: float = 100.0, pid: int = 0
 ) -> WorkerView:
-    return WorkerView(name, status, 0.5, 1, age_ms, healthy, 100.0, 50.0, "tiny", "v1", model_pid=pid)
+    return WorkerView(name, status, 0.5, 1, 100.0, 50.0, "tiny", "v1", age_ms=age_ms, healthy=healthy, model_pid=pid)
 
 
 ONE, TWO = worker("gpu-1"), worker("gpu-2")

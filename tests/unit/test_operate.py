@@ -35,7 +35,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
-    return WorkerView(name, status, 0.5, 7, 120.0, healthy, 100.0, 50.0, "tiny", "v1")
+    return WorkerView(name, status, 0.5, 7, 100.0, 50.0, "tiny", "v1", age_ms=120.0, healthy=healthy)
 
 
 def observation(*workers: WorkerView) -> Observation:

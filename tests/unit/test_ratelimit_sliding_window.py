@@ -1,14 +1,10 @@
-"""The sliding window on the `limits` library: what it admits, also while its limit changes, and what it stores."""
+"""The sliding window: what it admits, also while its limit changes, and what it stores."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from limits import RateLimitItem, RateLimitItemPerSecond
-from limits.storage import MemoryStorage
-from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.limits import REQUEST, bucket
 from ratelimit.sliding_window import LocalLimit, SlidingWindows
@@ -16,21 +12,12 @@ from ratelimit.sliding_window import LocalLimit, SlidingWindows
 SECOND_US = 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("limit", "storage", "more"),
-    [
-        (lambda amount: LocalLimit(amount, 3600 * SECOND_US), SlidingWindows(10), 0),
-        (lambda amount: RateLimitItemPerSecond(amount, 3600), MemoryStorage(), 4),
-    ],
-)
-def test_a_lowered_limit_admits_nothing(
-    limit: Callable[[int], RateLimitItem], storage: MemoryStorage, more: int
-) -> None:
-    """Five are used and the limit is lowered to four. The library itself counts by amount, and would admit four more."""
-    strategy = SlidingWindowCounterRateLimiter(storage)
-    admitted = [sum(strategy.hit(limit(amount), "customer") for _ in range(9)) for amount in (5, 4)]
+def test_a_lowered_limit_admits_nothing() -> None:
+    """Five are used and the limit is lowered to four."""
+    windows = SlidingWindows(10)
+    limits = [LocalLimit(amount, 3600 * SECOND_US) for amount in (5, 4)]
 
-    assert admitted == [5, more]
+    assert [sum(windows.spend("customer", limit) for _ in range(9)) for limit in limits] == [5, 0]
 
 
 class Window:
@@ -38,13 +25,12 @@ class Window:
 
     def __init__(self) -> None:
         self.windows = SlidingWindows(10)
-        self.strategy = SlidingWindowCounterRateLimiter(self.windows)
 
     def admits(self, rate: float, burst: float, now_us: int) -> bool:
         self.windows.now_us = now_us
         limit, _ = bucket(rate, burst, REQUEST)
         self.windows.meet("customer", limit, limit.amount)
-        return self.strategy.hit(limit, "customer", cost=REQUEST)
+        return self.windows.spend("customer", limit, REQUEST)
 
     def wait_us(self, rate: float, burst: float) -> float:
         limit, _ = bucket(rate, burst, REQUEST)
@@ -96,27 +82,22 @@ def test_the_wait_is_exact(rate: float, burst: float, gaps: list[float]) -> None
         while window.admits(rate, burst, now_us):
             pass
     wait_us = window.wait_us(rate, burst)
-    early_us = int(wait_us - bucket(rate, burst, REQUEST)[0].get_expiry() * 0.02)
+    early_us = int(wait_us - bucket(rate, burst, REQUEST)[0].length_us * 0.02)
 
     assert wait_us > 0
     assert early_us < 0 or not window.admits(rate, burst, now_us + early_us)
     assert window.admits(rate, burst, now_us + int(wait_us) + 1)
 
 
-def test_the_storage_is_bounded_and_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit has two counters, the least recently used limits are dropped; the library's storage would start threads."""
-    before, started = threading.active_count(), list[threading.Thread]()
-    windows = SlidingWindows(3)
-    monkeypatch.setattr(threading.Thread, "start", started.append)
-    strategy = SlidingWindowCounterRateLimiter(windows)
-    limit = LocalLimit(5, SECOND_US)
+def test_the_storage_is_bounded_and_starts_no_thread() -> None:
+    """The least recently used limits are dropped."""
+    before = threading.active_count()
+    windows, limit = SlidingWindows(3), LocalLimit(5, SECOND_US)
     for step in range(100):
         windows.now_us = step * SECOND_US // 3
-        strategy.hit(limit, "constant")
-        strategy.hit(limit, f"name {step}")
+        windows.spend("constant", limit)
+        windows.spend(f"name {step}", limit)
 
     assert (len(windows), windows.level("constant", limit).used > 0) == (3, True)
-    assert len(windows.storage) <= 6
-    windows.reset()
-    assert (len(windows), len(windows.storage)) == (0, 0)
-    assert (threading.active_count(), started) == (before, [])
+    windows.clear()
+    assert (len(windows), threading.active_count()) == (0, before)

@@ -24,7 +24,7 @@ MODEL = Model("m", "default", 32, None, 40, 100.0, 0.8, 0, enabled=True)
 
 
 def worker_view(backend: str, slots: int = 0, *, healthy: bool = True) -> WorkerView:
-    return WorkerView("w", "ready", 0.5, 1, 10.0, healthy, 100.0, 50.0, backend, "v1", slots=slots)
+    return WorkerView("w", "ready", 0.5, 1, 100.0, 50.0, backend, "v1", age_ms=10.0, healthy=healthy, slots=slots)
 
 
 @pytest.mark.parametrize(

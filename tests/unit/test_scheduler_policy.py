@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.decision import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.batching.policy import decide, plan, ready_limit
 from scheduler.batching.service import Service
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.batching.tier_shares import choose
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 
 TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from scheduler.batching.decision import FREE_SLOT, WakeCondition
 from scheduler.batching.slot_policy import MOST_AT_ONCE, fill, kept_free
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
 from scheduler.protocol.pool_view import SlotView
+from scheduler.protocol.wake_condition import FREE_SLOT, WakeCondition
 
 TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 STRICT = tuple(TierPolicy(tier.name, tier.priority, 0.0) for tier in TIERS)

@@ -81,7 +81,9 @@ def test_the_size_is_between_one_and_a_full_batch(
 def worker(
     base_ms: float, item_ms: float, seen_batch: float = 8.0, p95_ms: float = 60.0, *, healthy: bool = True
 ) -> WorkerView:
-    return WorkerView("w", "ready", 0.5, 1, 10.0, healthy, 1.0, p95_ms, "b", "v", "", base_ms, item_ms, seen_batch)
+    return WorkerView(
+        "w", "ready", 0.5, 1, 1.0, p95_ms, "b", "v", "", base_ms, item_ms, seen_batch, age_ms=10.0, healthy=healthy
+    )
 
 
 def test_the_service_of_a_pool() -> None:

@@ -36,7 +36,7 @@ def slotted(slots: int = 64, running: float = 64.0, mean_ms: float = 1600.0, in_
         "busy",
         running / slots,
         in_flight,
-        10.0,
+        age_ms=10.0,
         healthy=True,
         rps=0.0,
         service_p95_ms=4000.0,
@@ -222,7 +222,9 @@ def test_costs_sum_up_to_the_time_of_the_engine() -> None:
 
 def test_a_pool_of_batches_is_not_changed() -> None:
     """Without slots the estimate is that of batches."""
-    batch = WorkerView("a", "busy", 1.0, 1, 0.0, True, 0.0, 50.0, "simulated", "1", base_ms=50.0, seen_batch=32.0)
+    batch = WorkerView(
+        "a", "busy", 1.0, 1, 0.0, 50.0, "simulated", "1", age_ms=0.0, healthy=True, base_ms=50.0, seen_batch=32.0
+    )
     limits = observed(Observation(0, {}, [batch], [], 0, 0, 0, 0))
 
     assert limits.capacity_rps == pytest.approx(0.8 * 640)

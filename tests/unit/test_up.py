@@ -240,7 +240,18 @@ def test_a_model_that_cannot_meet_the_caps_is_warned_about(
     """One warning for a model on several workers, with its time, the settings that it exceeds, and what to set."""
     views = [
         WorkerView(
-            f"w{n}", "slow", 0.0, 0, 0.0, False, 0.0, 0.0, "simulated:9", "v", model_ms=ms * n, timeout_ms=timeout_ms
+            f"w{n}",
+            "slow",
+            0.0,
+            0,
+            0.0,
+            0.0,
+            "simulated:9",
+            "v",
+            age_ms=0.0,
+            healthy=False,
+            model_ms=ms * n,
+            timeout_ms=timeout_ms,
         )
         for n in (0, 1)
     ]

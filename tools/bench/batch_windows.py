@@ -22,11 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.policy import decide
 from scheduler.batching.service import Service
 from scheduler.batching.snapshot import PoolSnapshot, TierQueue
 from scheduler.batching.tier_policy import BatchPolicy, TierPolicy
+from scheduler.protocol.wake_condition import WakeCondition
 
 TIER = "free"
 AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4

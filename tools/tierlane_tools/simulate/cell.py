@@ -20,7 +20,7 @@ from gateway.limits.rejections import is_capacity_rejection
 from ledger.catalog.snapshot import Snapshot
 from ratelimit.request_limits import FUNCTION
 from scheduler.batching.arrival_rate import ArrivalRate
-from scheduler.batching.decision import FIRST_IDLE, NEVER, Decision, WakeCondition
+from scheduler.batching.decision import Decision
 from scheduler.batching.dispatcher import MAX_SLEEP_S, REFUSED_PAUSE_S, STANDBY_S
 from scheduler.batching.policy import plan
 from scheduler.batching.service import UNKNOWN, Service, pool_service
@@ -31,6 +31,7 @@ from scheduler.cells.moves import CellState
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, WorkerView
+from scheduler.protocol.wake_condition import FIRST_IDLE, NEVER, WakeCondition
 from scheduler.states import Admission
 from tierlane_tools.simulate.admission import AdmissionModel, CustomerAccount
 from tierlane_tools.simulate.events import EventLoop
@@ -289,7 +290,10 @@ class SimulatedCell:
         verdict = self._admission.decide(account, submission, current, now)
         reduced_only = self._customer_limits.judged(identity, submission, verdict)
         if verdict.outcome is Admission.ACCEPTED:
-            self._queue(account, words, submission, now)
+            queue_until_s, deadline_s = now + submission.queue_ms / 1000, now + submission.total_ms / 1000
+            request = QueuedRequest(account.number, now, queue_until_s, deadline_s, words)
+            urgent = self.queues[identity.tier].push(request, identity.weight)
+            self.dispatcher.admitted(self.depth, urgent=urgent)
             return
         error = self._customer_limits.rejection_error(identity, verdict, base_limit_allows=reduced_only)
         if is_capacity_rejection(error.code):
@@ -300,17 +304,6 @@ class SimulatedCell:
     def _send_again(self, account: CustomerAccount, words: float, tries: int, retry_ms: float) -> None:
         if tries > 0 and retry_ms > 0:
             self._loop.after(retry_ms / 1000, self._retry, account, words, tries - 1)
-
-    def _queue(self, account: CustomerAccount, words: float, submission: Submission, now: float) -> None:
-        request = QueuedRequest(
-            account.number,
-            now,
-            now + submission.queue_ms / 1000,
-            now + submission.total_ms / 1000,
-            words,
-        )
-        urgent = self.queues[account.identity.tier].push(request, account.identity.weight)
-        self.dispatcher.admitted(self.depth, urgent=urgent)
 
     def _may_run(self, request: QueuedRequest) -> bool:
         """Whether a request that leaves its queue still has time."""

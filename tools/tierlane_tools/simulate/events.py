@@ -66,12 +66,11 @@ def poisson(
             now += random.expovariate(total)
             if now >= last:
                 break
-            yield Arrival(now, customers[random.randrange(len(customers))], _drawn(words, words_spread, random))
-
-
-def _drawn(mean: float, spread: float, random: Random) -> float:
-    """A length with this mean and this standard deviation of its logarithm."""
-    return mean if not spread else max(1.0, random.lognormvariate(math.log(mean) - spread * spread / 2, spread))
+            customer, drawn = customers[random.randrange(len(customers))], words
+            if words_spread:  # Of the logarithm; the mean stays.
+                location = math.log(words) - words_spread * words_spread / 2
+                drawn = max(1.0, random.lognormvariate(location, words_spread))
+            yield Arrival(now, customer, drawn)
 
 
 def in_order(sources: Sequence[Iterator[Arrival]]) -> Iterator[Arrival]:

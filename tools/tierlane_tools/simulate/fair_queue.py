@@ -186,22 +186,18 @@ class FairQueue:
             if tag > highest:
                 return
             del self._waiting[skipped]
-            self._visit(flow, taken)
+            # The oldest request of its backlog, charged at the mean cost of its customer.
+            request = flow.backlog.popleft()
+            self.in_backlogs -= 1
+            if self._may_run(request):
+                self.virtual_time = max(self.virtual_time, flow.tag)
+                request.flow, request.estimate = flow, flow.cost if flow.is_known else self.mean_cost
+                flow.tag += request.estimate / flow.weight
+                taken.append(request)
             if flow.backlog:
                 insort(self._waiting, (flow.tag, next(self._numbers), flow))
             else:
                 self.weights = self.weights - flow.weight if self._waiting else 0.0
-
-    def _visit(self, flow: CustomerFlow, taken: list[QueuedRequest]) -> None:
-        """Take the oldest request of a backlog, charged at the mean cost of its customer."""
-        request = flow.backlog.popleft()
-        self.in_backlogs -= 1
-        if not self._may_run(request):
-            return
-        self.virtual_time = max(self.virtual_time, flow.tag)
-        request.flow, request.estimate = flow, flow.cost if flow.is_known else self.mean_cost
-        flow.tag += request.estimate / flow.weight
-        taken.append(request)
 
     def settle(self, requests: Sequence[tuple[QueuedRequest, float]], empty_part: float) -> None:
         """Requests of one batch ended, each with its part of the GPU time in ms; `empty_part`: of the places of a quiet batch."""
@@ -213,23 +209,19 @@ class FairQueue:
         if not sums:
             return
         for flow, change, total, number in sums.values():
-            self._change(flow, change / flow.weight)
+            if flow.backlog and change:  # It gets another place in the order.
+                place = bisect_left(self._waiting, flow.tag, key=lambda entry: entry[0])
+                while self._waiting[place][2] is not flow:
+                    place += 1
+                del self._waiting[place]
+                insort(self._waiting, (flow.tag + change / flow.weight, next(self._numbers), flow))
+            flow.tag += change / flow.weight
             flow.cost = _moving_mean(flow.cost if flow.is_known else self.mean_cost, total, number)
             flow.is_known = True
         total, number = sum(each[2] for each in sums.values()), sum(each[3] for each in sums.values())
         self.mean_cost = _moving_mean(self.mean_cost, total, number)
         most = APART_MOST * self.mean_cost
         self._apart_ms = max(-most, min(most, self._apart_ms + total * (APART_SHARE - empty_part)))
-
-    def _change(self, flow: CustomerFlow, change: float) -> None:
-        """Correct a tag; a customer with a backlog gets another place in the order."""
-        if flow.backlog and change:
-            place = bisect_left(self._waiting, flow.tag, key=lambda entry: entry[0])
-            while self._waiting[place][2] is not flow:
-                place += 1
-            del self._waiting[place]
-            insort(self._waiting, (flow.tag + change, next(self._numbers), flow))
-        flow.tag += change
 
 
 def _moving_mean(mean: float, total: float, number: int) -> float:

@@ -10,7 +10,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -118,22 +118,18 @@ class AuditRows:
         words = row.tokens_used or max(1, estimate(row.input_bytes or 0))
         at_s = (row.created_at - self._begin).total_seconds()
         self._found.arrivals.append(Arrival(at_s, number, float(words)))
-        self._measure(row, at_s)
+        if row.worker_id:
+            self._workers.setdefault(int(at_s // 60), set()).add(row.worker_id)
+        if row.gpu_ms is not None and row.batch_size and row.batch_id:
+            if row.batch_id not in self._batches:
+                self._batches.add(row.batch_id)
+                self._service.record(row.batch_size, row.gpu_ms)
+            if row.latency_ms is not None and row.queue_ms is not None:
+                self._overheads.append(max(0.0, row.latency_ms - row.queue_ms - row.gpu_ms))
         counts = self._counts.setdefault(customer.tier, Counter())
         counts[row.error_code or row.status] += 1
         if row.status == "completed" and row.latency_ms:
             self._latency.setdefault(customer.tier, LatencyCounts()).add(row.latency_ms)
-
-    def _measure(self, row: RecordedRequest, at_s: float) -> None:
-        if row.worker_id:
-            self._workers.setdefault(int(at_s // 60), set()).add(row.worker_id)
-        if row.gpu_ms is None or not row.batch_size or not row.batch_id:
-            return
-        if row.batch_id not in self._batches:
-            self._batches.add(row.batch_id)
-            self._service.record(row.batch_size, row.gpu_ms)
-        if row.latency_ms is not None and row.queue_ms is not None:
-            self._overheads.append(max(0.0, row.latency_ms - row.queue_ms - row.gpu_ms))
 
     def recording(self, models: Mapping[str, Model], seconds: float) -> RecordedTraffic:
         """All of it. Raises ScenarioError without a row."""
@@ -158,7 +154,11 @@ class AuditRows:
         }
         if batch_ms + request_ms > 0:
             found.base["costs"] |= {"batch_ms": round(batch_ms, 3), "request_ms": round(request_ms, 4)}
-        found.shown = {tier: self._of_tier(tier) for tier in self._counts}
+        for tier, counted in self._counts.items():
+            p50, p95, p99 = self._latency.get(tier, LatencyCounts()).percentiles()
+            others = {code: count for code, count in counted.items() if code != "completed"}
+            times = {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
+            found.shown[tier] = {"completed": counted["completed"], "others": others, **times}
         found.notes = {
             "recorded": f"{len(found.arrivals):,} requests of {len(self._numbers):,} customers",
             "measured costs": f"{batch_ms:.1f} ms per batch, {request_ms:.2f} ms per request, {overhead_ms:.1f} ms overhead; {gpus} GPUs",
@@ -172,12 +172,6 @@ class AuditRows:
         of_tier = _limit_fields(self._snapshot.tier(customer.tier).limits)
         own = {name: value for name, value in _limit_fields(customer.limits).items() if value != of_tier[name]}
         return {"tier": customer.tier, "weight": customer.weight, "quotas": dict(customer.quotas), "limits": own}
-
-    def _of_tier(self, tier: str) -> Document:
-        counts = dict(self._counts[tier])
-        completed = counts.pop("completed", 0)
-        p50, p95, p99 = self._latency.get(tier, LatencyCounts()).percentiles()
-        return {"completed": completed, "others": counts, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
 
 def _limit_fields(limits: Values) -> dict[str, float | None]:
@@ -249,12 +243,10 @@ def customer_numbers(scenario: SimulationScenario) -> dict[str, tuple[int, float
 def numbered(recording: RecordedTraffic, scenario: SimulationScenario) -> list[Arrival]:
     """The recorded arrivals with the numbers of the scenario's customers; those of removed customers are left out."""
     numbers = customer_numbers(scenario)
-    new: list[int | None] = [numbers[name][0] if name in numbers else None for name in recording.customers]
-    return list(_renumbered(recording.arrivals, new))
-
-
-def _renumbered(arrivals: Iterable[Arrival], new: list[int | None]) -> Iterable[Arrival]:
-    for arrival in arrivals:
+    new = [numbers[name][0] if name in numbers else None for name in recording.customers]
+    found: list[Arrival] = []
+    for arrival in recording.arrivals:
         number = new[arrival.customer]
         if number is not None:
-            yield Arrival(arrival.at_s, number, arrival.words)
+            found.append(Arrival(arrival.at_s, number, arrival.words))
+    return found

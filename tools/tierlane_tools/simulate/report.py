@@ -68,8 +68,12 @@ def show(result: Document) -> None:
     for line in aligned(_facts(result)):
         typer.echo(line)
     if len(result["cells"]) > 1:
+        cells = [{"cell": name, **each, "busy": round(100 * each["busy"], 1)} for name, each in result["cells"].items()]
+        if len(cells) > MOST_CELLS:
+            cells.sort(key=lambda row: -row["arrivals"])
+            cells = cells[: MOST_CELLS // 2] + cells[-MOST_CELLS // 2 :]
         typer.echo()
-        print_rows("table", _CELL_COLUMNS, _cell_rows(result["cells"]), "cells")
+        print_rows("table", _CELL_COLUMNS, cells, "cells")
 
 
 def _row(figures: Mapping[str, Any], name: str, fairness: float | None) -> dict[str, Any]:
@@ -105,14 +109,6 @@ def _facts(result: Document) -> list[tuple[str, str]]:
     return [*facts, *result.get("notes", {}).items()]
 
 
-def _cell_rows(cells: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = [{"cell": name, **figures, "busy": round(100 * figures["busy"], 1)} for name, figures in cells.items()]
-    if len(rows) <= MOST_CELLS:
-        return rows
-    ranked = sorted(rows, key=lambda row: -row["arrivals"])
-    return ranked[: MOST_CELLS // 2] + ranked[-MOST_CELLS // 2 :]
-
-
 def write_json(path: Path, result: Document) -> None:
     """Everything that was measured."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
@@ -129,6 +125,9 @@ def require_plots() -> None:
 
 def draw(directory: Path, result: Document) -> list[str]:
     """Draw the plots; returns their names."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     directory.mkdir(parents=True, exist_ok=True)
     plots: list[tuple[str, str, Callable[[Axes, Document], None]]] = [
         ("rates.svg", "Requests/s by tier: arrived (dashed), completed", _rates),
@@ -139,24 +138,17 @@ def draw(directory: Path, result: Document) -> list[str]:
     if len(result["cells"]) > 1:
         plots.append(("workers.svg", "Workers of each cell", _workers))
     for name, title, fill in plots:
-        _draw(directory / name, title, result, fill)
+        # Equal results are equal files: no random ids, no date.
+        with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+            figure = Figure(figsize=SIZE, layout="constrained")
+            axes = figure.add_subplot()
+            fill(axes, result)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel("s")
+            axes.set_ylim(bottom=0)
+            axes.spines[["top", "right"]].set_visible(False)
+            figure.savefig(directory / name, format="svg", metadata={"Date": None, "Creator": None})
     return [name for name, _, _ in plots]
-
-
-def _draw(path: Path, title: str, result: Document, fill: Callable[["Axes", Document], None]) -> None:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Equal results are equal files: no random ids, no date.
-    with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):
-        figure = Figure(figsize=SIZE, layout="constrained")
-        axes = figure.add_subplot()
-        fill(axes, result)
-        axes.set_title(title, loc="left")
-        axes.set_xlabel("s")
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def _times(result: Document, values: Sequence[object]) -> list[float]:

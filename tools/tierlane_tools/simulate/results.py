@@ -163,12 +163,19 @@ class SimulatedTimeline:
         """Lists with one value for each step."""
         total = [sum(parts) for parts in zip(*self.busy_s.values(), strict=True)]
         workers = [sum(step.workers for step in steps) for steps in zip(*self.cells.values(), strict=True)]
+        step_s, tiers = self.step_s, dict[str, Document]()
+        for tier, steps in self.tiers.items():
+            tiers[tier] = {
+                "arrived_rps": [round(step.arrived / step_s, 2) for step in steps],
+                "completed_rps": [round(step.completed / step_s, 2) for step in steps],
+                "refused_rps": [round(step.refused / step_s, 2) for step in steps],
+                "p99_ms": [step.latency.percentiles((0.99,))[0] if step.latency else None for step in steps],
+            }
         return {
-            "step_s": self.step_s,
-            "tiers": {tier: self._of_tier(steps) for tier, steps in self.tiers.items()},
+            "step_s": step_s,
+            "tiers": tiers,
             "busy": [
-                round(busy / (self.step_s * count), 4) if count else 0.0
-                for busy, count in zip(total, workers, strict=False)
+                round(busy / (step_s * count), 4) if count else 0.0 for busy, count in zip(total, workers, strict=False)
             ],
             "cells": {
                 cell: {
@@ -177,14 +184,6 @@ class SimulatedTimeline:
                 }
                 for cell, steps in self.cells.items()
             },
-        }
-
-    def _of_tier(self, steps: Sequence[TierStep]) -> Document:
-        return {
-            "arrived_rps": [round(step.arrived / self.step_s, 2) for step in steps],
-            "completed_rps": [round(step.completed / self.step_s, 2) for step in steps],
-            "refused_rps": [round(step.refused / self.step_s, 2) for step in steps],
-            "p99_ms": [step.latency.percentiles((0.99,))[0] if step.latency else None for step in steps],
         }
 
 

@@ -138,17 +138,14 @@ class Costs(_Section, frozen=True, kw_only=True):
 
     def run_ms(self, size: float, words: float) -> float:
         """The time of a batch on the GPU, without spread."""
-        return self._of_size(size) + words * self.word_ms
-
-    def _of_size(self, size: float) -> float:
-        if not self.sizes:
-            return self.batch_ms + size * self.request_ms
-        points = sorted(self.sizes.items())
+        words_ms, points = words * self.word_ms, sorted(self.sizes.items())
+        if not points:
+            return self.batch_ms + size * self.request_ms + words_ms
         if len(points) == 1:
-            return points[0][1]
+            return points[0][1] + words_ms
         after = next((n for n in range(1, len(points) - 1) if size <= points[n][0]), len(points) - 1)
         (low, low_ms), (high, high_ms) = points[after - 1], points[after]
-        return max(0.0, low_ms + (high_ms - low_ms) * (size - low) / (high - low))
+        return max(0.0, low_ms + (high_ms - low_ms) * (size - low) / (high - low)) + words_ms
 
 
 class SchedulerSection(_Section, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ class SlottedWorker(SimulatedWorker):
             "busy" if self._active else "ready",
             min(1.0, recent / slots),
             len(self._active),
-            0.0,
+            age_ms=0.0,
             healthy=True,
             rps=1000 * slots / mean_ms if mean_ms else 0.0,
             service_p95_ms=P95 * mean_ms,

@@ -110,7 +110,7 @@ class SimulatedWorker:
             "busy" if size else "ready",
             float(size > 0),
             size,
-            0.0,
+            age_ms=0.0,
             healthy=True,
             rps=0.0,
             service_p95_ms=self.service.typical_p95_ms(max(1, size or round(self.service.fresh_batch))),
