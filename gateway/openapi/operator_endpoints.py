@@ -20,7 +20,7 @@ from gateway.operations.action_bodies import (
     Requeued,
     UncordonBody,
 )
-from gateway.operations.dashboard.page import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.page import ASSETS, CSS, HTML_HEADERS, ICON, SCRIPT, Session
 from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.pool_state import HealthNow
@@ -50,7 +50,7 @@ OPERATIONS: tuple[ApiEndpoint, ...] = (
     ),
 )
 
-PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
+PAGE_HEADERS = ("x-request-id", *(name for name, _ in HTML_HEADERS))
 DASHBOARD: tuple[ApiEndpoint, ...] = (
     ApiEndpoint(
         path="/internal/dashboard",

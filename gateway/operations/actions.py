@@ -45,14 +45,12 @@ from ledger.admin.transaction import cordon_worker, uncordon_worker
 from ledger.dead_letters import (
     CountDiffers,
     LetterSelection,
-    Requeueable,
     letter_groups,
     note,
     purge_seen,
     seen_to_requeue,
 )
 from ledger.postgres import Connection
-from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.pool_view import Observation
 from scheduler.states import State
@@ -213,8 +211,19 @@ async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, 
     except CountDiffers as error:
         raise changed_meanwhile(body.count, error.found, "requeued") from error
     picked = rows[:MAX_RERUNS]
-    await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
-    candidates = [await _candidate(connection, row, reruns[row.pool].limits) for row in picked]
+    try:
+        await asyncio.gather(*(reruns[pool].check_workers() for pool in sorted({row.pool for row in picked})))
+    except NotRerun as error:
+        raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
+    except RedisUnavailable as error:
+        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_unavailable(error)}, so nothing was requeued.") from error
+    candidates: list[Candidate] = []
+    for row in picked:
+        try:
+            candidates.append(await candidate(connection, row.request_id, row.pool, reruns[row.pool].limits))
+        except NotRerun as error:
+            message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
+            raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
     marked = await mark(connection, candidates)
     if missed := {each.letter.request_id for each in candidates} - {each.letter.request_id for each in marked}:
         message = f"{min(missed)} was requeued or deleted meanwhile; none was requeued. Reload and try again."
@@ -225,23 +234,6 @@ async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, 
     after = {"count": len(marked), "requeued_as": new_ids(marked)}
     await note(connection, body.selection().words(), {"count": len(marked), "requeued_as": None}, after)
     return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
-
-
-async def _candidate(connection: Connection, row: Requeueable, within: RequestLimits) -> Candidate:
-    try:
-        return await candidate(connection, row.request_id, row.pool, within)
-    except NotRerun as error:
-        message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
-        raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
-
-
-async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
-    try:
-        await asyncio.gather(*(reruns.check_workers() for reruns in several))
-    except NotRerun as error:
-        raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
-    except RedisUnavailable as error:
-        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_unavailable(error)}, so nothing was requeued.") from error
 
 
 async def _results(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:

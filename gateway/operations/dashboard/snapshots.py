@@ -91,20 +91,17 @@ class DashboardSnapshots:
                 latest = await self.current()
                 if latest is not published:
                     published = latest
-                    await self._publish(latest)
+                    # Events of snapshots that were taken for a health request are published with the next one.
+                    state = msgspec.structs.replace(latest.state, events=list(self._unpublished))
+                    self._unpublished.clear()
+                    self.subscribers.publish(server_event("state", encode_json(state)))
+                    await self.history.add(state)
             await next_tick(POLL_S)
 
     def opening(self, pool: str = "") -> bytes:
         """The first events of a new stream: the history, of one pool if named, and the latest snapshot."""
         events = server_event("history", encode_json([point.of_pool(pool) for point in self.history.all]))
         return events if self._latest is None else events + server_event("state", encode_json(self._latest.state))
-
-    async def _publish(self, latest: DashboardSnapshot) -> None:
-        # Events of snapshots that were taken for a health request are published with the next one.
-        state = msgspec.structs.replace(latest.state, events=list(self._unpublished))
-        self._unpublished.clear()
-        self.subscribers.publish(server_event("state", encode_json(state)))
-        await self.history.add(state)
 
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
         urgent_state, at = self._collector.urgent_state(), self._clock()
@@ -114,15 +111,9 @@ class DashboardSnapshots:
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in whole["tiers"]]
-        at_ms = round(self._wall() * 1000)
+        at_ms, batches = round(self._wall() * 1000), self._batches()
         now = state(
-            pools,
-            whole,
-            known,
-            at_ms=at_ms,
-            gateway=self._gateway_id,
-            cordoned=cordoned,
-            batches=self._batches(),
+            pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches
         )
         if before is not None:
             self._unpublished += state_changes(before.state, now)

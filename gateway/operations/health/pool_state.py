@@ -195,7 +195,17 @@ def merge_pools(pools: Mapping[str, MeasuredPool]) -> MeasuredPool:
     states = list(pools.values())
     if len(states) == 1:
         return states[0]
-    whole = merged(MeasuredPool, states, reasons=_reasons(pools), checks=_checks(pools))
+    # A reason that all pools share appears once; other reasons are prefixed with their pool.
+    every = [reason for state in states for reason in state["reasons"]]
+    reasons = list(dict.fromkeys(reason for reason in every if every.count(reason) == len(pools)))
+    common = frozenset(reasons)
+    own = next(iter(pools))
+    checks = dict(pools[own]["checks"])
+    for pool, state in pools.items():
+        reasons += [f"Pool {pool}: {reason}" for reason in state["reasons"] if reason not in common]
+        if pool != own:
+            checks |= {f"{pool}/{name}": check for name, check in state["checks"].items()}
+    whole = merged(MeasuredPool, states, reasons=reasons, checks=checks)
     if any(state["status"] != "down" for state in states) and whole["status"] == "down":
         whole["status"] = "degraded"
     return whole
@@ -213,41 +223,20 @@ def health_document(
     }
     if len(pools) == 1:
         return document
+    cells: dict[str, list[MeasuredPool]] = {}
+    if any("@" in place for place in pools):
+        for place, state in pools.items():
+            cells.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(state)
     several: HealthOfPools = {
         **document,
         "pools": {pool: {"status": state["status"], **_figures(state)} for pool, state in pools.items()},
-        "cells": _cells(pools, draining) if any("@" in place for place in pools) else {},
+        "cells": {
+            cell: view(CellHealth, merged(MeasuredPool, states), state="draining" if cell in draining else "open")
+            for cell, states in cells.items()
+        },
     }
     return several
 
 
 def _figures(state: MeasuredPool) -> HealthFigures:
     return view(HealthFigures, state, tiers={name: view(TierHealth, tier) for name, tier in state["tiers"].items()})
-
-
-def _cells(pools: Mapping[str, MeasuredPool], draining: Collection[str]) -> dict[str, CellHealth]:
-    places: dict[str, list[MeasuredPool]] = {}
-    for place, state in pools.items():
-        places.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(state)
-    return {
-        cell: view(CellHealth, merged(MeasuredPool, states), state="draining" if cell in draining else "open")
-        for cell, states in places.items()
-    }
-
-
-def _reasons(pools: Mapping[str, MeasuredPool]) -> list[str]:
-    """A reason that all pools share appears once; other reasons are prefixed with their pool."""
-    reasons = [reason for state in pools.values() for reason in state["reasons"]]
-    common = list(dict.fromkeys(reason for reason in reasons if reasons.count(reason) == len(pools)))
-    return common + [
-        f"Pool {pool}: {reason}" for pool, state in pools.items() for reason in state["reasons"] if reason not in common
-    ]
-
-
-def _checks(pools: Mapping[str, MeasuredPool]) -> dict[str, list[Check]]:
-    """Checks by name; for pools other than the gateway's own, prefixed with the pool."""
-    own, *others = pools
-    checks = dict(pools[own]["checks"])
-    for pool in others:
-        checks |= {f"{pool}/{name}": check for name, check in pools[pool]["checks"].items()}
-    return checks
