@@ -55,8 +55,9 @@ class BatchService:
             self.runner = BatchFileRunner(
                 gateway.gateway_id, parts, drain_state, gateway.pool if gateway.only_own else None
             )
+        changed = self.runner.wake if self.runner is not None else lambda: None
         self.handlers = BatchHandlers(
-            pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=self._changed
+            pipeline, self.store, faults=faults, bodies=bodies, drain_state=drain_state, changed=changed
         )
 
     def open_batches(self) -> OpenBatches | None:
@@ -72,7 +73,3 @@ class BatchService:
         if self.runner is not None:
             await self.runner.release()
         await self.store.close()
-
-    def _changed(self) -> None:
-        if self.runner is not None:
-            self.runner.wake()

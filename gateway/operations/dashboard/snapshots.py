@@ -112,9 +112,7 @@ class DashboardSnapshots:
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in whole["tiers"]]
         at_ms, batches = round(self._wall() * 1000), self._batches()
-        now = state(
-            pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches
-        )
+        now = state(pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches)
         if before is not None:
             self._unpublished += state_changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)

@@ -291,7 +291,9 @@ def _direct(direct: DirectView) -> list[HealthFinding]:
     # A worker that cannot be called now would not serve in an outage of Redis either.
     count = len(direct.unreachable)
     named = " ".join(f"{each.worker_id}: {each.why}" for each in direct.unreachable[:NAMED_WORKERS])
-    cannot = f"This gateway cannot call {count} of the workers directly, as it must while Redis is not available. {named}"
+    cannot = (
+        f"This gateway cannot call {count} of the workers directly, as it must while Redis is not available. {named}"
+    )
     about = shortened([each.worker_id for each in direct.unreachable], NAMED_WORKERS)
     unreachable = cannot if count else None
     endpoints = finding("direct:endpoints", "component", count, "workers", unreachable, "worker_unreachable", about)
@@ -337,14 +339,10 @@ def _clause(fault: str | None, default: str) -> str:
 
 def _replies_and_records(inputs: HealthInputs) -> list[HealthFinding]:
     """The subscription to responses, and the lag of the audit."""
-    unsubscribed = (
-        "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
-    )
+    unsubscribed = "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
     reason = None if inputs.subscribed else unsubscribed
     subscribed = "yes" if inputs.subscribed else "no"
-    responses = finding(
-        "responses:subscribed", "component", subscribed, "", reason, "responses_not_subscribed"
-    )
+    responses = finding("responses:subscribed", "component", subscribed, "", reason, "responses_not_subscribed")
     lag_ms = inputs.audit_lag_ms
     late = "The audit lag is not known." if lag_ms is None else None
     if lag_ms is not None and lag_ms > STALE_AUDIT_MS:
