@@ -69,12 +69,10 @@ class CachedLookup(Generic[T]):
             found = LookupResult(None, self._failed)
         finally:
             del self._running[name]
-        self._keep(name, found)
-        return found
-
-    def _keep(self, name: str, found: LookupResult[T]) -> None:
+        keep_s = self._keep_s if found.problem is None else self._failure_keep_s
         self._kept.pop(name, None)
-        self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._failure_keep_s), found)
+        self._kept[name] = (self._clock() + keep_s, found)
+        return found
 
     async def close(self) -> None:
         """End what is under way."""

@@ -25,18 +25,15 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     hops = [hop.strip() for value in forwarded for hop in value.split(",")]
     address = peer
     while hops and _is_within(address, trusted):
-        hop = _without_port(hops.pop())
+        hop = hops.pop()
+        if hop.startswith("["):  # Some proxies append the port, and then IPv6 addresses are in brackets.
+            hop = hop[1:].partition("]")[0]
+        elif hop.count(":") == 1:
+            hop = hop.partition(":")[0]
         if not _is_address(hop):
             break
         address = hop
     return address
-
-
-def _without_port(hop: str) -> str:
-    """Some proxies append the port, and then IPv6 addresses are in brackets."""
-    if hop.startswith("["):
-        return hop[1:].partition("]")[0]
-    return hop.partition(":")[0] if hop.count(":") == 1 else hop
 
 
 def _is_address(text: str) -> bool:

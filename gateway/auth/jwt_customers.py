@@ -90,20 +90,16 @@ class JwtCustomers:
         cached = self._cached.get(claims)
         if cached is not None and snapshot.customers.get(cached.row.id) is cached.row:  # Unchanged rows stay the same.
             return cached.identity
-        row = self._row(snapshot, claims.customer)
-        identity = row.identity(claims.key_id)
-        self._cached[claims] = CachedIdentity(row, identity)
-        return identity
-
-    def _row(self, snapshot: Snapshot, name: str) -> Customer:
-        row = self._names.find(snapshot, name)
+        row = self._names.find(snapshot, claims.customer)
         if row is None:
             if not self._catalog.knows_all(self._clock()):
                 raise not_now()
             raise bad_token("The token's customer is unknown.")
         if row.suspended:
             raise RequestError(ErrorCode.ACCOUNT_SUSPENDED)
-        return row
+        identity = row.identity(claims.key_id)
+        self._cached[claims] = CachedIdentity(row, identity)
+        return identity
 
     async def run(self) -> None:
         """Keep the index by name up to date, forever."""

@@ -61,7 +61,12 @@ class AuthThrottle:
         """Count a failure. Returns milliseconds to wait if the address is over the limit, which is not counted; else None."""
         window, elapsed = divmod(self._clock() / self._window_s, 1)
         left = 1 - elapsed  # Share of the current window; failures of the previous one weigh as much.
-        key = self._key(bucket_of(address), int(window))
+        key = bucket_of(address)
+        if key not in self._counts:
+            while self._counts and next(iter(self._counts.values())).window < window - 1:
+                self._counts.popitem(last=False)
+            if len(self._counts) >= self._max_addresses:
+                key = _OTHERS
         count = self._counts.get(key, FailureCount(int(window), 0, 0))
         if count.window != window:
             count = FailureCount(int(window), 0, count.current if count.window == window - 1 else 0)
@@ -76,14 +81,6 @@ class AuthThrottle:
             wait = left + 1 - self._limit / count.current
         # One millisecond more, since at that moment the sum is still the limit.
         return 1 + math.floor(1000 * self._window_s * max(0.0, wait))
-
-    def _key(self, bucket: str, window: int) -> str:
-        """The bucket itself if it is known or there is room, else the shared one."""
-        if bucket in self._counts:
-            return bucket
-        while self._counts and next(iter(self._counts.values())).window < window - 1:
-            self._counts.popitem(last=False)
-        return bucket if len(self._counts) < self._max_addresses else _OTHERS
 
 
 def bucket_of(address: str | None) -> str:

@@ -43,18 +43,7 @@ class DemandCounts(NamedTuple):
 class TierMeter:
     """One tier's counters since the last heartbeat, those of the heartbeats before it, and its response times."""
 
-    __slots__ = (
-        "answered",
-        "arrived",
-        "demand",
-        "failed",
-        "latency",
-        "retries",
-        "shadowed",
-        "shed",
-        "unreduced",
-        "window",
-    )
+    __slots__ = (*DemandCounts._fields, "latency", "window")
 
     def __init__(self) -> None:
         self.latency = LatencyWindow()
@@ -67,18 +56,7 @@ class TierMeter:
 
     def close(self) -> DemandCounts:
         """Close the heartbeat; returns the counts of the whole window."""
-        self.window.append(
-            DemandCounts(
-                arrived=self.arrived,
-                demand=self.demand,
-                unreduced=self.unreduced,
-                shed=self.shed,
-                answered=self.answered,
-                retries=self.retries,
-                shadowed=self.shadowed,
-                failed=self.failed,
-            )
-        )
+        self.window.append(DemandCounts(*(getattr(self, name) for name in DemandCounts._fields)))
         self._begin()
         return DemandCounts(*(sum(column) for column in zip(*self.window, strict=True)))
 

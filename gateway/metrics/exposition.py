@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Series
-from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
+from gateway.metrics.definitions import COUNTED, OBSERVED
 from gateway.metrics.gauges import Gauge
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,32 +40,25 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """One family per definition."""
+        of_batches = {"tierlane_batch_size": _sizes, "tierlane_batch_fill_ratio": _fills}
         for metric in COUNTED:
-            yield self._histogram(metric) if metric.kind == "histogram" else self._counter(metric)
+            if metric.kind == "counter":
+                counter = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
+                for labels, numbers in self._of(metric.name):
+                    counter.add_metric(labels, numbers[0])
+                yield counter
+                continue
+            histogram = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
+            weigh = of_batches.get(metric.name)
+            for labels, buckets, total in self._times(metric.name) if weigh is None else self._batches(weigh):
+                histogram.add_metric(labels, buckets, total)
+            yield histogram
         for metric in OBSERVED:
             family = GaugeMetricFamily(metric.name, metric.description, labels=metric.labels)
             for name, labels, value in self._observed:
                 if name == metric.name:
                     family.add_metric(labels, value)
             yield family
-
-    def _counter(self, metric: Metric) -> MetricFamily:
-        family = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
-        for labels, numbers in self._of(metric.name):
-            family.add_metric(labels, numbers[0])
-        return family
-
-    def _histogram(self, metric: Metric) -> MetricFamily:
-        family = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
-        if metric.name == "tierlane_batch_size":
-            found = self._batches(_sizes)
-        elif metric.name == "tierlane_batch_fill_ratio":
-            found = self._batches(_fills)
-        else:
-            found = self._times(metric.name)
-        for labels, buckets, total in found:
-            family.add_metric(labels, buckets, total)
-        return family
 
     def _of(self, name: str) -> Iterator[tuple[tuple[str, ...], list[int]]]:
         return ((key[1:], numbers) for key, numbers in sorted(self._series.items()) if key[0] == name)

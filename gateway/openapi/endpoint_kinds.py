@@ -43,6 +43,8 @@ CUSTOMER_ERRORS = SERVICE_ERRORS | {
     ErrorCode.CATALOG_UNAVAILABLE,
     ErrorCode.TOO_MANY_CONNECTIONS,
 }
+"""Errors that occur before the customer is known."""
+
 NOT_INFERENCE_ERRORS = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE}
 )

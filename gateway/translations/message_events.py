@@ -150,9 +150,17 @@ class MessageContent:
     def add_lines(self, text: str) -> Iterator[BlockEvent]:
         """Add lines of a model's server; the last one may be incomplete."""
         *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line:
-                yield from self._add_line(line)
+        for line in filter(None, lines):
+            try:
+                changes = self._reader.changes(line)
+            except ValueError:
+                self._unreadable = True
+                continue
+            for change in changes:
+                if isinstance(change, CallChange):
+                    yield from self._add_call(change)
+                else:
+                    yield from self._add(ThinkingBlock if change.kind == "reasoning" else TextBlock, change.text)
 
     def add_text(self, text: str) -> Iterator[BlockEvent]:
         """Add generated text."""
@@ -205,18 +213,6 @@ class MessageContent:
             UNSET if cached is None else cached,
             UNSET if reasoned is None else ThinkingTokens(reasoned),
         )
-
-    def _add_line(self, line: str) -> Iterator[BlockEvent]:
-        try:
-            changes = self._reader.changes(line)
-        except ValueError:
-            self._unreadable = True
-            return
-        for change in changes:
-            if isinstance(change, CallChange):
-                yield from self._add_call(change)
-            else:
-                yield from self._add(ThinkingBlock if change.kind == "reasoning" else TextBlock, change.text)
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:

@@ -6,7 +6,7 @@ since it is only useful while the model still calls tools. Cache marks have no e
 `context_management` has none, because the model gets the whole conversation.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,6 @@ from gateway.translations.message_body import (
     DocumentBlock,
     ImageAddress,
     ImageBlock,
-    InputMessage,
     MessageBody,
     NamedToolChoice,
     NoThinking,
@@ -101,8 +100,15 @@ def _request(body: PromptBody, options: Chat, max_input_bytes: int) -> Inference
 
 def chat_of(body: PromptBody) -> Chat:
     """The same prompt as a body in OpenAI's format. Raises RequestError for a choice among no tools."""
-    system = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
-    chat: Chat = {"model": body.model, "messages": [*system, *_conversation(body.messages)]}
+    messages: list[Chat] = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
+    for message in body.messages:
+        if isinstance(message, UserInput):
+            messages += _user(message.content)
+        elif isinstance(message, AssistantOutput):
+            messages.append(_assistant(message.content))
+        else:
+            messages.append({"role": "system", "content": _content(_parts(message.content))})
+    chat: Chat = {"model": body.model, "messages": messages}
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
         chat |= _tool_choice(body.tool_choice)
@@ -115,16 +121,6 @@ def chat_of(body: PromptBody) -> Chat:
         schema = {"name": "output", "schema": config.format.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
-
-
-def _conversation(messages: Iterable[InputMessage]) -> Iterator[Chat]:
-    for message in messages:
-        if isinstance(message, UserInput):
-            yield from _user(message.content)
-        elif isinstance(message, AssistantOutput):
-            yield _assistant(message.content)
-        else:
-            yield {"role": "system", "content": _content(_parts(message.content))}
 
 
 def _user(content: str | Sequence[UserBlock | ToolResultBlock]) -> Iterator[Chat]:

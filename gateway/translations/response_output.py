@@ -78,17 +78,15 @@ class OutputItems:
             if isinstance(change, CallChange):
                 yield from self._call(change)
             elif change.kind == "text":
-                yield from self._text(change.text, change.logprobs)
+                sent = change.logprobs
+                logprobs = [_logprob(each) for each in _dicts(sent.get("content"))] if isinstance(sent, dict) else []
+                in_message = self._open is not None and self.items[self._open]["type"] == "message"
+                if change.text or (logprobs and in_message):  # Those of calls have no place in a response.
+                    yield from self._content("output_text", change.text, logprobs)
             elif change.kind == "reasoning":
                 yield from self._reasoning(change.text)
             else:
                 yield from self._content("refusal", change.text, [])
-
-    def _text(self, text: str, sent: Any) -> Iterator[Event]:
-        logprobs = [_logprob(each) for each in _dicts(sent.get("content"))] if isinstance(sent, dict) else []
-        in_message = self._open is not None and self.items[self._open]["type"] == "message"
-        if text or (logprobs and in_message):  # Those of calls have no place in a response.
-            yield from self._content("output_text", text, logprobs)
 
     def end(self, finish_reason: str) -> Iterator[Event]:
         """The end of all items. An output without any has an empty message."""
@@ -239,26 +237,17 @@ def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finished(document: ResponseDocument, items: OutputItems, output: Output) -> ResponseDocument:
-    """The response with its output. `items` has ended."""
+    """The response with its output, and the details of tokens that the model's server sent. `items` has ended."""
+    counted, tokens = items.reader.usage or {}, output.tokens
+    read, written = (_member(counted, f"{part}_tokens_details") for part in ("prompt", "completion"))
+    cached = CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens")))
+    reasoned = ReasoningTokens(_count(written.get("reasoning_tokens")))
     return msgspec.structs.replace(
         document,
         status="completed" if items.incomplete is None else "incomplete",
         incomplete_details=items.incomplete,
         output=items.items,
-        usage=_tokens(items.reader.usage or {}, output.tokens),
-    )
-
-
-def _tokens(counted: Mapping[str, Any], tokens: TokenUsage) -> ResponseTokens:
-    """The tokens with the details that the model's server sent."""
-    read = _member(counted, "prompt_tokens_details")
-    written = _member(counted, "completion_tokens_details")
-    return ResponseTokens(
-        tokens.prompt_tokens,
-        CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),
-        tokens.completion_tokens,
-        ReasoningTokens(_count(written.get("reasoning_tokens"))),
-        tokens.total_tokens,
+        usage=ResponseTokens(tokens.prompt_tokens, cached, tokens.completion_tokens, reasoned, tokens.total_tokens),
     )
 
 

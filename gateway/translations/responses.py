@@ -119,16 +119,15 @@ def input_items(body: ResponseBody) -> list[Item]:
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
     if not 1 <= len(body.input) <= MAX_ITEMS:
         raise invalid("input", f"`input` must have 1 to {MAX_ITEMS} items.")
-    return [_with_parts(item if item.get("type") is not None else {**item, "type": "message"}) for item in body.input]
-
-
-def _with_parts(item: Item) -> Item:
-    """A message whose content is a list of parts."""
-    content = item.get("content")
-    if item["type"] != "message" or not isinstance(content, str):
-        return item
-    kind = "output_text" if item.get("role") == "assistant" else "input_text"
-    return {**item, "content": [{"type": kind, "text": content}]}
+    items: list[Item] = []
+    for item in body.input:
+        if item.get("type") is None:
+            item = {**item, "type": "message"}
+        if item["type"] == "message" and isinstance(item.get("content"), str):  # The stored form is a list of parts.
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            item = {**item, "content": [{"type": kind, "text": item["content"]}]}
+        items.append(item)
+    return items
 
 
 def _read_items(items: Sequence[Item]) -> list[InputItem]:
