@@ -39,7 +39,6 @@ class JwksSource:
         read: Callable[[], Awaitable[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         least_gap_s: float = LEAST_GAP_S,
-        file_look_s: float = FILE_LOOK_S,
     ) -> None:
         self._config = config
         self._read = read or (
@@ -47,7 +46,7 @@ class JwksSource:
         )
         self._clock = clock
         least_s = min(least_gap_s, config.refresh_s)
-        self._pauses_s = (least_s, config.refresh_s) if config.is_url else (file_look_s, file_look_s)
+        self._pauses_s = (least_s, config.refresh_s) if config.is_url else (FILE_LOOK_S, FILE_LOOK_S)
         self._raw: bytes | None = None
         self._keys: KeySet | None = None
         self._confirmed_at = -inf

@@ -110,20 +110,13 @@ class JwtCustomers:
 
 
 class JwtIdentities:
-    """Identifies customers by tokens of a trusted issuer. `clock` is monotonic seconds."""
+    """Identifies customers by tokens of a trusted issuer."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        config: JwtConfig,
-        *,
-        source: JwksSource | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.source = source or JwksSource(config, clock=clock)
+    def __init__(self, catalog: Catalog, config: JwtConfig, *, source: JwksSource | None = None) -> None:
+        self.source = source or JwksSource(config)
         self.max_bytes = config.max_token_bytes
         self._verifier = JwtVerifier(config, self.source)
-        self._customers = JwtCustomers(catalog, clock)
+        self._customers = JwtCustomers(catalog)
 
     @property
     def problem(self) -> str | None:

@@ -128,7 +128,14 @@ class LiveLimits:
         self._count(self._known(healthy_gpus(observation), observation, now), observation, snapshot, now)
         unhealthy_s = now - self._no_gpu_since if self._no_gpu_since is not None else 0.0
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
-        self._note_demand(observation.gateways, elapsed_s)
+        self._demand = _total(observation.gateways, lambda stats: stats.demand_rps)
+        self._remembered = {
+            name: remembered(self._remembered.get(name, 0.0), rps, self.factor(name), elapsed_s)
+            for name, rps in self._demand.items()
+        }
+        # Without reduced limits the demand would be as before, up to what buckets show.
+        unreduced = _total(observation.gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
+        self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in unreduced.items()}
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
         self._request_us = round(max(map(_alone_ms, observation.workers), default=0.0) * 1000) or self._request_us
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -217,16 +224,6 @@ class LiveLimits:
             capacity_confidence=round(self.estimate.confidence, 3),
             capacity_correction=round(self._estimator.correction, 4),
         )
-
-    def _note_demand(self, gateways: Sequence[GatewayStats], elapsed_s: float) -> None:
-        """Take the demand of all gateways; without reduced limits it would be as before, up to what buckets show."""
-        self._demand = demand = _total(gateways, lambda stats: stats.demand_rps)
-        self._remembered = {
-            name: remembered(self._remembered.get(name, 0.0), rps, self.factor(name), elapsed_s)
-            for name, rps in demand.items()
-        }
-        most = _total(gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
-        self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in most.items()}
 
     def _known(self, gpus: Sequence[GpuRate], observation: Observation, now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""

@@ -4,7 +4,7 @@ The request path only adds integers. Each heartbeat adds them to slots, sums the
 the figures of all gateways can be added. For each tier at most 60 slots of a second and 360 slots of ten seconds are kept.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 
 from scheduler.errors import ErrorCode
@@ -98,21 +98,15 @@ class OutcomeMeter:
     """The outcomes of all tiers."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, _TierWindows] = {}
-
-    def _tier(self, name: str) -> _TierWindows:
-        tier = self._tiers.get(name)
-        if tier is None:
-            tier = self._tiers[name] = _TierWindows()
-        return tier
+        self._tiers: defaultdict[str, _TierWindows] = defaultdict(_TierWindows)
 
     def completed(self, tier: str) -> None:
         """Count a request that was answered with the model's output."""
-        self._tier(tier).completed += 1
+        self._tiers[tier].completed += 1
 
     def failed(self, tier: str, code: ErrorCode) -> None:
         """Count a failure that the client did not cause."""
-        counts = self._tier(tier)
+        counts = self._tiers[tier]
         if code in CAPACITY_REJECTIONS:
             counts.rejected += 1
         else:
@@ -120,5 +114,5 @@ class OutcomeMeter:
 
     def heartbeat(self, tiers: Collection[str], now: float) -> dict[str, TierOutcomes]:
         """Close the heartbeat; `now` is monotonic seconds. Tiers that are not in `tiers` any more are removed."""
-        self._tiers = {name: self._tier(name) for name in tiers}
+        self._tiers = defaultdict(_TierWindows, {name: self._tiers[name] for name in tiers})
         return {name: tier.close(now) for name, tier in self._tiers.items()}

@@ -1,6 +1,6 @@
 """The page of all metrics in the text format of Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,9 +20,6 @@ BOUNDS_S = tuple(bound / 1e6 for bound in BOUNDS_US)
 Histogram = tuple[tuple[str, ...], list[tuple[str, float]], float]
 """Values of the labels, cumulative counts by upper bound, sum."""
 
-Weigh = Callable[[Sequence[tuple[int, int, int]]], tuple[Sequence[float], list[tuple[float, float]]]]
-"""From (full size, size, requests) to the bounds of the buckets, and (value, number of batches)."""
-
 
 def exposition(series: Series, observed: Iterable[Gauge]) -> bytes:
     """The page. It names metrics without samples too."""
@@ -40,7 +37,6 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """One family per definition."""
-        of_batches = {"tierlane_batch_size": _sizes, "tierlane_batch_fill_ratio": _fills}
         for metric in COUNTED:
             if metric.kind == "counter":
                 counter = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
@@ -49,8 +45,13 @@ class MetricsPage(Collector):
                 yield counter
                 continue
             histogram = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
-            weigh = of_batches.get(metric.name)
-            for labels, buckets, total in self._times(metric.name) if weigh is None else self._batches(weigh):
+            if metric.name == "tierlane_batch_size":
+                found = self._batches(BATCH_SIZES)
+            elif metric.name == "tierlane_batch_fill_ratio":
+                found = self._batches(FILL_RATIOS)
+            else:
+                found = self._times(metric.name)
+            for labels, buckets, total in found:
                 histogram.add_metric(labels, buckets, total)
             yield histogram
         for metric in OBSERVED:
@@ -69,23 +70,16 @@ class MetricsPage(Collector):
             if len(numbers) == len(bounds) + 1:
                 yield labels, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1] / 1e6
 
-    def _batches(self, weigh: Weigh) -> Iterator[Histogram]:
-        """Batches of each model. Rows are sorted, since a sum of fractions in another order could decrease."""
+    def _batches(self, bounds: Sequence[float]) -> Iterator[Histogram]:
+        """Batches of each model, by size or by fill. Rows are sorted, since a sum of fractions in another order could decrease."""
         models: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
         for (*labels, full, size), (count, *_) in self._of(BATCHES):
             models.setdefault(tuple(labels), []).append((int(full), int(size), count))
         for labels_of, rows in models.items():
-            bounds, weighted = weigh(sorted(rows))
+            if bounds is BATCH_SIZES:
+                weighted = [(float(size), count / size) for _, size, count in sorted(rows) if size > 0]
+            else:
+                weighted = [(min(1.0, n / full), count / n) for full, n, count in sorted(rows) if full > 0 and n > 0]
             buckets = [(repr(float(bound)), sum(n for value, n in weighted if value <= bound)) for bound in bounds]
             buckets.append(("+Inf", sum(n for _, n in weighted)))
             yield labels_of, buckets, float(sum(value * n for value, n in weighted))
-
-
-def _sizes(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
-    return BATCH_SIZES, [(size, requests / size) for _, size, requests in rows if size > 0]
-
-
-def _fills(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
-    return FILL_RATIOS, [
-        (min(1.0, size / full), requests / size) for full, size, requests in rows if full > 0 and size > 0
-    ]

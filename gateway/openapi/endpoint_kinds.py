@@ -189,14 +189,17 @@ def probe_endpoint(path: str, summary: str, responses: Mapping[int, tuple[str, A
 
 
 def operator_endpoint(
-    path: str, summary: str, responses: Mapping[int, tuple[str, Any]], *errors: ErrorCode, **fields: Any
+    path: str,
+    summary: str,
+    responses: Mapping[int, tuple[str, Any]],
+    *errors: ErrorCode,
+    headers: tuple[str, ...] = ("x-request-id", "Cache-Control"),
+    **fields: Any,
 ) -> ApiEndpoint:
     """An endpoint that needs the service token. `responses`: status -> description, and type or content."""
     found = {
         status: ResponseDescription(
-            description=description,
-            content=kind if isinstance(kind, Mapping) else {JSON: kind},
-            headers=("x-request-id", "Cache-Control"),
+            description=description, content=kind if isinstance(kind, Mapping) else {JSON: kind}, headers=headers
         )
         for status, (description, kind) in responses.items()
     }

@@ -127,15 +127,41 @@ class RequeueStarted(NamedTuple):
     after: int
 
 
-class DeadLetterRequeue:
-    """Requeues the dead letters of all pools. Raises RequestError only."""
+class DeadLetterActions:
+    """The handlers for dead letters of all pools."""
 
-    def __init__(self, transaction: AuditedTransaction, pools: Pools) -> None:
+    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
+        self._guard = guard
         self._transaction = transaction
         self._pools = pools
 
-    async def run(self, body: RequeueBody, by: str) -> Requeued:
-        """Requeue the oldest of the confirmed dead letters, and wait for their results."""
+    async def groups(self, call: RoutedRequest) -> HttpResponse:
+        """The number of dead letters by tier, model and error code."""
+        self._guard.check(call)
+        async with self._transaction.read() as connection:
+            found = await letter_groups(connection, sorted({parts.config.pool for parts in self._pools.all}))
+        return uncached(call, found)
+
+    async def purge(self, call: RoutedRequest) -> HttpResponse:
+        """Delete the confirmed dead letters with their inputs."""
+        body = await self._guard.read(call, _purge)
+        return uncached(call, await self._guard.carry_out(self._purged(body, actor(call))))
+
+    async def requeue(self, call: RoutedRequest) -> HttpResponse:
+        """Run the oldest 32 of the confirmed dead letters again, and return the result of each."""
+        body = await self._guard.read(call, _requeue)
+        return uncached(call, await self._guard.carry_out(self._requeued(body, actor(call))))
+
+    async def _purged(self, body: PurgeBody, by: str) -> Purged:
+        async with self._transaction.change(by) as connection:
+            try:
+                ids = await purge_seen(connection, body.selection(), body.count)
+            except CountDiffers as error:
+                raise changed_meanwhile(body.count, error.found, "deleted") from error
+        return Purged(len(ids), await forget_dead(self._pools, ids))
+
+    async def _requeued(self, body: RequeueBody, by: str) -> Requeued:
+        """Requeue the oldest of the confirmed dead letters, and wait for their results. Raises RequestError only."""
         chosen = most_healthy(self._pools.all)
         reruns = {pool: parts.reruns for pool, parts in chosen.items()}
         async with self._transaction.change(by) as connection:
@@ -250,41 +276,6 @@ def _ids(candidates: Sequence[Candidate]) -> str:
 
 def _unavailable(error: RedisUnavailable) -> str:
     return f"Redis is not responding ({str(error).rstrip('.')})"
-
-
-class DeadLetterActions:
-    """The handlers for dead letters."""
-
-    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
-        self._guard = guard
-        self._transaction = transaction
-        self._pools = pools
-        self._requeue = DeadLetterRequeue(transaction, pools)
-
-    async def groups(self, call: RoutedRequest) -> HttpResponse:
-        """The number of dead letters by tier, model and error code."""
-        self._guard.check(call)
-        async with self._transaction.read() as connection:
-            found = await letter_groups(connection, sorted({parts.config.pool for parts in self._pools.all}))
-        return uncached(call, found)
-
-    async def purge(self, call: RoutedRequest) -> HttpResponse:
-        """Delete the confirmed dead letters with their inputs."""
-        body = await self._guard.read(call, _purge)
-        return uncached(call, await self._guard.carry_out(self._purged(body, actor(call))))
-
-    async def requeue(self, call: RoutedRequest) -> HttpResponse:
-        """Run the oldest 32 of the confirmed dead letters again, and return the result of each."""
-        body = await self._guard.read(call, _requeue)
-        return uncached(call, await self._guard.carry_out(self._requeue.run(body, actor(call))))
-
-    async def _purged(self, body: PurgeBody, by: str) -> Purged:
-        async with self._transaction.change(by) as connection:
-            try:
-                ids = await purge_seen(connection, body.selection(), body.count)
-            except CountDiffers as error:
-                raise changed_meanwhile(body.count, error.found, "deleted") from error
-        return Purged(len(ids), await forget_dead(self._pools, ids))
 
 
 class Actions:

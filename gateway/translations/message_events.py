@@ -178,7 +178,18 @@ class MessageContent:
 
     def blocks(self) -> list[ContentBlock]:
         """All blocks, with their content."""
-        return [_filled(block, "".join(parts)) for block, parts in self._blocks]
+        blocks: list[ContentBlock] = []
+        for block, parts in self._blocks:
+            content = "".join(parts)
+            if isinstance(block, ToolUseBlock):
+                try:
+                    found = _input.decode(content or "{}")
+                except (msgspec.MsgspecError, RecursionError):
+                    found = {UNREADABLE: content}
+                blocks.append(ToolUseBlock(block.id, block.name, found))
+            else:
+                blocks.append(type(block)(content))
+        return blocks
 
     def end(self, reply: Reply) -> MessageEnd:
         """Why the message ended; call `close` first. Some servers report a natural end for a required tool call.
@@ -253,18 +264,6 @@ class MessageContent:
         yield from self._end_block()
         self._blocks.append((block, []))
         yield BlockStart(len(self._blocks) - 1, block)
-
-
-def _filled(block: ContentBlock, content: str) -> ContentBlock:
-    if isinstance(block, TextBlock):
-        return TextBlock(content)
-    if isinstance(block, ThinkingBlock):
-        return ThinkingBlock(content)
-    try:
-        found = _input.decode(content or "{}")
-    except (msgspec.MsgspecError, RecursionError):
-        found = {UNREADABLE: content}
-    return ToolUseBlock(block.id, block.name, found)
 
 
 def stop_sequences_of(request: InferenceRequest) -> list[str]:

@@ -144,16 +144,19 @@ def _assistant(content: str | Sequence[AssistantBlock]) -> Chat:
         return {"role": "assistant", "content": content}
     text = "".join(block.text for block in content if isinstance(block, TextBlock))
     thinking = "".join(block.thinking for block in content if isinstance(block, ThinkingBlock))
-    calls = [_call(block) for block in content if isinstance(block, ToolUseBlock)]
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": encode_json(block.input).decode()},
+        }
+        for block in content
+        if isinstance(block, ToolUseBlock)
+    ]
     if not calls:
         return {"role": "assistant", "content": text}
     message: Chat = {"role": "assistant", "content": text or None, "tool_calls": calls}
     return message | ({"reasoning_content": thinking} if thinking else {})
-
-
-def _call(block: ToolUseBlock) -> Chat:
-    function = {"name": block.name, "arguments": encode_json(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _parts(content: str | Sequence[Any]) -> list[Chat]:

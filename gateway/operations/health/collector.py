@@ -1,7 +1,7 @@
 """Collects the inputs of the health checks for every pool."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import NamedTuple
@@ -42,21 +42,13 @@ class PoolMemory(NamedTuple):
 
 
 class HealthCollector:
-    """Runs the health checks of every pool. `wall`: seconds since the epoch."""
+    """Runs the health checks of every pool."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        pools: Pools,
-        drain_state: DrainState,
-        authenticator: Authenticator,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, catalog: Catalog, pools: Pools, drain_state: DrainState, authenticator: Authenticator) -> None:
         self._catalog = catalog
         self._pools = pools
         self._drain_state = drain_state
         self._authenticator = authenticator
-        self._wall = wall
         self._memories: dict[str, PoolMemory] = {}
         self._most_left_s = -inf
 
@@ -197,7 +189,7 @@ class HealthCollector:
             schedulers_expected=parts.config.schedulers_expected,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,
-            time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
+            time=datetime.now(tz=UTC).isoformat(timespec="milliseconds"),
         )
 
 
