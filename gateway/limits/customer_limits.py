@@ -80,8 +80,8 @@ class _State:
 class LocalBuckets:
     """Customers and keys -> state; the oldest entry is dropped when there are too many."""
 
-    def __init__(self) -> None:
-        self._states: BoundedDict[str, _State] = BoundedDict(MAX_STATES)
+    def __init__(self, max_states: int = MAX_STATES) -> None:
+        self._states: BoundedDict[str, _State] = BoundedDict(max_states)
 
     def __len__(self) -> int:
         return len(self._states)

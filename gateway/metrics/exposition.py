@@ -76,7 +76,7 @@ class MetricsPage(Collector):
         for (*labels, full, size), (count, *_) in self._of(BATCHES):
             models.setdefault(tuple(labels), []).append((int(full), int(size), count))
         for labels_of, rows in models.items():
-            if bounds is BATCH_SIZES:
+            if bounds == BATCH_SIZES:
                 weighted = [(float(size), count / size) for _, size, count in sorted(rows) if size > 0]
             else:
                 weighted = [(min(1.0, n / full), count / n) for full, n, count in sorted(rows) if full > 0 and n > 0]

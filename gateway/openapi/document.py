@@ -63,12 +63,21 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     for endpoint in endpoints:
         operations = {method.lower(): _operation(endpoint, method, schema_of) for method in endpoint.methods}
         paths.setdefault(endpoint.template, {}).update(operations)
-    headers = {
+    names = {
         reference["$ref"].rpartition("/")[2]
         for operation in _operations(paths)
         for response in operation["responses"].values()
         for reference in response["headers"].values()
     }
+    headers: dict[str, Schema] = {}
+    for name in sorted(names):
+        header = RESPONSE_HEADERS[name.removesuffix(OPTIONAL)]
+        headers[name] = {
+            "description": header.description,
+            "required": not name.endswith(OPTIONAL),
+            "schema": header.schema,
+            "example": header.example,
+        }
     return {
         "openapi": "3.1.1",
         "info": {"title": "Tierlane", "version": version, "description": ABOUT},
@@ -78,7 +87,7 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": SCHEMES,
             "schemas": schemas,
-            "headers": {name: _header(name) for name in sorted(headers)},
+            "headers": headers,
             "responses": share_responses(paths),
         },
     }
@@ -162,17 +171,6 @@ def _response(endpoint: ApiEndpoint, status: int, schema_of: Mapping[Any, Schema
             for media, schemas in content.items()
         }
     return document
-
-
-def _header(component: str) -> Schema:
-    """The header object of a component's name. Raises KeyError for a header without a description."""
-    header = RESPONSE_HEADERS[component.removesuffix(OPTIONAL)]
-    return {
-        "description": header.description,
-        "required": not component.endswith(OPTIONAL),
-        "schema": header.schema,
-        "example": header.example,
-    }
 
 
 def _event(endpoint: ApiEndpoint, schema: Schema, schema_of: Mapping[Any, Schema]) -> Schema:

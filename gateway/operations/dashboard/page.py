@@ -39,11 +39,6 @@ HTML_HEADERS: Headers = [
 """The headers of the page and of the login page."""
 
 
-def asset_pages() -> dict[str, StaticPage]:
-    """The files of the page, by name."""
-    return {name: StaticPage(FILES.joinpath(name).read_bytes(), kind) for name, kind in ASSETS.items()}
-
-
 class Session(TypedDict):
     """Seconds until the session expires; 0: the browser must log in."""
 
@@ -57,7 +52,7 @@ class Dashboard:
         self._session_auth = session_auth
         self._snapshots = snapshots
         self._page, self._login = (FILES.joinpath(name).read_bytes() for name in ("page.html", "login.html"))
-        self._assets = asset_pages()
+        self._assets = {name: StaticPage(FILES.joinpath(name).read_bytes(), kind) for name, kind in ASSETS.items()}
 
     async def page(self, call: RoutedRequest) -> HttpResponse:
         """The page. A browser without a session gets the login page; this is not a failed authentication."""

@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from gateway.limits.gpu_time import tier_gpu_time
-from gateway.operations.figures import view
+from gateway.operations.figures import total, view
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.model import Status
 from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
-from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
 from ledger.catalog.snapshot import Tier
 from scheduler.protocol.pool_view import GatewayStats, WorkerView

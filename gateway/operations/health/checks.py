@@ -11,6 +11,7 @@ from gateway.circuit_breaker import BreakerState
 from gateway.direct.mode import DirectView
 from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.limits.refusals import failing_customer
+from gateway.operations.figures import total
 from gateway.operations.health.advice import finding, problem, with_impact
 from gateway.operations.health.gateway_losses import LostGateway
 from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
@@ -36,7 +37,6 @@ from gateway.operations.health.tiers import (
     shedding,
 )
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
-from gateway.operations.merge_rules import total
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -310,26 +310,20 @@ def _direct(direct: DirectView) -> list[HealthFinding]:
 
 
 def _catalog(inputs: HealthInputs) -> HealthFinding:
-    age_s = round(inputs.catalog_age_s, 1)
-    fault = inputs.catalog_problem
+    name, fault, age_s = "catalog:age", inputs.catalog_problem, round(inputs.catalog_age_s, 1)
     if not inputs.catalog_loaded:
         reason = f"The catalog was never loaded: {_clause(fault, 'PostgreSQL has not responded yet')}."
-        return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
+        return problem("catalog_not_loaded", name, "datastore", "down", None, "s", reason)
+    why = _clause(fault, "PostgreSQL is not responding")
     if inputs.catalog_left_s < 0:
-        reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. The catalog was last confirmed {age_s} s ago; keys are no "
-            "longer accepted."
-        )
-        return problem("catalog_expired", "catalog:age", "datastore", "down", age_s, "s", reason)
-    if fault or not inputs.catalog_fresh:
-        code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
-        most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
-        reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. Requests are served{most} with the catalog confirmed "
-            f"{age_s} s ago; changes are not applied."
-        )
-        return problem(code, "catalog:age", "datastore", "degraded", age_s, "s", reason)
-    return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")
+        reason = f"{why}. The catalog was last confirmed {age_s} s ago; keys are no longer accepted."
+        return problem("catalog_expired", name, "datastore", "down", age_s, "s", reason)
+    if not fault and inputs.catalog_fresh:
+        return HealthFinding(name, "datastore", "healthy", age_s, "s")
+    code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
+    most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
+    reason = f"{why}. Requests are served{most} with the catalog confirmed {age_s} s ago; changes are not applied."
+    return problem(code, name, "datastore", "degraded", age_s, "s", reason)
 
 
 def _clause(fault: str | None, default: str) -> str:

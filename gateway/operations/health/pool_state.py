@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, TypedDict
 
-from gateway.operations.figures import First, Highest, Lowest, Total, Value, merged, view
+from gateway.operations.figures import First, Highest, Lowest, Total, Value, WeightedMean, Worst, highest, merged, view
 from gateway.operations.health.model import LEVELS, Check, Status
-from gateway.operations.merge_rules import WeightedMean, highest
 from ratelimit.capacity import CapacityEvidence
 from scheduler.redis_client.keys import DEFAULT_CELL
 
@@ -80,14 +79,6 @@ def _tiers(several: Sequence[Mapping[str, MeasuredTier]]) -> dict[str, MeasuredT
     return {name: merged(MeasuredTier, [each[name] for each in several if name in each]) for name in names}
 
 
-def _worst(several: Sequence[Status]) -> Status:
-    return max(several, key=LEVELS.index)
-
-
-def _weakest_evidence(several: Sequence[CapacityEvidence]) -> CapacityEvidence:
-    return max(several, key=list(CapacityEvidence).index)
-
-
 def _joined(several: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(each for each in several if each))
 
@@ -106,7 +97,7 @@ class ServingFigures(TypedDict):
     healthy_gpus: Total[int]
     total_gpus: Total[int]
     capacity_rps: Total[float]
-    capacity_evidence: Annotated[CapacityEvidence, _weakest_evidence]
+    capacity_evidence: Annotated[CapacityEvidence, Worst(tuple(CapacityEvidence))]
     capacity_confidence: Lowest[float]
     slots: Total[int]
     running: Total[int]
@@ -129,7 +120,7 @@ class StorageFigures(TypedDict):
 class MeasuredPool(ServingFigures, StorageFigures):
     """The state of a pool, or of several, of which health, the dashboard and its history are views. Batches as in GatewayStats."""
 
-    status: Annotated[Status, _worst]
+    status: Annotated[Status, Worst(LEVELS)]
     reasons: list[str]
     checks: dict[str, list[Check]]
     tiers: Annotated[dict[str, MeasuredTier], _tiers]

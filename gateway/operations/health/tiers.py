@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
+from gateway.operations.figures import total
 from gateway.operations.health.advice import finding
 from gateway.operations.health.model import HealthFinding
 from gateway.operations.health.outcomes import TierResult
 from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
-from gateway.operations.merge_rules import total
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
