@@ -9,11 +9,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from limits import parse
 
+from gateway.auth.client_address import ip_of
 from scheduler.errors import StartError
 
 DEFAULT_LIMIT = "30/minute"
@@ -89,10 +90,7 @@ def bucket_of(address: str | None) -> str:
         return NO_ADDRESS
     if ":" not in address:
         return address
-    try:
-        ip = ip_address(address)
-    except ValueError:
+    ip = ip_of(address)
+    if ip is None:
         return NO_ADDRESS
-    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return ip.packed[:8].hex()
+    return ip.packed[:8].hex() if isinstance(ip, IPv6Address) else str(ip)

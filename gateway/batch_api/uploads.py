@@ -61,8 +61,9 @@ class Upload:
                 raise invalid("purpose", ONLY_PURPOSE if purpose else NOT_FORM)
             if not self._file_id:
                 raise invalid("file", NOT_FORM)
-            kept_s = config.kept_s if kept_s is None else kept_s
-            row = await self._store.complete_file(self._file_id, self._filename, kept_s)
+            row = await self._store.complete_file(
+                self._file_id, self._filename, config.kept_s if kept_s is None else kept_s
+            )
             complete = True
             return row
         except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:

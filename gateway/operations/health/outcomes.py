@@ -119,12 +119,6 @@ def _nearly_all(failed: int, ended: int) -> bool:
     return failed >= MIN_REQUESTS and failed >= DOWN_RATIO * ended
 
 
-def burns(result: TierResult, threshold: float) -> bool:
-    """Whether the error budget is used faster than `threshold`, over 5 min and 1 h."""
-    rates = (result.burn_rate_5m or 0.0, result.burn_rate_1h or 0.0)
-    return min(rates) >= threshold and result.outcomes.budget_1h[1] >= MIN_BAD
-
-
 def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     """The present levels: of each tier, of ALL tiers together, and `degraded` for each missed objective."""
     levels: dict[str, Status] = {name: outcome_level(each.outcomes) for name, each in results.items()}
@@ -132,8 +126,9 @@ def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     for name, each in results.items():
         if each.objective.ms is not None and each.outcomes.completed_10s >= MIN_REQUESTS:
             levels[f"p95:{name}"] = "degraded" if each.p95_ms / BUCKET > each.objective.ms else "healthy"
+        rate = min(each.burn_rate_5m or 0.0, each.burn_rate_1h or 0.0)
         for kind, threshold in (("fast", FAST_BURN), ("burn", BURN)):
-            if burns(each, threshold):
+            if rate >= threshold and each.outcomes.budget_1h[1] >= MIN_BAD:
                 levels[f"{kind}:{name}"] = "degraded"
     return levels
 

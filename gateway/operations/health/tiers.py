@@ -144,16 +144,12 @@ def shedding(
     else:
         within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
         code, cause = "queues_too_long", f"queues are too long, although {within}"
+    since = ""
+    if losses:  # Of the workers that were not replaced: with the first loss the shortage began.
+        at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
+        verb = "was" if len(losses) == 1 else "were"
+        more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+        since = f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
     named = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
-    reason = f"Rejecting {named}: {cause}{_since(losses)}."
+    reason = f"Rejecting {named}: {cause}{since}."
     return finding("capacity:shed", "component", worst, "ratio", reason, code, about)
-
-
-def _since(losses: Sequence[LostWorker]) -> str:
-    """The lost workers that were not replaced, and the time of the first loss, when the shortage began."""
-    if not losses:
-        return ""
-    at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
-    verb = "was" if len(losses) == 1 else "were"
-    more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
-    return f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
