@@ -21,7 +21,6 @@ from ratelimit.limits import EffectiveLimits, RemainingLimits
 
 LOOK_KEPT_S = 0.02  # Against hot loops only: other gateways spend meanwhile, of which nothing is known here.
 USAGE_KEPT_S = 10.0
-FAILURE_KEPT_S = 2.0
 LOOK_TIMEOUT_S = 0.5
 USAGE_TIMEOUT_S = 1.0
 USAGE_AT_ONCE = 4
@@ -63,14 +62,12 @@ class AccountEndpoint:
         self._looks: CachedLookup[RemainingLimits] = CachedLookup(
             "Redis is away.",
             keep_s=LOOK_KEPT_S,
-            failure_keep_s=FAILURE_KEPT_S,
             timeout_s=LOOK_TIMEOUT_S,
             max_running=LOOKS_AT_ONCE,
         )
         self._usage: CachedLookup[Usage] = CachedLookup(
             NO_USAGE,
             keep_s=USAGE_KEPT_S,
-            failure_keep_s=FAILURE_KEPT_S,
             timeout_s=USAGE_TIMEOUT_S,
             max_running=USAGE_AT_ONCE,
         )

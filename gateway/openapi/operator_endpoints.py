@@ -8,7 +8,7 @@ from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.metrics.exposition import METRICS_TYPE
-from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, READ_METHODS, operator_endpoint, static_page
+from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, operator_endpoint, probe_endpoint, static_page
 from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from gateway.operations.action_bodies import (
@@ -114,13 +114,11 @@ WORKERS = "/internal/dashboard/workers"
 LETTERS = "/internal/dashboard/dead-letters"
 LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
 
-METRICS_PAGE = operator_endpoint(
+METRICS_PAGE = probe_endpoint(
     "/metrics",
     "Metrics in the text format of Prometheus",
     {200: ("All metrics.", {METRICS_TYPE: str})},
-    methods=READ_METHODS,
-    token=None,
-    errors=ANY_PATH_ERRORS,
+    ("x-request-id", "Cache-Control"),
 )
 
 
