@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.api.account_document import Account, AccountUsage, limits_document, remaining_document
+from gateway.api.account_document import Account, limits_document, remaining_document
 from gateway.api.cached_lookup import CachedLookup, LookupResult
 from gateway.auth.authenticator import Authenticator
 from gateway.http.response import HttpResponse
@@ -21,7 +21,6 @@ from ratelimit.limits import EffectiveLimits, RemainingLimits
 
 LOOK_KEPT_S = 0.02  # Against hot loops only: other gateways spend meanwhile, of which nothing is known here.
 USAGE_KEPT_S = 10.0
-FAILURE_KEPT_S = 2.0
 LOOK_TIMEOUT_S = 0.5
 USAGE_TIMEOUT_S = 1.0
 USAGE_AT_ONCE = 4
@@ -63,14 +62,12 @@ class AccountEndpoint:
         self._looks: CachedLookup[RemainingLimits] = CachedLookup(
             "Redis is away.",
             keep_s=LOOK_KEPT_S,
-            failure_keep_s=FAILURE_KEPT_S,
             timeout_s=LOOK_TIMEOUT_S,
             max_running=LOOKS_AT_ONCE,
         )
         self._usage: CachedLookup[Usage] = CachedLookup(
             NO_USAGE,
             keep_s=USAGE_KEPT_S,
-            failure_keep_s=FAILURE_KEPT_S,
             timeout_s=USAGE_TIMEOUT_S,
             max_running=USAGE_AT_ONCE,
         )
@@ -80,7 +77,13 @@ class AccountEndpoint:
         identity = self._parts.authenticator.identify(call)
         home = self._parts.home(identity)
         limits = home.customer_limits.limits(identity)
-        left, exact = await self._left(identity, limits, home)
+        # Exact, if Redis reported it just now: in this lookup, or in a verdict after a lookup that is kept.
+        exact = (await self._looks.find(identity.key_id, lambda: self._read(identity, limits, home))).value is not None
+        left = home.customer_limits.left(identity, limits)
+        usage: LookupResult[Usage] = LookupResult(None, NO_USAGE)
+        find = self._parts.find_usage
+        if find is not None:
+            usage = await self._usage.find(identity.customer_id, lambda: find(identity.customer_id))
         document: Account = {
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
@@ -91,8 +94,10 @@ class AccountEndpoint:
             "limits": limits_document(identity, limits, home.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
-            **await self._usage_document(identity),
+            "usage": usage.value,
         }
+        if usage.problem is not None:
+            document["usage_problem"] = usage.problem
         headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), *rate_headers(limits, left)]
         return HttpResponse.of(200, document, headers)
 
@@ -101,25 +106,8 @@ class AccountEndpoint:
         await self._looks.close()
         await self._usage.close()
 
-    async def _left(
-        self, identity: Identity, limits: EffectiveLimits, home: AccountHome
-    ) -> tuple[RemainingLimits, bool]:
-        """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
-        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits, home))
-        return home.customer_limits.left(identity, limits), found.value is not None
-
     async def _read(self, identity: Identity, limits: EffectiveLimits, home: AccountHome) -> RemainingLimits:
         """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
         left = await home.read_limits(identity.customer_id, limits, identity.key_id)
         home.customer_limits.looked(identity, limits, left)
         return left
-
-    async def _usage_document(self, identity: Identity) -> AccountUsage:
-        find = self._parts.find_usage
-        customer_id = identity.customer_id
-        found: LookupResult[Usage] = LookupResult(None, NO_USAGE)
-        if find is not None:
-            found = await self._usage.find(customer_id, lambda: find(customer_id))
-        if found.problem is not None:
-            return {"usage": None, "usage_problem": found.problem}
-        return {"usage": found.value}

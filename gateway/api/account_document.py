@@ -117,14 +117,10 @@ def remaining_document(limits: EffectiveLimits, left: RemainingLimits) -> Remain
     for bucket, level in zip((limits.key_requests, *limits.buckets[1:]), left.buckets, strict=True):
         document[bucket.kind.name] = _whole(level.left, bucket.size)
     document[CONCURRENCY] = _whole(most - left.in_use, most) if most else None
-    return document | {"quotas": _quotas(limits, left)}
-
-
-def _quotas(limits: EffectiveLimits, left: RemainingLimits) -> list[QuotaLeft]:
     known: Sequence[tuple[int | None, int | None]] = left.quotas
     if len(known) != len(limits.quotas):
         known = [(None, None)] * len(limits.quotas)
-    return [
+    document["quotas"] = [
         {
             "quota": quota_name(period_of(name)),
             "unit": unit_of(name).word,
@@ -134,6 +130,7 @@ def _quotas(limits: EffectiveLimits, left: RemainingLimits) -> list[QuotaLeft]:
         }
         for (name, amount), (spare, reset_ms) in zip(limits.quotas, known, strict=True)
     ]
+    return document
 
 
 def _whole(value: float, limit: float) -> int:

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 from scheduler.bounded_dict import BoundedDict
 
 MAX_KEPT = 1024
+FAILURE_KEPT_S = 2.0
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class LookupResult(NamedTuple, Generic[T]):
 class CachedLookup(Generic[T]):
     """Caches lookups by `name`. Times in seconds.
 
-    Results are kept for `keep_s`, failures for `failure_keep_s`; a lookup takes at most `timeout_s`, and `max_running` run
+    Results are kept for `keep_s`, failures for FAILURE_KEPT_S; a lookup takes at most `timeout_s`, and `max_running` run
     at a time. `failed` is the message for a failed lookup.
     """
 
@@ -31,14 +32,12 @@ class CachedLookup(Generic[T]):
         failed: str,
         *,
         keep_s: float,
-        failure_keep_s: float,
         timeout_s: float,
         max_running: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._failed = failed
         self._keep_s = keep_s
-        self._failure_keep_s = failure_keep_s
         self._timeout_s = timeout_s
         self._max_running = max_running
         self._clock = clock
@@ -69,12 +68,10 @@ class CachedLookup(Generic[T]):
             found = LookupResult(None, self._failed)
         finally:
             del self._running[name]
-        self._keep(name, found)
-        return found
-
-    def _keep(self, name: str, found: LookupResult[T]) -> None:
+        keep_s = self._keep_s if found.problem is None else FAILURE_KEPT_S
         self._kept.pop(name, None)
-        self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._failure_keep_s), found)
+        self._kept[name] = (self._clock() + keep_s, found)
+        return found
 
     async def close(self) -> None:
         """End what is under way."""

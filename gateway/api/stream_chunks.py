@@ -95,7 +95,7 @@ class Chunks:
     def closing(self, reply: Reply) -> bytes:
         """The reason of the end, and the usage."""
         last = self._chunk(None, reply.finish_reason)
-        return last if self._no_usage is UNSET else last + self._usage_chunk(usage([reply]))
+        return last if self._no_usage is UNSET else last + self._event([], usage([reply]))
 
     def failure(self, response: HttpResponse) -> bytes:
         """The error that ends the stream. `response`: the response for it."""
@@ -104,7 +104,7 @@ class Chunks:
     def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
         raise NotImplementedError
 
-    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
+    def _event(self, choices: list[Any], tokens: TokenUsage | UnsetType | None) -> bytes:
         raise NotImplementedError
 
 
@@ -118,10 +118,7 @@ class CompletionChunks(Chunks):
     def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
         return self._event([TextDelta(text or "", finish_reason=finish_reason)], self._no_usage)
 
-    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
-        return self._event([], tokens)
-
-    def _event(self, choices: list[TextDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
+    def _event(self, choices: list[Any], tokens: TokenUsage | UnsetType | None) -> bytes:
         chunk = CompletionChunk(self._id, "text_completion", self._created, self._model, choices, tokens)
         return event(encode_json(chunk))
 
@@ -147,10 +144,7 @@ class ChatChunks(Chunks):
         delta, self._role = Delta(self._role, UNSET if text is None else text), UNSET
         return self._event([ChatDelta(delta, finish_reason=finish_reason)], self._no_usage)
 
-    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
-        return self._event([], tokens)
-
-    def _event(self, choices: list[ChatDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
+    def _event(self, choices: list[Any], tokens: TokenUsage | UnsetType | None) -> bytes:
         kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
         return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, tokens)))
 
@@ -188,9 +182,6 @@ class DocumentChunks(Chunks):
             self._usage = counted
         if bytes(members.get("choices", b"[]")) == b"[]":
             return b""
-        return self._write(members)
-
-    def _write(self, members: Mapping[str, Any]) -> bytes:
         no_usage = {} if self._no_usage is UNSET else {"usage": None}
         return event(encode_json({**self._own, **members, **no_usage}))
 

@@ -1,7 +1,7 @@
 """The address of a client behind load balancers: from X-Forwarded-For, as far as trusted proxies wrote it."""
 
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 X_FORWARDED_FOR = "X-Forwarded-For"
 
@@ -23,34 +23,23 @@ def client_address(peer: str | None, forwarded: Sequence[str], trusted: Sequence
     header in their order.
     """
     hops = [hop.strip() for value in forwarded for hop in value.split(",")]
-    address = peer
-    while hops and _is_within(address, trusted):
-        hop = _without_port(hops.pop())
-        if not _is_address(hop):
-            break
-        address = hop
+    address, ip = peer, ip_of(peer)
+    while hops and ip is not None and any(ip in network for network in trusted):
+        hop = hops.pop()
+        if hop.startswith("["):  # Some proxies append the port, and then IPv6 addresses are in brackets.
+            hop = hop[1:].partition("]")[0]
+        elif hop.count(":") == 1:
+            hop = hop.partition(":")[0]
+        ip = ip_of(hop)
+        if ip is not None:
+            address = hop
     return address
 
 
-def _without_port(hop: str) -> str:
-    """Some proxies append the port, and then IPv6 addresses are in brackets."""
-    if hop.startswith("["):
-        return hop[1:].partition("]")[0]
-    return hop.partition(":")[0] if hop.count(":") == 1 else hop
-
-
-def _is_address(text: str) -> bool:
+def ip_of(address: str | None) -> IPv4Address | IPv6Address | None:
+    """The address, an IPv4 address also if it is written as an IPv6 address; None for other text."""
     try:
-        ip_address(text)
+        ip = ip_address(address or "")
     except ValueError:
-        return False
-    return True
-
-
-def _is_within(address: str | None, networks: Sequence[Network]) -> bool:
-    if not address or not _is_address(address):
-        return False
-    ip = ip_address(address)
-    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return any(ip in network for network in networks)
+        return None
+    return ip.ipv4_mapped or ip if isinstance(ip, IPv6Address) else ip

@@ -39,7 +39,6 @@ class JwksSource:
         read: Callable[[], Awaitable[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         least_gap_s: float = LEAST_GAP_S,
-        file_look_s: float = FILE_LOOK_S,
     ) -> None:
         self._config = config
         self._read = read or (
@@ -47,7 +46,7 @@ class JwksSource:
         )
         self._clock = clock
         least_s = min(least_gap_s, config.refresh_s)
-        self._pauses_s = (least_s, config.refresh_s) if config.is_url else (file_look_s, file_look_s)
+        self._pauses_s = (least_s, config.refresh_s) if config.is_url else (FILE_LOOK_S, FILE_LOOK_S)
         self._raw: bytes | None = None
         self._keys: KeySet | None = None
         self._confirmed_at = -inf
@@ -70,16 +69,27 @@ class JwksSource:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Refresh the set forever."""
+        """Refresh the set forever. A request for a refresh shortens the pause only if the last read succeeded."""
+        least_s, most_s = self._pauses_s
         while True:
             await self.refresh()
-            await self._pause()
+            if self._problem is not None:
+                await self._backoff.sleep()
+                continue
+            await asyncio.sleep(least_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(most_s - least_s):
+                    await self._wanted.wait()
 
     async def refresh(self) -> None:
         """Read the set once and use it if it is valid. Never raises."""
         self._wanted.clear()  # Before the read, so that a request during the read is not lost.
         try:
-            self._take(await self._read())
+            raw = await self._read()
+            if raw != self._raw:  # An unchanged set keeps the cache of verified tokens.
+                keys = parse_jwks(raw, self._config.algorithms)
+                self._raw, self._keys = raw, keys
+                log.info("key set for JWTs loaded", place=self._config.place, keys=len(keys), skipped=keys.skipped)
         except KeySetError as error:
             self._problem = f"The JWKS at {self._config.place} {error}."
         except Exception as error:  # noqa: BLE001 - the loop must survive any error
@@ -89,22 +99,3 @@ class JwksSource:
             self._confirmed_at = self._clock()
             self._problem = None
             self._backoff.reset()
-
-    def _take(self, raw: bytes) -> None:
-        """Replace the set if it changed; an unchanged set keeps the cache of verified tokens. Raises KeySetError."""
-        if raw == self._raw:
-            return
-        keys = parse_jwks(raw, self._config.algorithms)
-        self._raw, self._keys = raw, keys
-        log.info("key set for JWTs loaded", place=self._config.place, keys=len(keys), skipped=keys.skipped)
-
-    async def _pause(self) -> None:
-        """Wait for the next refresh. A request for it shortens the wait only if the last read succeeded."""
-        if self._problem is not None:
-            await self._backoff.sleep()
-            return
-        least_s, most_s = self._pauses_s
-        await asyncio.sleep(least_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(most_s - least_s):
-                await self._wanted.wait()

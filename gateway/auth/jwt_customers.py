@@ -90,20 +90,16 @@ class JwtCustomers:
         cached = self._cached.get(claims)
         if cached is not None and snapshot.customers.get(cached.row.id) is cached.row:  # Unchanged rows stay the same.
             return cached.identity
-        row = self._row(snapshot, claims.customer)
-        identity = row.identity(claims.key_id)
-        self._cached[claims] = CachedIdentity(row, identity)
-        return identity
-
-    def _row(self, snapshot: Snapshot, name: str) -> Customer:
-        row = self._names.find(snapshot, name)
+        row = self._names.find(snapshot, claims.customer)
         if row is None:
             if not self._catalog.knows_all(self._clock()):
                 raise not_now()
             raise bad_token("The token's customer is unknown.")
         if row.suspended:
             raise RequestError(ErrorCode.ACCOUNT_SUSPENDED)
-        return row
+        identity = row.identity(claims.key_id)
+        self._cached[claims] = CachedIdentity(row, identity)
+        return identity
 
     async def run(self) -> None:
         """Keep the index by name up to date, forever."""
@@ -114,20 +110,13 @@ class JwtCustomers:
 
 
 class JwtIdentities:
-    """Identifies customers by tokens of a trusted issuer. `clock` is monotonic seconds."""
+    """Identifies customers by tokens of a trusted issuer."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        config: JwtConfig,
-        *,
-        source: JwksSource | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.source = source or JwksSource(config, clock=clock)
+    def __init__(self, catalog: Catalog, config: JwtConfig, *, source: JwksSource | None = None) -> None:
+        self.source = source or JwksSource(config)
         self.max_bytes = config.max_token_bytes
         self._verifier = JwtVerifier(config, self.source)
-        self._customers = JwtCustomers(catalog, clock)
+        self._customers = JwtCustomers(catalog)
 
     @property
     def problem(self) -> str | None:

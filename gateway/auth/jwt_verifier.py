@@ -9,6 +9,7 @@ parser accepts such text, and is slow.
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -126,7 +127,10 @@ class JwtVerifier:
             header, raw_claims, signature = read_object(_decode(header_text)), _decode(payload), _decode(signature_text)
         except ValueError as error:
             raise bad_token(MALFORMED) from error
-        if not _verifies(self._key(header, keys), signed.encode("ascii"), signature):
+        key, is_signed = self._key(header, keys), False
+        with suppress(PyJWTError, ValueError, TypeError):  # Takes 30 to 100 microseconds.
+            is_signed = bool(key.Algorithm.verify(signed.encode("ascii"), key.key, signature))
+        if not is_signed:
             raise bad_token("The token's signature is not valid.")
         try:
             claims = read_object(raw_claims)
@@ -160,11 +164,3 @@ def _decode(segment: str) -> bytes:
     if urlsafe_b64encode(raw).rstrip(b"=") != segment.encode("ascii"):  # The last character may have unused bits.
         raise ValueError("It is not canonical base64url.")
     return raw
-
-
-def _verifies(key: PyJWK, signed: bytes, signature: bytes) -> bool:
-    """Whether the signature is valid. Takes 30 to 100 microseconds."""
-    try:
-        return bool(key.Algorithm.verify(signed, key.key, signature))
-    except (PyJWTError, ValueError, TypeError):
-        return False

@@ -9,11 +9,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from limits import parse
 
+from gateway.auth.client_address import ip_of
 from scheduler.errors import StartError
 
 DEFAULT_LIMIT = "30/minute"
@@ -61,7 +62,12 @@ class AuthThrottle:
         """Count a failure. Returns milliseconds to wait if the address is over the limit, which is not counted; else None."""
         window, elapsed = divmod(self._clock() / self._window_s, 1)
         left = 1 - elapsed  # Share of the current window; failures of the previous one weigh as much.
-        key = self._key(bucket_of(address), int(window))
+        key = bucket_of(address)
+        if key not in self._counts:
+            while self._counts and next(iter(self._counts.values())).window < window - 1:
+                self._counts.popitem(last=False)
+            if len(self._counts) >= self._max_addresses:
+                key = _OTHERS
         count = self._counts.get(key, FailureCount(int(window), 0, 0))
         if count.window != window:
             count = FailureCount(int(window), 0, count.current if count.window == window - 1 else 0)
@@ -77,14 +83,6 @@ class AuthThrottle:
         # One millisecond more, since at that moment the sum is still the limit.
         return 1 + math.floor(1000 * self._window_s * max(0.0, wait))
 
-    def _key(self, bucket: str, window: int) -> str:
-        """The bucket itself if it is known or there is room, else the shared one."""
-        if bucket in self._counts:
-            return bucket
-        while self._counts and next(iter(self._counts.values())).window < window - 1:
-            self._counts.popitem(last=False)
-        return bucket if len(self._counts) < self._max_addresses else _OTHERS
-
 
 def bucket_of(address: str | None) -> str:
     """The key of an address: an IPv4 address, the /64 of an IPv6 address (one customer has all of it), or NO_ADDRESS."""
@@ -92,10 +90,7 @@ def bucket_of(address: str | None) -> str:
         return NO_ADDRESS
     if ":" not in address:
         return address
-    try:
-        ip = ip_address(address)
-    except ValueError:
+    ip = ip_of(address)
+    if ip is None:
         return NO_ADDRESS
-    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return ip.packed[:8].hex()
+    return ip.packed[:8].hex() if isinstance(ip, IPv6Address) else str(ip)

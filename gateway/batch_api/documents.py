@@ -11,9 +11,9 @@ from gateway.http.body.strict_json import check_duplicates, decode
 from gateway.http.validation import invalid
 from ledger.batches import BatchRow
 from ledger.files import FileRow
-from scheduler.errors import RequestError
 
 T = TypeVar("T")
+Listed = TypeVar("Listed", "FileObject", "BatchObject")
 WINDOW = "24h"
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 MAX_METADATA = 16
@@ -131,11 +131,11 @@ def _seconds(time: datetime | None) -> int | None:
     return None if time is None else int(time.timestamp())
 
 
-def page_of(items: Sequence[T], ids: Sequence[str], limit: int) -> ObjectList[T]:
+def page_of(items: Sequence[Listed], limit: int) -> ObjectList[Listed]:
     """A page of `limit` items, of which one more may have been read."""
-    shown = list(ids[:limit])
-    first, last = (shown[0], shown[-1]) if shown else (None, None)
-    return ObjectList(list(items[:limit]), first, last, len(items) > limit)
+    shown = list(items[:limit])
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return ObjectList(shown, first, last, len(items) > limit)
 
 
 class Expiry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -203,12 +203,7 @@ def read_expiry(anchor: str | None, seconds: str | None) -> int | None:
     if anchor is None and seconds is None:
         return None
     try:
-        found = msgspec.convert({"anchor": anchor, "seconds": seconds}, Expiry, strict=False)
+        return msgspec.convert({"anchor": anchor, "seconds": seconds}, Expiry, strict=False).seconds
     except msgspec.ValidationError:
-        raise _expiry_error() from None
-    return found.seconds
-
-
-def _expiry_error() -> RequestError:
-    message = f"`expires_after` needs the anchor `created_at` and {MIN_KEPT_S} to {MAX_KEPT_S} seconds."
-    return invalid("expires_after", message)
+        message = f"`expires_after` needs the anchor `created_at` and {MIN_KEPT_S} to {MAX_KEPT_S} seconds."
+        raise invalid("expires_after", message) from None

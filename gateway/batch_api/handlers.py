@@ -4,6 +4,7 @@ Their responses have the limit headers of the customer, and their errors OpenAI'
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
 from typing import NamedTuple
 
 from gateway.batch_api.documents import (
@@ -39,8 +40,6 @@ MAX_BODY_BYTES = 65_536
 SLICE_BYTES = 65_536
 """Written at a time, so that a slow client shows progress to the write timeout."""
 
-Operation = Callable[[RoutedRequest, Identity], Awaitable[object]]
-
 
 class Replayable(NamedTuple):
     """A created batch, and whether an earlier request with its Idempotency-Key created it."""
@@ -72,19 +71,41 @@ class FileContent(HttpResponse):
         try:
             async for piece in self._pieces:
                 for start in range(0, len(piece), SLICE_BYTES):
-                    await self._write(piece[start : start + SLICE_BYTES])
+                    transport = request.transport
+                    if transport is None or transport.is_closing():
+                        raise ConnectionResetError("The client left.")
+                    transport.write(piece[start : start + SLICE_BYTES])
+                    if request.protocol.writing_paused:
+                        await request.writer.drain()
         except RequestError as error:
             log_fault("a file cannot be read on", error)
             request.protocol.force_close()
 
-    async def _write(self, data: bytes) -> None:
-        request = self._request
-        transport = None if request is None else request.transport
-        if request is None or transport is None or transport.is_closing():
-            raise ConnectionResetError("The client left.")
-        transport.write(data)
-        if request.protocol.writing_paused:
-            await request.writer.drain()
+
+def handler(
+    operation: Callable[["BatchHandlers", RoutedRequest, Identity], Awaitable[object]],
+) -> Callable[["BatchHandlers", RoutedRequest], Awaitable[HttpResponse]]:
+    """The handler of an operation, which returns the document. Raises RequestError if the caller is unknown."""
+
+    @wraps(operation)
+    async def handle(self: "BatchHandlers", request: RoutedRequest) -> HttpResponse:
+        identity = self._entry.authenticator.identify(request)
+        limits = self._entry.limits_of(identity).headers(identity)
+        try:
+            self._check_open()
+            document = await operation(self, request, identity)
+        except RequestError as error:
+            return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
+        headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
+        if isinstance(document, Replayable):
+            headers += [IDEMPOTENT_REPLAYED] if document.replayed else []
+            document = document.batch
+        if isinstance(document, FileContent):
+            document.headers = headers
+            return document
+        return HttpResponse.of(200, document, headers)
+
+    return handle
 
 
 class BatchHandlers:
@@ -103,85 +124,43 @@ class BatchHandlers:
         self._faults = faults
         self._changed = changed
 
-    async def upload(self, request: RoutedRequest) -> HttpResponse:
-        """POST /v1/files."""
-        return await self._respond(request, self._upload)
-
-    async def list_files(self, request: RoutedRequest) -> HttpResponse:
-        """GET /v1/files."""
-        return await self._respond(request, self._list_files)
-
-    async def file(self, request: RoutedRequest) -> HttpResponse:
-        """GET /v1/files/{id}."""
-        return await self._respond(request, self._file)
-
-    async def delete_file(self, request: RoutedRequest) -> HttpResponse:
-        """DELETE /v1/files/{id}."""
-        return await self._respond(request, self._delete_file)
-
-    async def content(self, request: RoutedRequest) -> HttpResponse:
-        """GET /v1/files/{id}/content."""
-        return await self._respond(request, self._content)
-
-    async def create(self, request: RoutedRequest) -> HttpResponse:
-        """POST /v1/batches."""
-        return await self._respond(request, self._create)
-
-    async def list_batches(self, request: RoutedRequest) -> HttpResponse:
-        """GET /v1/batches."""
-        return await self._respond(request, self._list_batches)
-
-    async def batch(self, request: RoutedRequest) -> HttpResponse:
-        """GET /v1/batches/{id}."""
-        return await self._respond(request, self._batch)
-
-    async def cancel(self, request: RoutedRequest) -> HttpResponse:
-        """POST /v1/batches/{id}/cancel."""
-        return await self._respond(request, self._cancel)
-
-    async def _respond(self, request: RoutedRequest, operation: Operation) -> HttpResponse:
-        """Raises RequestError if the caller is unknown."""
-        identity = self._entry.authenticator.identify(request)
-        limits = self._entry.limits_of(identity).headers(identity)
-        try:
-            self._check_open()
-            document = await operation(request, identity)
-        except RequestError as error:
-            return self._faults.answer(error, request.request_id, limits, problem=wants_problem(request.headers))
-        headers: Headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store"), *limits]
-        if isinstance(document, Replayable):
-            headers += [IDEMPOTENT_REPLAYED] if document.replayed else []
-            document = document.batch
-        if isinstance(document, FileContent):
-            document.headers = headers
-            return document
-        return HttpResponse.of(200, document, headers)
-
     def _check_open(self) -> None:
         if self._entry.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
 
-    async def _upload(self, request: RoutedRequest, identity: Identity) -> FileObject:
+    @handler
+    async def upload(self, request: RoutedRequest, identity: Identity) -> FileObject:
+        """POST /v1/files."""
         return file_object(await Upload(self._store, self._entry.bodies, identity).receive(request))
 
-    async def _list_files(self, request: RoutedRequest, identity: Identity) -> ObjectList[FileObject]:
+    @handler
+    async def list_files(self, request: RoutedRequest, identity: Identity) -> ObjectList[FileObject]:
+        """GET /v1/files."""
         query = request.request.query
         page, purpose = read_page(query, FILE_PAGE, MAX_FILE_PAGE), query.get("purpose", "")
         rows, limit = await self._store.list_files(identity, page, purpose if purpose.isprintable() else "-")
-        return page_of([file_object(row) for row in rows], [row.id for row in rows], limit)
+        return page_of([file_object(row) for row in rows], limit)
 
-    async def _file(self, request: RoutedRequest, identity: Identity) -> FileObject:
+    @handler
+    async def file(self, request: RoutedRequest, identity: Identity) -> FileObject:
+        """GET /v1/files/{id}."""
         return file_object(await self._store.find_file(request.tail, identity))
 
-    async def _delete_file(self, request: RoutedRequest, identity: Identity) -> FileDeleted:
+    @handler
+    async def delete_file(self, request: RoutedRequest, identity: Identity) -> FileDeleted:
+        """DELETE /v1/files/{id}."""
         await self._store.delete_file(request.tail, identity)
         return FileDeleted(request.tail)
 
-    async def _content(self, request: RoutedRequest, identity: Identity) -> FileContent:
+    @handler
+    async def content(self, request: RoutedRequest, identity: Identity) -> FileContent:
+        """GET /v1/files/{id}/content."""
         row = await self._store.find_file(request.tail, identity)
         return FileContent(row.bytes, self._store.pieces(row), [])
 
-    async def _create(self, request: RoutedRequest, identity: Identity) -> Replayable:
+    @handler
+    async def create(self, request: RoutedRequest, identity: Identity) -> Replayable:
+        """POST /v1/batches."""
         key = idempotency_key(request.headers)
         check_media(request.headers, request.request.content_length or 0, MAX_BODY_BYTES)
         raw = await read_body(request.request, MAX_BODY_BYTES, self._entry.bodies.share(identity))
@@ -189,15 +168,21 @@ class BatchHandlers:
         self._changed()
         return Replayable(batch_object(row), replayed)
 
-    async def _list_batches(self, request: RoutedRequest, identity: Identity) -> ObjectList[BatchObject]:
+    @handler
+    async def list_batches(self, request: RoutedRequest, identity: Identity) -> ObjectList[BatchObject]:
+        """GET /v1/batches."""
         page = read_page(request.request.query, BATCH_PAGE, MAX_BATCH_PAGE)
         rows = await self._store.list_batches(identity, page)
-        return page_of([batch_object(row) for row in rows], [row.id for row in rows], page.limit)
+        return page_of([batch_object(row) for row in rows], page.limit)
 
-    async def _batch(self, request: RoutedRequest, identity: Identity) -> BatchObject:
+    @handler
+    async def batch(self, request: RoutedRequest, identity: Identity) -> BatchObject:
+        """GET /v1/batches/{id}."""
         return batch_object(await self._store.find_batch(request.tail, identity))
 
-    async def _cancel(self, request: RoutedRequest, identity: Identity) -> BatchObject:
+    @handler
+    async def cancel(self, request: RoutedRequest, identity: Identity) -> BatchObject:
+        """POST /v1/batches/{id}/cancel."""
         row = await self._store.cancel(request.tail, identity)
         self._changed()
         return batch_object(row)

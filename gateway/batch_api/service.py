@@ -53,7 +53,8 @@ class BatchService:
             self.runner = BatchFileRunner(
                 gateway.gateway_id, parts, entry.drain_state, gateway.pool if gateway.only_own else None
             )
-        self.handlers = BatchHandlers(entry, self.store, faults=faults, changed=self._changed)
+        changed = self.runner.wake if self.runner is not None else lambda: None
+        self.handlers = BatchHandlers(entry, self.store, faults=faults, changed=changed)
 
     def open_batches(self) -> OpenBatches | None:
         """The open batches of all gateways, as they were counted a few seconds ago; None if that is not known."""
@@ -68,7 +69,3 @@ class BatchService:
         if self.runner is not None:
             await self.runner.release()
         await self.store.close()
-
-    def _changed(self) -> None:
-        if self.runner is not None:
-            self.runner.wake()

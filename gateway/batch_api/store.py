@@ -176,12 +176,11 @@ class FileStore:
     async def cancel(self, batch_id: str, identity: Identity) -> BatchRow:
         """Start to cancel the customer's batch, and return it. Raises RequestError if there is none, or if it has ended."""
         row = await self.find_batch(batch_id, identity)
-        if not await self._run(self._calls, lambda c: batches.cancel_batch(c, row.id)):
-            row = await self.find_batch(batch_id, identity)
-            if row.status not in ("cancelling", "cancelled"):
-                raise invalid(None, f"The batch is {row.status}, so it cannot be cancelled.")
-            return row
-        return await self.find_batch(batch_id, identity)
+        cancelled = await self._run(self._calls, lambda c: batches.cancel_batch(c, row.id))
+        row = await self.find_batch(batch_id, identity)
+        if not cancelled and row.status not in ("cancelling", "cancelled"):
+            raise invalid(None, f"The batch is {row.status}, so it cannot be cancelled.")
+        return row
 
     async def close(self) -> None:
         """Close the connections."""

@@ -4,8 +4,8 @@ Each chunk is committed before the next one is read, so that memory is bounded a
 file exists for its customer once it is complete. The fields may come in any order.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -47,43 +47,31 @@ class Upload:
 
     async def receive(self, request: RoutedRequest) -> FileRow:
         """Store the file of a request. Raises RequestError."""
-        check_media(request.headers, request.request.content_length or 0, self._most, (FORM,))
+        config = self._store.config
+        check_media(request.headers, request.request.content_length or 0, config.max_file_bytes + OVERHEAD, (FORM,))
         if coding_of(request.headers):
             raise EncodingError(NOT_ENCODED, "identity")
-        share = self._budget.share(self._identity)
+        share, complete = self._budget.share(self._identity), False
         try:
             share.take(2 * PIECE_BYTES)
-            async with self._kept_if_complete():
-                await self._read(request.request)
-                purpose, kept = self.fields.get("purpose"), self._kept_s()
-                if purpose != "batch":
-                    raise invalid("purpose", ONLY_PURPOSE if purpose else NOT_FORM)
-                if not self._file_id:
-                    raise invalid("file", NOT_FORM)
-                return await self._store.complete_file(self._file_id, self._filename, kept)
-        finally:
-            share.give_back()
-
-    @property
-    def _most(self) -> int:
-        return self._store.config.max_file_bytes + OVERHEAD
-
-    def _kept_s(self) -> float:
-        anchor, seconds = (self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-        kept = read_expiry(anchor, seconds)
-        return self._store.config.kept_s if kept is None else kept
-
-    @asynccontextmanager
-    async def _kept_if_complete(self) -> AsyncIterator[None]:
-        complete = False
-        try:
-            yield
+            await self._read(request.request)
+            purpose = self.fields.get("purpose")
+            kept_s = read_expiry(*(self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds")))
+            if purpose != "batch":
+                raise invalid("purpose", ONLY_PURPOSE if purpose else NOT_FORM)
+            if not self._file_id:
+                raise invalid("file", NOT_FORM)
+            row = await self._store.complete_file(
+                self._file_id, self._filename, config.kept_s if kept_s is None else kept_s
+            )
             complete = True
+            return row
         except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
             if isinstance(error, web.RequestPayloadError):
                 raise
             raise invalid(None, f"The body is not valid: {NOT_FORM}") from None
         finally:
+            share.give_back()
             if self._file_id and not complete:
                 with suppress(RequestError):  # It expires within an hour.
                     await self._store.drop_file(self._file_id)
@@ -104,7 +92,10 @@ class Upload:
         if name == "file":
             if self._file_id:
                 raise invalid("file", "Send one file.")
-            self._filename = _clean(part.filename or "file.jsonl")
+            # The last part of the client's name, without control characters.
+            filename = "".join(each for each in part.filename or "file.jsonl" if each.isprintable())
+            filename = filename.replace("\\", "/").rpartition("/")[2]
+            self._filename = filename[:MAX_FILENAME] or "file.jsonl"
             await self._store_file(part, restart)
             return
         if name not in FIELDS:
@@ -137,9 +128,3 @@ class Upload:
             await store.add_chunk(self._file_id, number, bytes(chunk))
         if not size:
             raise invalid("file", "The file is empty.")
-
-
-def _clean(filename: str) -> str:
-    """The last part of the client's name, without control characters."""
-    name = "".join(each for each in filename if each.isprintable()).replace("\\", "/").rpartition("/")[2]
-    return name[:MAX_FILENAME] or "file.jsonl"

@@ -71,7 +71,7 @@ def stream_format(check_model: CheckModel) -> ApiFormat:
         TEXT_INPUT,
         "model_name",
         endpoint=f"/{SERVICE}/{STREAM}",
-        chunks=message_chunks,
+        chunks=TensorChunks,
     )
 
 
@@ -88,8 +88,11 @@ def read_message(check_model: CheckModel, raw: bytes, max_input_bytes: int, *, s
     for parameters in (*(each.parameters for each in inputs), *(each.parameters for each in outputs)):
         for name in parameters:
             raise invalid("parameters", f"The parameter `{name[:MAX_NAME_CHARACTERS]}` of a tensor is not supported.")
-    (tensor,) = inputs
-    texts = texts_in(_elements(message, tensor), max_input_bytes)
+    (tensor,), raw_contents = inputs, message.raw_input_contents
+    if raw_contents and (len(raw_contents) != 1 or tensor.HasField("contents")):
+        raise invalid("raw_input_contents", "`raw_input_contents` must have one item, and `contents` be absent then.")
+    elements = unpacked(raw_contents[0]) if raw_contents else tensor.contents.bytes_contents
+    texts = texts_in(elements, max_input_bytes)
     values = _parameters(message.parameters)
     values.pop(_EMPTY_FINAL, None)
     return tensor_request(
@@ -98,18 +101,9 @@ def read_message(check_model: CheckModel, raw: bytes, max_input_bytes: int, *, s
         tensor.shape,
         texts,
         values,
-        binary=bool(message.raw_input_contents),
+        binary=bool(raw_contents),
         stream=stream and len(texts) == 1,
     )
-
-
-def _elements(message: ModelInferRequest, tensor: ModelInferRequest.InferInputTensor) -> Sequence[bytes]:
-    raw = message.raw_input_contents
-    if not raw:
-        return tensor.contents.bytes_contents
-    if len(raw) != 1 or tensor.HasField("contents"):
-        raise invalid("raw_input_contents", "`raw_input_contents` must have one item, and `contents` be absent then.")
-    return unpacked(raw[0])
 
 
 def _parameters(sent: Mapping[str, InferParameter]) -> Parameters:
@@ -133,20 +127,22 @@ def _parameters(sent: Mapping[str, InferParameter]) -> Parameters:
 
 def write_message(result: InferenceResult) -> HttpResponse:
     """The response to completed requests, with a ModelInferResponse as body."""
-    message = _message(result.request, result.model, [reply.output for reply in result.replies])
-    _set(message, result_parameters(result))
+    texts = [reply.output for reply in result.replies]
+    message = _message(result.request, result.model, texts, result_parameters(result))
     return completed(result.replies[0], message.SerializeToString(), result.latency_ms, result.lines)
 
 
 def write_stream_message(result: InferenceResult) -> HttpResponse:
     """The only response to a request of a stream that has several elements."""
-    message = _message(result.request, result.model, [reply.output for reply in result.replies])
-    _set(message, result_parameters(result) | {FINAL: True})
+    texts = [reply.output for reply in result.replies]
+    message = _message(result.request, result.model, texts, result_parameters(result) | {FINAL: True})
     body = ModelStreamInferResponse(infer_response=message).SerializeToString()
     return completed(result.replies[0], body, result.latency_ms, result.lines)
 
 
-def _message(request: InferenceRequest, model: str, texts: Sequence[str]) -> ModelInferResponse:
+def _message(
+    request: InferenceRequest, model: str, texts: Sequence[str], parameters: Mapping[str, str | int | bool]
+) -> ModelInferResponse:
     if not isinstance(request, TensorRequest):
         raise TypeError("This is a bug: the request has another format.")
     message = ModelInferResponse(model_name=model, model_version=VERSION, id=request.id)
@@ -155,6 +151,7 @@ def _message(request: InferenceRequest, model: str, texts: Sequence[str]) -> Mod
         message.raw_output_contents.append(packed(texts))
     else:
         tensor.contents.bytes_contents.extend(text.encode() for text in texts)
+    _set(message, parameters)
     return message
 
 
@@ -173,7 +170,7 @@ class TensorChunks(Chunks):
 
     END = b""
 
-    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, _: bool) -> None:  # noqa: FBT001  # never passed on
         super().__init__(request_id, model, request)
         self._request = request
 
@@ -190,14 +187,8 @@ class TensorChunks(Chunks):
         return self._frame(text or "", {FINAL: False})
 
     def _frame(self, text: str, parameters: Mapping[str, str | int | bool]) -> bytes:
-        message = _message(self._request, self._model, [text])
-        _set(message, parameters)
+        message = _message(self._request, self._model, [text], parameters)
         return framed(ModelStreamInferResponse(infer_response=message).SerializeToString())
-
-
-def message_chunks(request_id: str, model: str, request: InferenceRequest, _: bool) -> Chunks:  # noqa: FBT001
-    """The stream of ModelStreamInfer, whose requests are never passed on."""
-    return TensorChunks(request_id, model, request)
 
 
 def failed_message(response: HttpResponse, request: InferenceRequest | None) -> bytes:

@@ -14,7 +14,7 @@ from gateway.http.response import Headers
 from ledger.catalog.follower import Catalog
 from ledger.catalog.snapshot import Identity
 from ratelimit.headers import with_empty_bucket
-from ratelimit.limits import Bucket, auxiliary_limits
+from ratelimit.limits import auxiliary_limits
 from ratelimit.token_bucket import DAY_MS, LocalBucket
 from scheduler.bounded_dict import BoundedDict
 from scheduler.errors import ErrorCode
@@ -70,26 +70,20 @@ class AuxiliaryLimits:
         limits = auxiliary_limits(identity, tier.auxiliary_rate, tier.auxiliary_burst)
         for name, limit in zip(names, limits, strict=False):
             part = limit._replace(rate=limit.rate / gateways, size=max(1.0, limit.size / gateways))
-            bucket = self._bucket(name, part, now)
+            bucket = self._buckets.get(name)
+            if bucket is None:
+                bucket = self._buckets[name] = LocalBucket(part.size, now)
+            else:
+                self._buckets.move_to_end(name)
             if not bucket.has(1, part, now):
                 self._rejected(identity.tier)
-                raise self._rejection(identity, limit, part, bucket.level, "API key" if found else "account")
+                owner, level = "API key" if found else "account", bucket.level
+                message = f"The rate limit of this {owner} for requests that run no model, {limit.words}, is reached."
+                retry_ms, full_ms = (
+                    min(DAY_MS, math.ceil((wanted - level) / part.per_s * 1000)) for wanted in (1, part.size)
+                )
+                headers = with_empty_bucket(self._headers(identity), limit, full_ms)
+                raise AuxiliaryLimitReached(identity, message, retry_ms, limit.kind.name, headers)
             found.append(bucket)
         for bucket in found:
             bucket.level -= 1
-
-    def _bucket(self, name: str, part: Bucket, now: float) -> LocalBucket:
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            bucket = self._buckets[name] = LocalBucket(part.size, now)
-        else:
-            self._buckets.move_to_end(name)
-        return bucket
-
-    def _rejection(
-        self, identity: Identity, limit: Bucket, part: Bucket, level: float, owner: str
-    ) -> AuxiliaryLimitReached:
-        message = f"The rate limit of this {owner} for requests that run no model, {limit.words}, is reached."
-        retry_ms, full_ms = (min(DAY_MS, math.ceil((wanted - level) / part.per_s * 1000)) for wanted in (1, part.size))
-        headers = with_empty_bucket(self._headers(identity), limit, full_ms)
-        return AuxiliaryLimitReached(identity, message, retry_ms, limit.kind.name, headers)

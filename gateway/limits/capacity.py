@@ -116,15 +116,26 @@ class LiveLimits:
         self._cell_least = max(1, cell.healthy_gpus) / gpus if gpus else 1.0
         self._needs, self._cell_needs = _needs(observation), _needs(cell)
         self._cell_demand = _total(cell.gateways, lambda stats: stats.demand_rps)
-        if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
-            self._factors = _lowest(observation.gateways)
+        if self._observed_at is None:  # The limits of other gateways may still be rising: begin at the lowest.
+            factors: dict[str, float] = {}
+            for gateway in observation.gateways:
+                for name, stats in gateway.tiers.items():
+                    factors[name] = min(factors.get(name, 1.0), stats.factor)
+            self._factors = factors
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
         self._count(self._known(healthy_gpus(observation), observation, now), observation, snapshot, now)
         unhealthy_s = now - self._no_gpu_since if self._no_gpu_since is not None else 0.0
         self.model_too_slow = now >= self._refill_until and is_too_slow(observation.workers, unhealthy_s)
-        self._note_demand(observation.gateways, elapsed_s)
+        self._demand = _total(observation.gateways, lambda stats: stats.demand_rps)
+        self._remembered = {
+            name: remembered(self._remembered.get(name, 0.0), rps, self.factor(name), elapsed_s)
+            for name, rps in self._demand.items()
+        }
+        # Without reduced limits the demand would be as before, up to what buckets show.
+        unreduced = _total(observation.gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
+        self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in unreduced.items()}
         self._drain = _total(observation.gateways, lambda stats: stats.answered_rps)
         self._request_us = round(max(map(_alone_ms, observation.workers), default=0.0) * 1000) or self._request_us
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -214,16 +225,6 @@ class LiveLimits:
             capacity_correction=round(self._estimator.correction, 4),
         )
 
-    def _note_demand(self, gateways: Sequence[GatewayStats], elapsed_s: float) -> None:
-        """Take the demand of all gateways; without reduced limits it would be as before, up to what buckets show."""
-        self._demand = demand = _total(gateways, lambda stats: stats.demand_rps)
-        self._remembered = {
-            name: remembered(self._remembered.get(name, 0.0), rps, self.factor(name), elapsed_s)
-            for name, rps in demand.items()
-        }
-        most = _total(gateways, lambda stats: stats.unreduced_rps or stats.demand_rps)
-        self._unreduced = {name: min(rps, self._remembered[name]) for name, rps in most.items()}
-
     def _known(self, gpus: Sequence[GpuRate], observation: Observation, now: float) -> Sequence[GpuRate]:
         """The GPUs to compute with: those from before while an emptied Redis has fewer."""
         emptied, fewer = now < self._refill_until, len(gpus) < len(self._gpus)
@@ -239,7 +240,14 @@ class LiveLimits:
         self.healthy_gpus = len(gpus)
         if gpus:
             self._no_gpu_since = None
-            self.estimate = self._estimated(gpus, observation, snapshot, now)
+            prior_rps, fixed = _prior(snapshot, self._pool)
+            load = pool_load(observation, gpus, snapshot, self._factors)
+            if fixed:
+                self.estimate = Capacity(prior_rps * len(gpus), CapacityEvidence.FIXED, 1.0)
+            elif any(gpu.slots for gpu in gpus):
+                self.estimate = self._slot_estimator.look(gpus, prior_rps, load, now)
+            else:
+                self.estimate = self._estimator.look(gpus, batch_size(snapshot, self._pool), prior_rps, load, now)
             self.capacity_rps = self.estimate.rps * self._target(snapshot)
         else:
             self._estimator.interrupt()
@@ -249,25 +257,9 @@ class LiveLimits:
         if self.capacity_rps <= 0:
             self._guess(snapshot)
 
-    def _estimated(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: Snapshot, now: float) -> Capacity:
-        prior_rps, fixed = _prior(snapshot, self._pool)
-        if fixed:
-            return Capacity(prior_rps * len(gpus), CapacityEvidence.FIXED, 1.0)
-        load = pool_load(observation, gpus, snapshot, self._factors)
-        if any(gpu.slots for gpu in gpus):
-            return self._slot_estimator.look(gpus, prior_rps, load, now)
-        return self._estimator.look(gpus, batch_size(snapshot, self._pool), prior_rps, load, now)
-
     def _target(self, snapshot: Snapshot) -> float:
         """The part of the capacity that the limits use. With slots all of it: a request waits only while none is free."""
         return 1.0 if any(gpu.slots for gpu in self._gpus) else _target(snapshot, self._pool)
-
-    def _places(self, snapshot: Snapshot) -> int:
-        """Ids in a tier queue, one batch; with slots few, because what is in it is not in the fair order of customers."""
-        slots = sum(gpu.slots for gpu in self._gpus)
-        if slots:
-            return slot_places(slots)
-        return batch_size(snapshot, self._pool) or PLACES
 
     def _of_one_gpu(self, snapshot: Snapshot) -> Capacity:
         if self.estimate.rps <= 0:
@@ -288,7 +280,14 @@ class LiveLimits:
         before_rps, self._rps_per_gpu = self._rps_per_gpu, self.estimate.rps / max(1, self.healthy_gpus)
         # How many times higher the capacity of a GPU is than at the last observation.
         growth = max(1.0, self._rps_per_gpu / before_rps) if before_rps > 0 else 1.0
-        self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
+        factors: dict[str, float] = {}
+        for tier in snapshot.tiers:
+            target = factor(self.ceiling(tier.name), self._unreduced.get(tier.name, 0.0))
+            # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
+            relaxed = relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
+            # Limits that are not enforced are not announced either.
+            factors[tier.name] = 1.0 if tier.shadow else relaxed
+        self._factors = factors
         here = part_of_capacity(
             shared_rps, shares, self._needs, self._cell_needs, self._cell_demand, least=self._cell_least
         )
@@ -299,15 +298,13 @@ class LiveLimits:
         wait_rps = self.estimate.wait_rps * self._target(snapshot)
         self._limits = AdmissionLimits(limits, wait_rps * here.part)
 
-    def _next_factor(self, tier: Tier, elapsed_s: float, growth: float) -> float:
-        if tier.shadow:  # Limits that are not enforced are not announced either.
-            return 1.0
-        target = factor(self.ceiling(tier.name), self._unreduced.get(tier.name, 0.0))
-        # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
-        return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
-
     def _tier_limit(self, tier: Tier, snapshot: Snapshot, share: float, rate: float) -> TierLimit:
         """`share` and `rate`: what this cell guarantees to the tier, and gives it at most."""
+        slots, shed_wait_ms = sum(gpu.slots for gpu in self._gpus), -1
+        # As stated if the longest wait is stated as well; else that of the backend is, and this in proportion.
+        if tier.shed_wait_ms is not None:
+            scale = 1.0 if tier.max_queue_ms else self.request.wait_scale
+            shed_wait_ms = round(tier.shed_wait_ms * scale)
         return TierLimit(
             name=tier.name,
             rate=rate,
@@ -316,18 +313,13 @@ class LiveLimits:
             max_depth=tier.max_queue_depth,
             ahead=[other.name for other in snapshot.tiers if other.priority <= tier.priority],
             shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
-            shed_wait_ms=self._shed_wait_ms(tier),
+            shed_wait_ms=shed_wait_ms,
             share=share,
             shadow=tier.shadow,
-            places=self._places(snapshot),
-            open=sum(gpu.slots for gpu in self._gpus) / OPEN_PART,
+            # One batch; with slots few, because what is in a tier queue is not in the fair order of customers.
+            places=slot_places(slots) if slots else batch_size(snapshot, self._pool) or PLACES,
+            open=slots / OPEN_PART,
         )
-
-    def _shed_wait_ms(self, tier: Tier) -> int:
-        """As stated if the longest wait is stated as well; else that of the backend is, and this in proportion."""
-        if tier.shed_wait_ms is None:
-            return -1
-        return tier.shed_wait_ms if tier.max_queue_ms else round(tier.shed_wait_ms * self.request.wait_scale)
 
 
 def _needs(observation: Observation) -> dict[str, float]:
@@ -368,7 +360,18 @@ def _alone_ms(worker: WorkerView) -> float:
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:
     """The reported speed of each healthy worker's model."""
-    return [_gpu_rate(worker) for worker in observation.workers if worker.healthy]
+    rates: list[GpuRate] = []
+    for each in observation.workers:
+        if not each.healthy:
+            continue
+        if each.seen_batch <= 0 and each.rps > 0:  # An older worker sends one value, that of full batches.
+            rates.append(GpuRate(item_ms=1000 / each.rps, seen_batch=math.inf, served_rps=each.rps))
+            continue
+        width = max(1, each.width)
+        rates.append(
+            GpuRate(each.base_ms, each.item_ms, each.seen_batch, width, each.served_rps, each.fresh_batch, each.slots)
+        )
+    return rates
 
 
 def batch_size(snapshot: Snapshot, pool: str) -> int:
@@ -406,15 +409,6 @@ def pool_load(
     )
 
 
-def _gpu_rate(worker: WorkerView) -> GpuRate:
-    if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one value, that of full batches.
-        return GpuRate(item_ms=1000 / worker.rps, seen_batch=math.inf, served_rps=worker.rps)
-    width = max(1, worker.width)
-    return GpuRate(
-        worker.base_ms, worker.item_ms, worker.seen_batch, width, worker.served_rps, worker.fresh_batch, worker.slots
-    )
-
-
 def _prior(snapshot: Snapshot, pool: str) -> tuple[float, bool]:
     """Requests/s of a GPU by the lowest row, and whether that applies whatever is measured."""
     models = _models(snapshot, pool)
@@ -437,12 +431,3 @@ def _total(gateways: Sequence[GatewayStats], figure: Callable[[TierStats], float
         for name, stats in gateway.tiers.items():
             total[name] = total.get(name, 0.0) + figure(stats)
     return total
-
-
-def _lowest(gateways: Sequence[GatewayStats]) -> dict[str, float]:
-    """The lowest factor of each tier at any gateway."""
-    lowest: dict[str, float] = {}
-    for gateway in gateways:
-        for name, stats in gateway.tiers.items():
-            lowest[name] = min(lowest.get(name, 1.0), stats.factor)
-    return lowest

@@ -9,7 +9,7 @@ highest demand without reduced limits. An accepted request that leaves a nearly 
 requests in it; one that finds its bucket well filled counts as one.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,18 +43,7 @@ class DemandCounts(NamedTuple):
 class TierMeter:
     """One tier's counters since the last heartbeat, those of the heartbeats before it, and its response times."""
 
-    __slots__ = (
-        "answered",
-        "arrived",
-        "demand",
-        "failed",
-        "latency",
-        "retries",
-        "shadowed",
-        "shed",
-        "unreduced",
-        "window",
-    )
+    __slots__ = (*DemandCounts._fields, "latency", "window")
 
     def __init__(self) -> None:
         self.latency = LatencyWindow()
@@ -67,18 +56,7 @@ class TierMeter:
 
     def close(self) -> DemandCounts:
         """Close the heartbeat; returns the counts of the whole window."""
-        self.window.append(
-            DemandCounts(
-                arrived=self.arrived,
-                demand=self.demand,
-                unreduced=self.unreduced,
-                shed=self.shed,
-                answered=self.answered,
-                retries=self.retries,
-                shadowed=self.shadowed,
-                failed=self.failed,
-            )
-        )
+        self.window.append(DemandCounts(*(getattr(self, name) for name in DemandCounts._fields)))
         self._begin()
         return DemandCounts(*(sum(column) for column in zip(*self.window, strict=True)))
 
@@ -107,24 +85,18 @@ class DemandMeter:
         self.outcomes = OutcomeMeter()
         self.gpu_time = GpuTimeMeter()
         self.refusals = RefusalMeter()
-        self._tiers: dict[str, TierMeter] = {}
+        self._tiers: defaultdict[str, TierMeter] = defaultdict(TierMeter)
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
 
-    def _tier(self, name: str) -> TierMeter:
-        demand_meter = self._tiers.get(name)
-        if demand_meter is None:
-            demand_meter = self._tiers[name] = TierMeter()
-        return demand_meter
-
     def arrived(self, tier: str, customer: str) -> None:
         """Count a valid request of a customer, by name."""
-        self._tier(tier).arrived += 1
+        self._tiers[tier].arrived += 1
         self._busiest.count(customer, tier)
 
     def retried(self, tier: str) -> None:
         """Count a request that its client marked as a retry."""
-        self._tier(tier).retries += 1
+        self._tiers[tier].retries += 1
 
     def passed(self, tier: str, factor: float = 1.0, filled: float = 1.0) -> None:
         """Count a request that its customer's limits accepted, which are at `factor` of the base limits.
@@ -133,35 +105,35 @@ class DemandMeter:
         for capacity, count only what the base limits have room for, at factor 1: nothing is charged, so a customer may
         retry forever.
         """
-        demand_meter = self._tier(tier)
+        demand_meter = self._tiers[tier]
         demand_meter.demand += 1
         demand_meter.unreduced += 1.0 if filled >= WELL_FILLED else 1 / max(factor, LEAST_FACTOR)
 
     def held_back(self, tier: str) -> None:
         """Count a request that only the reduced limits rejected. `unreduced` has it already, in the weights of `passed`."""
-        self._tier(tier).demand += 1
+        self._tiers[tier].demand += 1
 
     def shed(self, tier: str) -> None:
         """Count a request that was rejected for capacity."""
-        self._tier(tier).shed += 1
+        self._tiers[tier].shed += 1
 
     def failed(self, tier: str) -> None:
         """Count a failure that the client did not cause; rejections for capacity are counted here as well."""
-        self._tier(tier).failed += 1
+        self._tiers[tier].failed += 1
 
     def shadowed(self, tier: str) -> None:
         """Count an accepted request that the limits of a tier in shadow would have rejected."""
-        self._tier(tier).shadowed += 1
+        self._tiers[tier].shadowed += 1
 
     def answered(self, tier: str, latency_ms: float, now: float) -> None:
         """Count a completed request."""
-        demand_meter = self._tier(tier)
+        demand_meter = self._tiers[tier]
         demand_meter.answered += 1
         demand_meter.latency.add(latency_ms, now)
 
     def heartbeat(self, tiers: list[str], now: float) -> GatewayStats:
         """Close the heartbeat and return its rates. Tiers that are not in `tiers` any more are removed."""
-        self._tiers = {name: self._tier(name) for name in tiers}
+        self._tiers = defaultdict(TierMeter, {name: self._tiers[name] for name in tiers})
         elapsed_s = max(0.0, now - self._beat_at)
         self._spans.append(elapsed_s)
         self._beat_at = now

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ledger.catalog.snapshot import Identity
 from scheduler.protocol.pool_view import CustomerGpuTime, GatewayStats
 from scheduler.protocol.replies import Reply
@@ -98,7 +100,14 @@ class GpuTimeMeter:
                 total.add(counts, -1)
                 if not total.slots:
                     del self._totals[key]
-        self._ranked = self._rank()
+        known = [(key, counts) for key, counts in self._totals.items() if key[0] != OTHERS]
+        used = heapq.nlargest(TOP_USED, known, key=lambda each: each[1].gpu_us)
+        waiting = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].wait_us)
+        unmet = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].unmet)
+        self._ranked = [
+            CustomerGpuTime(*key, c.weight, c.gpu_us / 1000, round(c.wait_us / 1000 / WINDOW_MS, 3), c.unmet)
+            for key, c in dict(used + waiting + unmet).items()
+        ]
         self._of_tiers = {}
         for (_, tier), counts in self._totals.items():
             self._of_tiers[tier] = self._of_tiers.get(tier, 0.0) + counts.gpu_us / 1000
@@ -112,16 +121,6 @@ class GpuTimeMeter:
     def tier_ms(self, tier: str) -> float:
         """The GPU time of a tier at this gateway."""
         return self._of_tiers.get(tier, 0.0)
-
-    def _rank(self) -> list[CustomerGpuTime]:
-        known = [(key, counts) for key, counts in self._totals.items() if key[0] != OTHERS]
-        used = heapq.nlargest(TOP_USED, known, key=lambda each: each[1].gpu_us)
-        waiting = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].wait_us)
-        unmet = heapq.nlargest(TOP_WAITING, known, key=lambda each: each[1].unmet)
-        return [
-            CustomerGpuTime(*key, c.weight, c.gpu_us / 1000, round(c.wait_us / 1000 / WINDOW_MS, 3), c.unmet)
-            for key, c in dict(used + waiting + unmet).items()
-        ]
 
 
 class TierGpuTime(NamedTuple):
@@ -157,19 +156,15 @@ def tier_gpu_time(tier: str, gateways: Iterable[GatewayStats]) -> TierGpuTime:
     for gateway in gateways:
         total_ms += gateway.gpu_ms.get(tier, 0.0)
         for each in gateway.gpu_times:
-            if each.tier == tier:
-                known = customers.get(each.name)
-                customers[each.name] = each if known is None else _sum(known, each)
+            if each.tier != tier:
+                continue
+            if (known := customers.get(each.name)) is not None:
+                each = replace(
+                    each,
+                    gpu_ms=known.gpu_ms + each.gpu_ms,
+                    waiting=known.waiting + each.waiting,
+                    unmet=known.unmet + each.unmet,
+                )
+            customers[each.name] = each
     ordered = sorted(customers.values(), key=lambda each: (-each.gpu_ms, each.name))
     return TierGpuTime(total_ms, ordered)
-
-
-def _sum(one: CustomerGpuTime, other: CustomerGpuTime) -> CustomerGpuTime:
-    return CustomerGpuTime(
-        one.name,
-        one.tier,
-        other.weight,
-        one.gpu_ms + other.gpu_ms,
-        one.waiting + other.waiting,
-        one.unmet + other.unmet,
-    )

@@ -4,7 +4,7 @@ The request path only adds integers. Each heartbeat adds them to slots, sums the
 the figures of all gateways can be added. For each tier at most 60 slots of a second and 360 slots of ten seconds are kept.
 """
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection
 
 from scheduler.errors import ErrorCode
@@ -33,17 +33,16 @@ class _Slot:
 
     __slots__ = ("codes", "completed", "number", "rejected")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.number = number
         self.completed = 0
         self.rejected = 0  # For lack of capacity.
-        self.codes: dict[str, int] = {}  # Other failures by error code.
+        self.codes: Counter[str] = Counter()  # Other failures by error code.
 
-    def add(self, completed: int, rejected: int, codes: dict[str, int]) -> None:
-        self.completed += completed
-        self.rejected += rejected
-        for code, count in codes.items():
-            self.codes[code] = self.codes.get(code, 0) + count
+    def add(self, other: "_Slot") -> None:
+        self.completed += other.completed
+        self.rejected += other.rejected
+        self.codes.update(other.codes)
 
     @property
     def failed(self) -> int:
@@ -51,38 +50,36 @@ class _Slot:
 
 
 class _TierWindows:
-    """One tier: the counts since the last heartbeat, and the slots."""
+    """One tier: the outcomes since the last heartbeat, and the slots."""
 
-    __slots__ = ("codes", "completed", "rejected", "seconds", "tens")
+    __slots__ = ("recent", "seconds", "tens")
 
     def __init__(self) -> None:
-        self.completed = 0
-        self.rejected = 0
-        self.codes: dict[str, int] = {}
+        self.recent = _Slot()
         self.seconds: deque[_Slot] = deque()
         self.tens: deque[_Slot] = deque()
 
     def close(self, now: float) -> TierOutcomes:
         """Close the heartbeat; returns the sums of the windows."""
         second, ten = int(now), int(now / TEN_S)
+        recent, self.recent = self.recent, _Slot()
         for slots, number, most in ((self.seconds, second, LONG_S), (self.tens, ten, LONG_BURN)):
-            if self.completed or self.rejected or self.codes:
+            if recent.completed or recent.rejected or recent.codes:
                 if not slots or slots[-1].number != number:
                     slots.append(_Slot(number))
-                slots[-1].add(self.completed, self.rejected, self.codes)
+                slots[-1].add(recent)
             while slots and slots[0].number <= number - most:
                 slots.popleft()
-        self.completed, self.rejected, self.codes = 0, 0, {}
         last = [slot for slot in self.seconds if slot.number > second - SHORT_S]
-        minute = _Slot(0)
+        minute = _Slot()
         for slot in self.seconds:
-            minute.add(slot.completed, slot.rejected, slot.codes)
+            minute.add(slot)
         short = _budget([slot for slot in self.tens if slot.number > ten - SHORT_BURN])
         return TierOutcomes(
             completed_10s=sum(slot.completed for slot in last),
             failed_10s=sum(slot.failed for slot in last),
             completed_60s=minute.completed,
-            codes_60s=minute.codes,
+            codes_60s=dict(minute.codes),
             budget_5m=short,
             budget_1h=_budget(self.tens),
         )
@@ -98,27 +95,21 @@ class OutcomeMeter:
     """The outcomes of all tiers."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, _TierWindows] = {}
-
-    def _tier(self, name: str) -> _TierWindows:
-        tier = self._tiers.get(name)
-        if tier is None:
-            tier = self._tiers[name] = _TierWindows()
-        return tier
+        self._tiers: defaultdict[str, _TierWindows] = defaultdict(_TierWindows)
 
     def completed(self, tier: str) -> None:
         """Count a request that was answered with the model's output."""
-        self._tier(tier).completed += 1
+        self._tiers[tier].recent.completed += 1
 
     def failed(self, tier: str, code: ErrorCode) -> None:
         """Count a failure that the client did not cause."""
-        counts = self._tier(tier)
+        recent = self._tiers[tier].recent
         if code in CAPACITY_REJECTIONS:
-            counts.rejected += 1
+            recent.rejected += 1
         else:
-            counts.codes[code.value] = counts.codes.get(code.value, 0) + 1
+            recent.codes[code.value] += 1
 
     def heartbeat(self, tiers: Collection[str], now: float) -> dict[str, TierOutcomes]:
         """Close the heartbeat; `now` is monotonic seconds. Tiers that are not in `tiers` any more are removed."""
-        self._tiers = {name: self._tier(name) for name in tiers}
+        self._tiers = defaultdict(_TierWindows, {name: self._tiers[name] for name in tiers})
         return {name: tier.close(now) for name, tier in self._tiers.items()}

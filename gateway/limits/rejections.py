@@ -74,7 +74,11 @@ def rejection_error(
     if limits is None or verdict.outcome not in OWN_LIMITS:
         return RejectionError(code, retry_after_ms=retry_ms)
     message = _words(verdict, limits) + (" It is reduced while less capacity is available." if lowered else "")
-    return RejectionError(code, message, retry_ms, _policies(verdict, limits))
+    bucket = limits.bucket_of(verdict.outcome)
+    policies = [bucket.kind.name if bucket else CONCURRENCY if verdict.outcome is Admission.CONCURRENCY else REQUESTS]
+    if verdict.outcome is Admission.QUOTA:
+        policies = [quota_name(period) for period, _ in spent_quotas(verdict, limits)]
+    return RejectionError(code, message, retry_ms, tuple(policies))
 
 
 def is_capacity_rejection(code: ErrorCode) -> bool:
@@ -112,11 +116,3 @@ def spent_quotas(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, i
     if verdict.quotas:
         return [quota for quota in limits.quotas if quota[0] in verdict.quotas]
     return [quota for quota, (left, _) in zip(limits.quotas, verdict.left.quotas, strict=False) if left < 1]
-
-
-def _policies(verdict: Verdict, limits: EffectiveLimits) -> tuple[str, ...]:
-    """The names, as in RateLimit-Policy, of the limits that rejected."""
-    if verdict.outcome is Admission.QUOTA:
-        return tuple(quota_name(period) for period, _ in spent_quotas(verdict, limits))
-    bucket = limits.bucket_of(verdict.outcome)
-    return (bucket.kind.name if bucket else CONCURRENCY if verdict.outcome is Admission.CONCURRENCY else REQUESTS,)

@@ -6,6 +6,7 @@ Of each heartbeat's customers the first thousand are counted, so that memory is 
 import heapq
 import math
 
+from gateway.limits.gpu_time import Customer
 from scheduler.protocol.pool_view import CustomerRate
 
 MOST_COUNTED = 1024
@@ -15,9 +16,6 @@ TOP_CUSTOMERS = 10
 
 SPAN_S = 5.0
 LEAST_RPS = 0.05
-
-Customer = tuple[str, str]
-"""Name and tier."""
 
 
 class TopCustomers:

@@ -50,7 +50,12 @@ class Metrics:
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Return the metrics."""
-        total = await self._total()
+        total = Sum(self._series(), 1)  # Of this gateway only, if the directory is not usable.
+        if self._shared_counters is not None and await self._write():
+            try:
+                total = await asyncio.to_thread(self._shared_counters.sum)
+            except OSError as error:
+                self._failed(error)
         observed = [gauge for figures in await self._sources.figures() for gauge in gauges(figures)]
         if (batches := self._sources.open_batches()) is not None:
             observed += [
@@ -83,15 +88,6 @@ class Metrics:
             except OSError as error:
                 self._failed(error)
             self._shared_counters.close()
-
-    async def _total(self) -> Sum:
-        """The counters of all gateways; those of this gateway only, if the directory is not usable."""
-        if self._shared_counters is not None and await self._write():
-            try:
-                return await asyncio.to_thread(self._shared_counters.sum)
-            except OSError as error:
-                self._failed(error)
-        return Sum(self._series(), 1)
 
     async def _write(self) -> bool:
         if self._shared_counters is None:

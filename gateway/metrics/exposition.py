@@ -1,6 +1,6 @@
 """The page of all metrics in the text format of Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Series
-from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
+from gateway.metrics.definitions import COUNTED, OBSERVED
 from gateway.metrics.gauges import Gauge
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,9 +19,6 @@ BOUNDS_S = tuple(bound / 1e6 for bound in BOUNDS_US)
 
 Histogram = tuple[tuple[str, ...], list[tuple[str, float]], float]
 """Values of the labels, cumulative counts by upper bound, sum."""
-
-Weigh = Callable[[Sequence[tuple[int, int, int]]], tuple[Sequence[float], list[tuple[float, float]]]]
-"""From (full size, size, requests) to the bounds of the buckets, and (value, number of batches)."""
 
 
 def exposition(series: Series, observed: Iterable[Gauge]) -> bytes:
@@ -41,31 +38,28 @@ class MetricsPage(Collector):
     def collect(self) -> Iterator[MetricFamily]:
         """One family per definition."""
         for metric in COUNTED:
-            yield self._histogram(metric) if metric.kind == "histogram" else self._counter(metric)
+            if metric.kind == "counter":
+                counter = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
+                for labels, numbers in self._of(metric.name):
+                    counter.add_metric(labels, numbers[0])
+                yield counter
+                continue
+            histogram = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
+            if metric.name == "tierlane_batch_size":
+                found = self._batches(BATCH_SIZES)
+            elif metric.name == "tierlane_batch_fill_ratio":
+                found = self._batches(FILL_RATIOS)
+            else:
+                found = self._times(metric.name)
+            for labels, buckets, total in found:
+                histogram.add_metric(labels, buckets, total)
+            yield histogram
         for metric in OBSERVED:
             family = GaugeMetricFamily(metric.name, metric.description, labels=metric.labels)
             for name, labels, value in self._observed:
                 if name == metric.name:
                     family.add_metric(labels, value)
             yield family
-
-    def _counter(self, metric: Metric) -> MetricFamily:
-        family = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
-        for labels, numbers in self._of(metric.name):
-            family.add_metric(labels, numbers[0])
-        return family
-
-    def _histogram(self, metric: Metric) -> MetricFamily:
-        family = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
-        if metric.name == "tierlane_batch_size":
-            found = self._batches(_sizes)
-        elif metric.name == "tierlane_batch_fill_ratio":
-            found = self._batches(_fills)
-        else:
-            found = self._times(metric.name)
-        for labels, buckets, total in found:
-            family.add_metric(labels, buckets, total)
-        return family
 
     def _of(self, name: str) -> Iterator[tuple[tuple[str, ...], list[int]]]:
         return ((key[1:], numbers) for key, numbers in sorted(self._series.items()) if key[0] == name)
@@ -76,23 +70,16 @@ class MetricsPage(Collector):
             if len(numbers) == len(bounds) + 1:
                 yield labels, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1] / 1e6
 
-    def _batches(self, weigh: Weigh) -> Iterator[Histogram]:
-        """Batches of each model. Rows are sorted, since a sum of fractions in another order could decrease."""
+    def _batches(self, bounds: Sequence[float]) -> Iterator[Histogram]:
+        """Batches of each model, by size or by fill. Rows are sorted, since a sum of fractions in another order could decrease."""
         models: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
         for (*labels, full, size), (count, *_) in self._of(BATCHES):
             models.setdefault(tuple(labels), []).append((int(full), int(size), count))
         for labels_of, rows in models.items():
-            bounds, weighted = weigh(sorted(rows))
+            if bounds == BATCH_SIZES:
+                weighted = [(float(size), count / size) for _, size, count in sorted(rows) if size > 0]
+            else:
+                weighted = [(min(1.0, n / full), count / n) for full, n, count in sorted(rows) if full > 0 and n > 0]
             buckets = [(repr(float(bound)), sum(n for value, n in weighted if value <= bound)) for bound in bounds]
             buckets.append(("+Inf", sum(n for _, n in weighted)))
             yield labels_of, buckets, float(sum(value * n for value, n in weighted))
-
-
-def _sizes(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
-    return BATCH_SIZES, [(size, requests / size) for _, size, requests in rows if size > 0]
-
-
-def _fills(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
-    return FILL_RATIOS, [
-        (min(1.0, size / full), requests / size) for full, size, requests in rows if full > 0 and size > 0
-    ]

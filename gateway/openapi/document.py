@@ -16,7 +16,7 @@ from gateway.http.problem_details import PROBLEM_JSON, Problem
 from gateway.http.response import JSON
 from gateway.http.response_headers import RESPONSE_HEADERS, Schema
 from gateway.http.sse import EVENTS
-from gateway.openapi.endpoint_kinds import LIMIT_HEADERS, TOKEN_LIMIT_HEADERS
+from gateway.openapi.endpoint_kinds import CUSTOMER_ERRORS, LIMIT_HEADERS, TOKEN_LIMIT_HEADERS
 from gateway.openapi.model import ApiEndpoint, ResponseDescription
 from gateway.openapi.schemas import with_absent
 from scheduler.errors import HTTP, ErrorCode
@@ -41,22 +41,6 @@ SCHEMES: dict[str, Schema] = {
     },
     "service": {"type": "http", "scheme": "bearer", "description": "The service token, for `/internal/*`."},
 }
-BEFORE_IDENTITY = frozenset(
-    {
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_API_KEY,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        ErrorCode.ACCOUNT_SUSPENDED,
-        ErrorCode.METHOD_NOT_ALLOWED,
-        ErrorCode.REQUEST_TIMEOUT,
-        ErrorCode.RATE_LIMIT_EXCEEDED,
-        ErrorCode.TOO_MANY_CONNECTIONS,
-        ErrorCode.NO_CAPACITY,
-        ErrorCode.INTERNAL_ERROR,
-    }
-)
-"""Errors that can occur before the customer is known, so that there may be no limit headers."""
-
 OPTIONAL = "-if-known"
 """The suffix of the component of a header that may be absent: a reference cannot express that."""
 
@@ -79,12 +63,21 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     for endpoint in endpoints:
         operations = {method.lower(): _operation(endpoint, method, schema_of) for method in endpoint.methods}
         paths.setdefault(endpoint.template, {}).update(operations)
-    headers = {
+    names = {
         reference["$ref"].rpartition("/")[2]
         for operation in _operations(paths)
         for response in operation["responses"].values()
         for reference in response["headers"].values()
     }
+    headers: dict[str, Schema] = {}
+    for name in sorted(names):
+        header = RESPONSE_HEADERS[name.removesuffix(OPTIONAL)]
+        headers[name] = {
+            "description": header.description,
+            "required": not name.endswith(OPTIONAL),
+            "schema": header.schema,
+            "example": header.example,
+        }
     return {
         "openapi": "3.1.1",
         "info": {"title": "Tierlane", "version": version, "description": ABOUT},
@@ -94,7 +87,7 @@ def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
         "components": {
             "securitySchemes": SCHEMES,
             "schemas": schemas,
-            "headers": {name: _header(name) for name in sorted(headers)},
+            "headers": headers,
             "responses": share_responses(paths),
         },
     }
@@ -180,17 +173,6 @@ def _response(endpoint: ApiEndpoint, status: int, schema_of: Mapping[Any, Schema
     return document
 
 
-def _header(component: str) -> Schema:
-    """The header object of a component's name. Raises KeyError for a header without a description."""
-    header = RESPONSE_HEADERS[component.removesuffix(OPTIONAL)]
-    return {
-        "description": header.description,
-        "required": not component.endswith(OPTIONAL),
-        "schema": header.schema,
-        "example": header.example,
-    }
-
-
 def _event(endpoint: ApiEndpoint, schema: Schema, schema_of: Mapping[Any, Schema]) -> Schema:
     """One event of a stream, as OpenAPI 3.2 describes them."""
     chunk = {
@@ -218,9 +200,10 @@ def _errors(endpoint: ApiEndpoint, codes: Sequence[ErrorCode]) -> ResponseDescri
     headers += {401: ["WWW-Authenticate"], 405: ["Allow"]}.get(status, [])
     optional += ["Accept-Encoding"] if status in (400, 415) else []
     if endpoint.token == "key" and status not in (401, 403, 405):  # noqa: S105  # the kind of token
-        (optional if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMIT_HEADERS)
+        # Before the customer is known, there are no limit headers.
+        (optional if CUSTOMER_ERRORS.intersection(codes) else headers).extend(LIMIT_HEADERS)
         optional += TOKEN_LIMIT_HEADERS
-    if endpoint.token == "key" and endpoint.body is not None and not BEFORE_IDENTITY.issuperset(codes):  # noqa: S105
+    if endpoint.token == "key" and endpoint.body is not None and not CUSTOMER_ERRORS.issuperset(codes):  # noqa: S105
         optional.append("Idempotent-Replayed")
     return ResponseDescription(
         description=" ".join(f"`{code}`: {HTTP[code].message}" for code in codes),

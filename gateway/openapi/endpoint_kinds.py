@@ -5,7 +5,6 @@ from typing import Any
 
 from gateway.auth.service_tier import KNOWN
 from gateway.http.response import JSON
-from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
 from gateway.inference.idempotency import IDEMPOTENCY_KEY, MAX_KEY_CHARACTERS
@@ -43,6 +42,8 @@ CUSTOMER_ERRORS = SERVICE_ERRORS | {
     ErrorCode.CATALOG_UNAVAILABLE,
     ErrorCode.TOO_MANY_CONNECTIONS,
 }
+"""Errors that occur before the customer is known."""
+
 NOT_INFERENCE_ERRORS = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE}
 )
@@ -71,14 +72,11 @@ def inference_endpoint(
     result: Any,
     summary: str,
     *,
-    example: Mapping[str, Any],
-    rules: Mapping[str, Schema] = {},
-    conditions: tuple[Schema, ...] = (),
     events: Any = None,
     parameters: tuple[Parameter, ...] = (),
     responses: Mapping[int, ResponseDescription] = {},
-    description: str = "",
     errors: frozenset[ErrorCode] = frozenset(),
+    **fields: Any,
 ) -> ApiEndpoint:
     """An endpoint in one API format. `events`: the type of a stream's event, None if it cannot stream.
 
@@ -102,13 +100,10 @@ def inference_endpoint(
         summary=summary,
         token="key",  # noqa: S106  # the kind of token
         body=body,
-        example=example,
-        rules=rules,
-        conditions=conditions,
         parameters=(IDEMPOTENCY_KEY_PARAMETER, TRACEPARENT, *parameters),
         responses={200: completed, **responses},
         errors=frozenset(ErrorCode) - NOT_INFERENCE_ERRORS | errors,
-        description=description,
+        **fields,
     )
 
 
@@ -175,26 +170,18 @@ def static_page(path: str, summary: str, *media: str, kind: Any = str, **fields:
     )
 
 
-def probe_endpoint(path: str, summary: str, responses: Mapping[int, tuple[str, Any]]) -> ApiEndpoint:
-    """An endpoint for load balancers. `responses`: status -> description and type."""
-    found = {
-        status: ResponseDescription(description=description, content={JSON: kind})
-        for status, (description, kind) in responses.items()
-    }
-    return ApiEndpoint(
-        path=path, methods=READ_METHODS, tag="operations", summary=summary, responses=found, errors=ANY_PATH_ERRORS
-    )
-
-
 def operator_endpoint(
-    path: str, summary: str, responses: Mapping[int, tuple[str, Any]], *errors: ErrorCode, **fields: Any
+    path: str,
+    summary: str,
+    responses: Mapping[int, tuple[str, Any]],
+    *errors: ErrorCode,
+    headers: tuple[str, ...] = ("x-request-id", "Cache-Control"),
+    **fields: Any,
 ) -> ApiEndpoint:
     """An endpoint that needs the service token. `responses`: status -> description, and type or content."""
     found = {
         status: ResponseDescription(
-            description=description,
-            content=kind if isinstance(kind, Mapping) else {JSON: kind},
-            headers=("x-request-id", "Cache-Control"),
+            description=description, content=kind if isinstance(kind, Mapping) else {JSON: kind}, headers=headers
         )
         for status, (description, kind) in responses.items()
     }
@@ -205,3 +192,11 @@ def operator_endpoint(
         "errors": SERVICE_ERRORS | set(errors),
     }
     return ApiEndpoint(path=path, summary=summary, responses=found, **(defaults | fields))
+
+
+def probe_endpoint(
+    path: str, summary: str, responses: Mapping[int, tuple[str, Any]], headers: tuple[str, ...] = ("x-request-id",)
+) -> ApiEndpoint:
+    """An endpoint for load balancers and monitoring, without a token. `responses`: as of `operator_endpoint`."""
+    fields: dict[str, Any] = {"methods": READ_METHODS, "token": None, "errors": ANY_PATH_ERRORS}
+    return operator_endpoint(path, summary, responses, headers=headers, **fields)

@@ -8,8 +8,8 @@ from gateway.http.response import JSON
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.metrics.exposition import METRICS_TYPE
-from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, READ_METHODS, SERVICE_ERRORS, operator_endpoint, static_page
-from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription
+from gateway.openapi.endpoint_kinds import ANY_PATH_ERRORS, operator_endpoint, probe_endpoint, static_page
+from gateway.openapi.model import ApiEndpoint, Parameter
 from gateway.openapi.schemas import NOT_EMPTY, only
 from gateway.operations.action_bodies import (
     CordonBody,
@@ -20,7 +20,7 @@ from gateway.operations.action_bodies import (
     Requeued,
     UncordonBody,
 )
-from gateway.operations.dashboard.page import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.dashboard.page import ASSETS, CSS, HTML_HEADERS, ICON, SCRIPT, Session
 from gateway.operations.dashboard.state import DashboardState
 from gateway.operations.endpoints import RequestTimeline
 from gateway.operations.health.pool_state import HealthNow
@@ -50,34 +50,19 @@ OPERATIONS: tuple[ApiEndpoint, ...] = (
     ),
 )
 
-PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
 DASHBOARD: tuple[ApiEndpoint, ...] = (
-    ApiEndpoint(
-        path="/internal/dashboard",
-        methods=("GET",),
-        tag="operations",
-        summary="The dashboard",
-        token="service",  # noqa: S106  # the kind of token
-        responses={
-            200: ResponseDescription(description="The page.", content={HTML: str}, headers=PAGE_HEADERS),
-            401: ResponseDescription(description="The login page.", content={HTML: str}, headers=PAGE_HEADERS),
-        },
-        errors=SERVICE_ERRORS,
+    operator_endpoint(
+        "/internal/dashboard",
+        "The dashboard",
+        {200: ("The page.", {HTML: str}), 401: ("The login page.", {HTML: str})},
+        headers=("x-request-id", *(name for name, _ in HTML_HEADERS)),
     ),
-    ApiEndpoint(
-        path="/internal/dashboard/session",
+    operator_endpoint(
+        "/internal/dashboard/session",
+        "Log a browser in with the service token, or out",
+        {200: ("The session was created or deleted.", Session)},
         methods=("POST", "DELETE"),
-        tag="operations",
-        summary="Log a browser in with the service token, or out",
-        token="service",  # noqa: S106  # the kind of token
-        responses={
-            200: ResponseDescription(
-                description="The session was created or deleted.",
-                content={JSON: Session},
-                headers=("x-request-id", "Cache-Control", "Set-Cookie"),
-            )
-        },
-        errors=SERVICE_ERRORS,
+        headers=("x-request-id", "Cache-Control", "Set-Cookie"),
     ),
     operator_endpoint(
         "/internal/dashboard/events",
@@ -129,17 +114,11 @@ WORKERS = "/internal/dashboard/workers"
 LETTERS = "/internal/dashboard/dead-letters"
 LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
 
-METRICS_PAGE = ApiEndpoint(
-    path="/metrics",
-    methods=READ_METHODS,
-    tag="operations",
-    summary="Metrics in the text format of Prometheus",
-    responses={
-        200: ResponseDescription(
-            description="All metrics.", content={METRICS_TYPE: str}, headers=("x-request-id", "Cache-Control")
-        )
-    },
-    errors=ANY_PATH_ERRORS,
+METRICS_PAGE = probe_endpoint(
+    "/metrics",
+    "Metrics in the text format of Prometheus",
+    {200: ("All metrics.", {METRICS_TYPE: str})},
+    ("x-request-id", "Cache-Control"),
 )
 
 

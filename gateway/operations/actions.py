@@ -45,14 +45,12 @@ from ledger.admin.transaction import cordon_worker, uncordon_worker
 from ledger.dead_letters import (
     CountDiffers,
     LetterSelection,
-    Requeueable,
     letter_groups,
     note,
     purge_seen,
     seen_to_requeue,
 )
 from ledger.postgres import Connection
-from ratelimit.request_limits import RequestLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.pool_view import Observation
 from scheduler.states import State
@@ -129,15 +127,41 @@ class RequeueStarted(NamedTuple):
     after: int
 
 
-class DeadLetterRequeue:
-    """Requeues the dead letters of all pools. Raises RequestError only."""
+class DeadLetterActions:
+    """The handlers for dead letters of all pools."""
 
-    def __init__(self, transaction: AuditedTransaction, pools: Pools) -> None:
+    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
+        self._guard = guard
         self._transaction = transaction
         self._pools = pools
 
-    async def run(self, body: RequeueBody, by: str) -> Requeued:
-        """Requeue the oldest of the confirmed dead letters, and wait for their results."""
+    async def groups(self, call: RoutedRequest) -> HttpResponse:
+        """The number of dead letters by tier, model and error code."""
+        self._guard.check(call)
+        async with self._transaction.read() as connection:
+            found = await letter_groups(connection, sorted({parts.config.pool for parts in self._pools.all}))
+        return uncached(call, found)
+
+    async def purge(self, call: RoutedRequest) -> HttpResponse:
+        """Delete the confirmed dead letters with their inputs."""
+        body = await self._guard.read(call, _purge)
+        return uncached(call, await self._guard.carry_out(self._purged(body, actor(call))))
+
+    async def requeue(self, call: RoutedRequest) -> HttpResponse:
+        """Run the oldest 32 of the confirmed dead letters again, and return the result of each."""
+        body = await self._guard.read(call, _requeue)
+        return uncached(call, await self._guard.carry_out(self._requeued(body, actor(call))))
+
+    async def _purged(self, body: PurgeBody, by: str) -> Purged:
+        async with self._transaction.change(by) as connection:
+            try:
+                ids = await purge_seen(connection, body.selection(), body.count)
+            except CountDiffers as error:
+                raise changed_meanwhile(body.count, error.found, "deleted") from error
+        return Purged(len(ids), await forget_dead(self._pools, ids))
+
+    async def _requeued(self, body: RequeueBody, by: str) -> Requeued:
+        """Requeue the oldest of the confirmed dead letters, and wait for their results. Raises RequestError only."""
         chosen = most_healthy(self._pools.all)
         reruns = {pool: parts.reruns for pool, parts in chosen.items()}
         async with self._transaction.change(by) as connection:
@@ -213,8 +237,19 @@ async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, 
     except CountDiffers as error:
         raise changed_meanwhile(body.count, error.found, "requeued") from error
     picked = rows[:MAX_RERUNS]
-    await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
-    candidates = [await _candidate(connection, row, reruns[row.pool].limits) for row in picked]
+    try:
+        await asyncio.gather(*(reruns[pool].check_workers() for pool in sorted({row.pool for row in picked})))
+    except NotRerun as error:
+        raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
+    except RedisUnavailable as error:
+        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_unavailable(error)}, so nothing was requeued.") from error
+    candidates: list[Candidate] = []
+    for row in picked:
+        try:
+            candidates.append(await candidate(connection, row.request_id, row.pool, reruns[row.pool].limits))
+        except NotRerun as error:
+            message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
+            raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
     marked = await mark(connection, candidates)
     if missed := {each.letter.request_id for each in candidates} - {each.letter.request_id for each in marked}:
         message = f"{min(missed)} was requeued or deleted meanwhile; none was requeued. Reload and try again."
@@ -225,23 +260,6 @@ async def _mark(connection: Connection, body: RequeueBody, reruns: Mapping[str, 
     after = {"count": len(marked), "requeued_as": new_ids(marked)}
     await note(connection, body.selection().words(), {"count": len(marked), "requeued_as": None}, after)
     return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
-
-
-async def _candidate(connection: Connection, row: Requeueable, within: RequestLimits) -> Candidate:
-    try:
-        return await candidate(connection, row.request_id, row.pool, within)
-    except NotRerun as error:
-        message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
-        raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
-
-
-async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
-    try:
-        await asyncio.gather(*(reruns.check_workers() for reruns in several))
-    except NotRerun as error:
-        raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
-    except RedisUnavailable as error:
-        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_unavailable(error)}, so nothing was requeued.") from error
 
 
 async def _results(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:
@@ -258,41 +276,6 @@ def _ids(candidates: Sequence[Candidate]) -> str:
 
 def _unavailable(error: RedisUnavailable) -> str:
     return f"Redis is not responding ({str(error).rstrip('.')})"
-
-
-class DeadLetterActions:
-    """The handlers for dead letters."""
-
-    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
-        self._guard = guard
-        self._transaction = transaction
-        self._pools = pools
-        self._requeue = DeadLetterRequeue(transaction, pools)
-
-    async def groups(self, call: RoutedRequest) -> HttpResponse:
-        """The number of dead letters by tier, model and error code."""
-        self._guard.check(call)
-        async with self._transaction.read() as connection:
-            found = await letter_groups(connection, sorted({parts.config.pool for parts in self._pools.all}))
-        return uncached(call, found)
-
-    async def purge(self, call: RoutedRequest) -> HttpResponse:
-        """Delete the confirmed dead letters with their inputs."""
-        body = await self._guard.read(call, _purge)
-        return uncached(call, await self._guard.carry_out(self._purged(body, actor(call))))
-
-    async def requeue(self, call: RoutedRequest) -> HttpResponse:
-        """Run the oldest 32 of the confirmed dead letters again, and return the result of each."""
-        body = await self._guard.read(call, _requeue)
-        return uncached(call, await self._guard.carry_out(self._requeue.run(body, actor(call))))
-
-    async def _purged(self, body: PurgeBody, by: str) -> Purged:
-        async with self._transaction.change(by) as connection:
-            try:
-                ids = await purge_seen(connection, body.selection(), body.count)
-            except CountDiffers as error:
-                raise changed_meanwhile(body.count, error.found, "deleted") from error
-        return Purged(len(ids), await forget_dead(self._pools, ids))
 
 
 class Actions:

@@ -49,12 +49,12 @@ class RequestTimeline(TypedDict):
 def from_redis(detail: RequestDetail) -> RequestTimeline:
     """The document of a request that Redis still stores; times are Redis TIME."""
     events = [("accepted", detail.accepted_ms), ("batched", detail.formed_ms), (detail.state, detail.ended_ms)]
-    return _document(
-        detail.state,
-        None if detail.ended_ms is None else float(detail.ended_ms - detail.accepted_ms),
-        detail.error_code,
-        detail.attempts,
-        [_event(name, at_ms, detail.accepted_ms) for name, at_ms in events if at_ms is not None],
+    return RequestTimeline(
+        status=detail.state,
+        latency_ms=None if detail.ended_ms is None else float(detail.ended_ms - detail.accepted_ms),
+        error=detail.error_code or None,
+        attempts=detail.attempts,
+        timeline=[_event(name, at_ms, detail.accepted_ms) for name, at_ms in events if at_ms is not None],
     )
 
 
@@ -66,19 +66,13 @@ def from_audit(row: RequestRow) -> RequestTimeline:
         events.append(_event("batched", start_ms + round(row.queue_ms), start_ms))
     if row.completed_at is not None:
         events.append(_event(row.status, _ms(row.completed_at), start_ms))
-    return _document(row.status, row.latency_ms, row.error_code, row.attempts or 0, events)
-
-
-def _document(
-    status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[Event]
-) -> RequestTimeline:
-    return {
-        "status": status,
-        "latency_ms": latency_ms,
-        "error": error or None,
-        "attempts": attempts,
-        "timeline": timeline,
-    }
+    return RequestTimeline(
+        status=row.status,
+        latency_ms=row.latency_ms,
+        error=row.error_code or None,
+        attempts=row.attempts or 0,
+        timeline=events,
+    )
 
 
 def _ms(moment: datetime) -> int:

@@ -87,7 +87,7 @@ class RequestExplained(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupParts:
-    """The components that the look-ups use. `read_limits` raises RedisUnavailable."""
+    """The components that the look-ups use."""
 
     session_auth: SessionAuth
     catalog: Catalog

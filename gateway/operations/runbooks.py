@@ -5,7 +5,6 @@ the deployment and need no token.
 """
 
 import re
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -30,13 +29,6 @@ _PAGE = """<!doctype html>
 """
 _PARTS = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]]+)\]\(([^)]+)\)")
 _RUNBOOK = re.compile(r"(\w+)\.md")
-
-
-def runbooks_dir() -> Path:
-    """The directory of the runbooks: in the package in a wheel, in docs/ in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    packaged = package / "static" / "runbooks"
-    return packaged if packaged.is_dir() else package.parent / "docs" / "runbooks"
 
 
 def _inline(text: str) -> str:
@@ -74,12 +66,15 @@ def runbook_html(markdown: str) -> str:
 
 
 class Runbooks:
-    """The handler of the pages. They are read once, at start."""
+    """The handler of the pages. They are read once, at start: from the package in a wheel, from docs/ in a checkout."""
 
-    def __init__(self, directory: Callable[[], Path] = runbooks_dir) -> None:
+    def __init__(self) -> None:
+        package = Path(__file__).resolve().parents[1]
+        packaged = package / "static" / "runbooks"
+        directory = packaged if packaged.is_dir() else package.parent / "docs" / "runbooks"
         self.pages = {
             path.stem: StaticPage(runbook_html(path.read_text("utf-8")).encode(), HTML)
-            for path in sorted(directory().glob("*.md"))
+            for path in sorted(directory.glob("*.md"))
         }
 
     async def __call__(self, call: RoutedRequest) -> HttpResponse:

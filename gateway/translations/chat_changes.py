@@ -86,25 +86,24 @@ class ChangeReader:
             self.usage = read.usage
         found: list[TextChange | CallChange] = []
         for choice in read.choices:
-            if choice.index == 0:
-                self.finish_reason = choice.finish_reason or self.finish_reason
-                if choice.stop_reason is not None and choice.stop_reason in self._stop_sequences:
-                    self.stop_sequence = choice.stop_reason
-                self._add_message(choice, choice.message or choice.delta or _MessagePiece(), found)
-        return found
-
-    def _add_message(self, choice: _LineChoice, message: _MessagePiece, found: list[TextChange | CallChange]) -> None:
-        if reasoning := message.reasoning_content or message.reasoning:
-            found.append(TextChange("reasoning", reasoning))
-        content = message.content
-        if content or choice.logprobs:
-            found.append(TextChange("text", content if isinstance(content, str) else text_of(content), choice.logprobs))
-        if message.refusal:
-            found.append(TextChange("refusal", message.refusal))
-        if message.tool_calls:
-            for place, call in enumerate(message.tool_calls):
+            if choice.index != 0:
+                continue
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            if choice.stop_reason is not None and choice.stop_reason in self._stop_sequences:
+                self.stop_sequence = choice.stop_reason
+            message = choice.message or choice.delta or _MessagePiece()
+            if reasoning := message.reasoning_content or message.reasoning:
+                found.append(TextChange("reasoning", reasoning))
+            content = message.content
+            if content or choice.logprobs:
+                text = content if isinstance(content, str) else text_of(content)
+                found.append(TextChange("text", text, choice.logprobs))
+            if message.refusal:
+                found.append(TextChange("refusal", message.refusal))
+            for place, call in enumerate(message.tool_calls or ()):
                 # The calls of a whole message are complete.
                 found.append(self._call(call, place if call.index is None and choice.message else call.index))
+        return found
 
     def _call(self, call: _ToolCall, number: int | None) -> CallChange:
         name, arguments = "", None

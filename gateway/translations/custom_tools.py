@@ -47,16 +47,6 @@ def offered_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Map
             yield place, tool, ""
 
 
-def custom_tools(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The names of the custom tools."""
-    return frozenset(str(tool.get("name")) for _, tool, _ in offered_tools(tools) if tool.get("type") == CUSTOM)
-
-
-def namespaces(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name of a tool -> its namespace, for those that have one."""
-    return {str(tool.get("name")): namespace for _, tool, namespace in offered_tools(tools) if namespace}
-
-
 def custom_input(arguments: str) -> str:
     """The input of a custom tool, from the arguments of the function; arguments of another form are the input as they are."""
     try:

@@ -150,9 +150,17 @@ class MessageContent:
     def add_lines(self, text: str) -> Iterator[BlockEvent]:
         """Add lines of a model's server; the last one may be incomplete."""
         *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line:
-                yield from self._add_line(line)
+        for line in filter(None, lines):
+            try:
+                changes = self._reader.changes(line)
+            except ValueError:
+                self._unreadable = True
+                continue
+            for change in changes:
+                if isinstance(change, CallChange):
+                    yield from self._add_call(change)
+                else:
+                    yield from self._add(ThinkingBlock if change.kind == "reasoning" else TextBlock, change.text)
 
     def add_text(self, text: str) -> Iterator[BlockEvent]:
         """Add generated text."""
@@ -170,7 +178,18 @@ class MessageContent:
 
     def blocks(self) -> list[ContentBlock]:
         """All blocks, with their content."""
-        return [_filled(block, "".join(parts)) for block, parts in self._blocks]
+        blocks: list[ContentBlock] = []
+        for block, parts in self._blocks:
+            content = "".join(parts)
+            if isinstance(block, ToolUseBlock):
+                try:
+                    found = _input.decode(content or "{}")
+                except (msgspec.MsgspecError, RecursionError):
+                    found = {UNREADABLE: content}
+                blocks.append(ToolUseBlock(block.id, block.name, found))
+            else:
+                blocks.append(type(block)(content))
+        return blocks
 
     def end(self, reply: Reply) -> MessageEnd:
         """Why the message ended; call `close` first. Some servers report a natural end for a required tool call.
@@ -205,18 +224,6 @@ class MessageContent:
             UNSET if cached is None else cached,
             UNSET if reasoned is None else ThinkingTokens(reasoned),
         )
-
-    def _add_line(self, line: str) -> Iterator[BlockEvent]:
-        try:
-            changes = self._reader.changes(line)
-        except ValueError:
-            self._unreadable = True
-            return
-        for change in changes:
-            if isinstance(change, CallChange):
-                yield from self._add_call(change)
-            else:
-                yield from self._add(ThinkingBlock if change.kind == "reasoning" else TextBlock, change.text)
 
     def _add(self, kind: type[TextBlock | ThinkingBlock], text: str) -> Iterator[BlockEvent]:
         if not text:
@@ -257,18 +264,6 @@ class MessageContent:
         yield from self._end_block()
         self._blocks.append((block, []))
         yield BlockStart(len(self._blocks) - 1, block)
-
-
-def _filled(block: ContentBlock, content: str) -> ContentBlock:
-    if isinstance(block, TextBlock):
-        return TextBlock(content)
-    if isinstance(block, ThinkingBlock):
-        return ThinkingBlock(content)
-    try:
-        found = _input.decode(content or "{}")
-    except (msgspec.MsgspecError, RecursionError):
-        found = {UNREADABLE: content}
-    return ToolUseBlock(block.id, block.name, found)
 
 
 def stop_sequences_of(request: InferenceRequest) -> list[str]:

@@ -6,7 +6,7 @@ since it is only useful while the model still calls tools. Cache marks have no e
 `context_management` has none, because the model gets the whole conversation.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,6 @@ from gateway.translations.message_body import (
     DocumentBlock,
     ImageAddress,
     ImageBlock,
-    InputMessage,
     MessageBody,
     NamedToolChoice,
     NoThinking,
@@ -101,8 +100,15 @@ def _request(body: PromptBody, options: Chat, max_input_bytes: int) -> Inference
 
 def chat_of(body: PromptBody) -> Chat:
     """The same prompt as a body in OpenAI's format. Raises RequestError for a choice among no tools."""
-    system = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
-    chat: Chat = {"model": body.model, "messages": [*system, *_conversation(body.messages)]}
+    messages: list[Chat] = [{"role": "system", "content": _content(_parts(body.system))}] if body.system else []
+    for message in body.messages:
+        if isinstance(message, UserInput):
+            messages += _user(message.content)
+        elif isinstance(message, AssistantOutput):
+            messages.append(_assistant(message.content))
+        else:
+            messages.append({"role": "system", "content": _content(_parts(message.content))})
+    chat: Chat = {"model": body.model, "messages": messages}
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
         chat |= _tool_choice(body.tool_choice)
@@ -115,16 +121,6 @@ def chat_of(body: PromptBody) -> Chat:
         schema = {"name": "output", "schema": config.format.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
-
-
-def _conversation(messages: Iterable[InputMessage]) -> Iterator[Chat]:
-    for message in messages:
-        if isinstance(message, UserInput):
-            yield from _user(message.content)
-        elif isinstance(message, AssistantOutput):
-            yield _assistant(message.content)
-        else:
-            yield {"role": "system", "content": _content(_parts(message.content))}
 
 
 def _user(content: str | Sequence[UserBlock | ToolResultBlock]) -> Iterator[Chat]:
@@ -148,16 +144,19 @@ def _assistant(content: str | Sequence[AssistantBlock]) -> Chat:
         return {"role": "assistant", "content": content}
     text = "".join(block.text for block in content if isinstance(block, TextBlock))
     thinking = "".join(block.thinking for block in content if isinstance(block, ThinkingBlock))
-    calls = [_call(block) for block in content if isinstance(block, ToolUseBlock)]
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": encode_json(block.input).decode()},
+        }
+        for block in content
+        if isinstance(block, ToolUseBlock)
+    ]
     if not calls:
         return {"role": "assistant", "content": text}
     message: Chat = {"role": "assistant", "content": text or None, "tool_calls": calls}
     return message | ({"reasoning_content": thinking} if thinking else {})
-
-
-def _call(block: ToolUseBlock) -> Chat:
-    function = {"name": block.name, "arguments": encode_json(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _parts(content: str | Sequence[Any]) -> list[Chat]:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.auth.service_tier import response_tier
-from gateway.translations.response_body import PlainFormat, ResponseBody, TextOptions
+from gateway.translations.response_body import PlainFormat, TextOptions
 from gateway.translations.response_id import response_id
 from gateway.translations.responses import ResponsesRequest
 from scheduler.request_id import created_ms
@@ -94,6 +94,10 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
     """The response before there is an output."""
     body = request.original
     effort = None if body.reasoning is None else body.reasoning.effort
+    options = body.text or TextOptions()
+    text = {"format": msgspec.to_builtins(options.format or PlainFormat())}
+    if options.verbosity is not None:
+        text["verbosity"] = options.verbosity
     return ResponseDocument(
         id=response_id(request_id),
         created_at=created_ms(request_id) // 1000,
@@ -108,7 +112,7 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
         service_tier=response_tier(body.service_tier),
         store=body.store is not False,
         temperature=body.temperature,
-        text=_text_of(body),
+        text=text,
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
@@ -116,9 +120,3 @@ def started(request_id: str, model: str, request: ResponsesRequest, status: Stat
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _text_of(body: ResponseBody) -> dict[str, Any]:
-    text = body.text or TextOptions()
-    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    return {"format": msgspec.to_builtins(text.format or PlainFormat()), **verbosity}

@@ -15,7 +15,7 @@ from gateway.api.inference import ApiFormat, completed
 from gateway.api.stream_chunks import Chunks
 from gateway.http.response import HttpResponse, encode_json
 from gateway.translations.chat_changes import CallChange, ChangeReader
-from gateway.translations.custom_tools import custom_input, custom_tools, namespaces
+from gateway.translations.custom_tools import CUSTOM, custom_input, offered_tools
 from gateway.translations.response_document import (
     CachedTokens,
     IncompleteDetails,
@@ -61,7 +61,9 @@ class OutputItems:
     def __init__(self, document: ResponseDocument) -> None:
         self.reader = ChangeReader()
         self._hex = document.id.removeprefix(RESPONSE_PREFIX)
-        self._custom, self._namespaces = custom_tools(document.tools), namespaces(document.tools)
+        offered = [(str(tool.get("name")), tool, space) for _, tool, space in offered_tools(document.tools)]
+        self._custom = {name for name, tool, _ in offered if tool.get("type") == CUSTOM}
+        self._namespaces = {name: space for name, _, space in offered if space}
         self._inputs: dict[int, str] = {}  # Item of a call of a custom tool -> its arguments.
         self.items: list[dict[str, Any]] = []
         self._open: int | None = None  # The message or reasoning that is continued.
@@ -78,17 +80,15 @@ class OutputItems:
             if isinstance(change, CallChange):
                 yield from self._call(change)
             elif change.kind == "text":
-                yield from self._text(change.text, change.logprobs)
+                sent = change.logprobs
+                logprobs = [_logprob(each) for each in _dicts(sent.get("content"))] if isinstance(sent, dict) else []
+                in_message = self._open is not None and self.items[self._open]["type"] == "message"
+                if change.text or (logprobs and in_message):  # Those of calls have no place in a response.
+                    yield from self._content("output_text", change.text, logprobs)
             elif change.kind == "reasoning":
                 yield from self._reasoning(change.text)
             else:
                 yield from self._content("refusal", change.text, [])
-
-    def _text(self, text: str, sent: Any) -> Iterator[Event]:
-        logprobs = [_logprob(each) for each in _dicts(sent.get("content"))] if isinstance(sent, dict) else []
-        in_message = self._open is not None and self.items[self._open]["type"] == "message"
-        if text or (logprobs and in_message):  # Those of calls have no place in a response.
-            yield from self._content("output_text", text, logprobs)
 
     def end(self, finish_reason: str) -> Iterator[Event]:
         """The end of all items. An output without any has an empty message."""
@@ -215,12 +215,6 @@ class OutputItems:
             yield {"type": "response.function_call_arguments.delta", **place, "delta": more}
 
 
-def _member(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A member that is an object; else an empty one."""
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _dicts(value: Any) -> list[dict[str, Any]]:
     """The objects of a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
@@ -239,26 +233,18 @@ def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finished(document: ResponseDocument, items: OutputItems, output: Output) -> ResponseDocument:
-    """The response with its output. `items` has ended."""
+    """The response with its output, and the details of tokens that the model's server sent. `items` has ended."""
+    counted, tokens = items.reader.usage or {}, output.tokens
+    details = [counted.get(f"{part}_tokens_details") for part in ("prompt", "completion")]
+    read, written = (each if isinstance(each, dict) else {} for each in details)
+    cached = CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens")))
+    reasoned = ReasoningTokens(_count(written.get("reasoning_tokens")))
     return msgspec.structs.replace(
         document,
         status="completed" if items.incomplete is None else "incomplete",
         incomplete_details=items.incomplete,
         output=items.items,
-        usage=_tokens(items.reader.usage or {}, output.tokens),
-    )
-
-
-def _tokens(counted: Mapping[str, Any], tokens: TokenUsage) -> ResponseTokens:
-    """The tokens with the details that the model's server sent."""
-    read = _member(counted, "prompt_tokens_details")
-    written = _member(counted, "completion_tokens_details")
-    return ResponseTokens(
-        tokens.prompt_tokens,
-        CachedTokens(_count(read.get("cached_tokens")), _count(read.get("cache_write_tokens"))),
-        tokens.completion_tokens,
-        ReasoningTokens(_count(written.get("reasoning_tokens"))),
-        tokens.total_tokens,
+        usage=ResponseTokens(tokens.prompt_tokens, cached, tokens.completion_tokens, reasoned, tokens.total_tokens),
     )
 
 
@@ -325,7 +311,7 @@ class ResponseChunks(Chunks):
 
     END = b""  # The last event is `response.completed`, or another one with the whole response.
 
-    def __init__(self, request_id: str, model: str, request: InferenceRequest, *, passed_on: bool) -> None:
+    def __init__(self, request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> None:  # noqa: FBT001
         super().__init__(request_id, model, request)
         self._document = started(request_id, model, _own(request))
         self._items = OutputItems(self._document)
@@ -377,11 +363,4 @@ class ResponsesFormat(ApiFormat):
         return renamed(ApiFormat.bad_parameters(self, sentence))
 
 
-def response_chunks(request_id: str, model: str, request: InferenceRequest, passed_on: bool) -> Chunks:  # noqa: FBT001
-    """The stream of `/v1/responses`."""
-    return ResponseChunks(request_id, model, request, passed_on=passed_on)
-
-
-RESPONSES = ResponsesFormat(
-    read_responses, write_responses, flat=True, chunks=response_chunks, endpoint="/v1/responses"
-)
+RESPONSES = ResponsesFormat(read_responses, write_responses, flat=True, chunks=ResponseChunks, endpoint="/v1/responses")

@@ -200,7 +200,14 @@ def document_of(row: ResponseRow) -> ResponseDocument:
     if row.open:
         return failed(document, RequestError(ErrorCode.GATEWAY_LOST)) if row.lost else document
     if row.error_code is not None:
-        return failed(document, _error_of(row))
+        try:
+            code = ErrorCode(row.error_code)
+        except ValueError:  # Written by a newer version.
+            code = ErrorCode.INTERNAL_ERROR
+        text = (row.output or b"").decode(errors="replace")
+        if code is ErrorCode.INVALID_REQUEST and text:
+            return failed(document, RESPONSES.bad_parameters(text))
+        return failed(document, RequestError(code))
     output = output_of_job(row)
     return document if output is None else whole(document, output)
 
@@ -217,15 +224,6 @@ def output_of_job(row: ResponseRow) -> Output | None:
 def first_document(row: ResponseRow) -> ResponseDocument:
     """The response of a row as it was stored: of a job without its output."""
     return _document.decode(row.document)
-
-
-def _error_of(row: ResponseRow) -> RequestError:
-    try:
-        code = ErrorCode(row.error_code or "")
-    except ValueError:  # Written by a newer version.
-        code = ErrorCode.INTERNAL_ERROR
-    text = (row.output or b"").decode(errors="replace")
-    return RESPONSES.bad_parameters(text) if code is ErrorCode.INVALID_REQUEST and text else RequestError(code)
 
 
 def items_of(row: ResponseRow) -> list[Item]:

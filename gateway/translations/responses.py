@@ -35,7 +35,6 @@ from gateway.translations.response_body import (
     RefusalText,
     ResponseBody,
     SchemaFormat,
-    TextFormat,
     ToolChoiceFunction,
     read_body,
 )
@@ -119,16 +118,15 @@ def input_items(body: ResponseBody) -> list[Item]:
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
     if not 1 <= len(body.input) <= MAX_ITEMS:
         raise invalid("input", f"`input` must have 1 to {MAX_ITEMS} items.")
-    return [_with_parts(item if item.get("type") is not None else {**item, "type": "message"}) for item in body.input]
-
-
-def _with_parts(item: Item) -> Item:
-    """A message whose content is a list of parts."""
-    content = item.get("content")
-    if item["type"] != "message" or not isinstance(content, str):
-        return item
-    kind = "output_text" if item.get("role") == "assistant" else "input_text"
-    return {**item, "content": [{"type": kind, "text": content}]}
+    items: list[Item] = []
+    for item in body.input:
+        if item.get("type") is None:
+            item = {**item, "type": "message"}
+        if item["type"] == "message" and isinstance(item.get("content"), str):  # The stored form is a list of parts.
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            item = {**item, "content": [{"type": kind, "text": item["content"]}]}
+        items.append(item)
+    return items
 
 
 def _read_items(items: Sequence[Item]) -> list[InputItem]:
@@ -152,6 +150,12 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         raise invalid("input", "`input` has only reasoning: add a message.")
     tools = [_chat_tool(tool, place) for place, tool, _ in offered_tools(body.tools or ())]
     logprobs = True if body.top_logprobs or _LOGPROBS in (body.include or ()) else None
+    wanted = body.text.format if body.text is not None else None
+    response_format: dict[str, Any] | None = None
+    if isinstance(wanted, JsonFormat):
+        response_format = {"type": "json_object"}
+    elif isinstance(wanted, SchemaFormat):
+        response_format = {"type": "json_schema", "json_schema": _present(msgspec.structs.asdict(wanted))}
     chat = {
         "model": body.model,
         "messages": messages,
@@ -162,7 +166,7 @@ def _chat_of(body: ResponseBody, items: Sequence[InputItem]) -> dict[str, Any]:
         "tools": tools or None,
         "tool_choice": _chat_tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls if tools else None,
-        "response_format": _response_format(body.text.format if body.text is not None else None),
+        "response_format": response_format,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         "logprobs": logprobs,
         "top_logprobs": body.top_logprobs or None,
@@ -246,14 +250,6 @@ def _converted(value: Mapping[str, Any], kind: type[T], place: str) -> T:
         reason, _, path = str(error).partition(" - at `$")
         path = path.rstrip("`")
         raise validation_error(f"{reason} - at `$.{place}{path}`") from None
-
-
-def _response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
-    if isinstance(wanted, JsonFormat):
-        return {"type": "json_object"}
-    if isinstance(wanted, SchemaFormat):
-        return {"type": "json_schema", "json_schema": _present(msgspec.structs.asdict(wanted))}
-    return None
 
 
 def _present(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from gateway.operations.figures import First, Highest, Last, Lowest, Mean, Total, merged, view
-from gateway.operations.merge_rules import WeightedMean
+from gateway.operations.figures import First, Highest, Last, Lowest, Mean, Total, WeightedMean, merged, view
 
 
 class Figures(TypedDict):

@@ -43,9 +43,7 @@ def source() -> Source:
 async def lookups(source: Source, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CachedLookup[int]]:
     """Two at once, two kept for ten seconds, failures for two, on the source's clock."""
     monkeypatch.setattr(cached_lookup, "MAX_KEPT", 2)
-    made: CachedLookup[int] = CachedLookup(
-        FAILED, keep_s=10.0, failure_keep_s=2.0, timeout_s=0.2, max_running=2, clock=lambda: source.now
-    )
+    made: CachedLookup[int] = CachedLookup(FAILED, keep_s=10.0, timeout_s=0.2, max_running=2, clock=lambda: source.now)
     yield made
     await made.close()
 

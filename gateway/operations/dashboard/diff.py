@@ -48,33 +48,29 @@ def _is_reduced(tier: TierState) -> bool:
 def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     earlier = {(worker.pool, worker.id): worker for worker in before.workers}
     later = {(worker.pool, worker.id): worker for worker in now.workers}
+    at_ms = now.at_ms
     for key, worker in later.items():
-        yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
+        was, pool = earlier.get(key), worker.pool
+        if was is not None and was.cordoned != worker.cordoned:
+            text = f"{worker.id} was {'cordoned' if worker.cordoned else 'uncordoned'}."
+            yield DashboardEvent(at_ms, "news", text, "cordon", pool)
+        if was is None:
+            yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.", "worker", pool)
+        elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
+            text = f"{worker.id} was lost: this was its last heartbeat."
+            yield DashboardEvent(at_ms - worker.age_ms, "bad", text, "loss", pool)
+        elif _serves(was) and not _serves(worker) and not worker.cordoned:
+            fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
+            level, kind = ("news", "worker") if worker.status in INTENDED_STATUSES else ("bad", "loss")
+            yield DashboardEvent(at_ms, level, f"{worker.id} is {worker.status}{fault}.", kind, pool)
+        elif _serves(worker) and not _serves(was):
+            yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.", "worker", pool)
+        elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
+            yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.", "restart", pool)
     for key, worker in earlier.items():
         if key not in later:
             text = f"{worker.id} {'left' if _serves(worker) else 'was removed'}."
-            yield DashboardEvent(now.at_ms, "news", text, "worker", worker.pool)
-
-
-def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[DashboardEvent]:
-    pool = worker.pool
-    if was is not None and was.cordoned != worker.cordoned:
-        text = f"{worker.id} was {'cordoned' if worker.cordoned else 'uncordoned'}."
-        yield DashboardEvent(at_ms, "news", text, "cordon", pool)
-    if was is None:
-        yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.", "worker", pool)
-    elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
-        text = f"{worker.id} was lost: this was its last heartbeat."
-        yield DashboardEvent(at_ms - worker.age_ms, "bad", text, "loss", pool)
-    elif _serves(was) and not _serves(worker) and not worker.cordoned:
-        fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
-        intended = worker.status in INTENDED_STATUSES
-        level, kind = ("news", "worker") if intended else ("bad", "loss")
-        yield DashboardEvent(at_ms, level, f"{worker.id} is {worker.status}{fault}.", kind, pool)
-    elif _serves(worker) and not _serves(was):
-        yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.", "worker", pool)
-    elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
-        yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.", "restart", pool)
+            yield DashboardEvent(at_ms, "news", text, "worker", worker.pool)
 
 
 def _serves(worker: WorkerState) -> bool:

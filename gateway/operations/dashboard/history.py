@@ -5,6 +5,7 @@ It is kept in memory and, while Redis responds, in a Redis list, so that a new g
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -40,12 +41,23 @@ class DashboardHistory:
         if self._has(state):
             return
         try:
-            await self._load()
+            if not self._loaded:  # Insert the stored points of other gateways before this gateway's own.
+                stored = [each for each in map(read_point, await self._history.read()) if each is not None]
+                first_ms = self._ring[0].at_ms if self._ring else None
+                before = [each for each in stored if first_ms is None or each.at_ms < first_ms]
+                self._keep([*before, *self._ring])
+                self._loaded = True
         except RedisUnavailable:
             self._append(state)
             return
-        if not self._has(state):  # Another gateway may have written this point.
-            await self._write(self._append(state))
+        if self._has(state):  # Another gateway has written this point.
+            return
+        newest = self._append(state)
+        with suppress(RedisUnavailable):  # The point stays in memory; the list has a gap.
+            if await self._history.has_turn():
+                count = await self._history.add(_encode(newest))
+                if count == 1 and len(self._ring) > 1:
+                    await self._history.add_older([_encode(each) for each in reversed(list(self._ring)[:-1])])
 
     def _has(self, state: DashboardState) -> bool:
         return bool(self._ring) and state.at_ms // STEP_MS <= self._ring[-1].at_ms // STEP_MS
@@ -61,32 +73,10 @@ class DashboardHistory:
     def _keep(self, points: Sequence[HistoryPoint]) -> None:
         self._ring = deque(downsampled(points, points[-1].at_ms) if points else (), self._ring.maxlen)
 
-    async def _load(self) -> None:
-        """Once: insert the stored points of other gateways before this gateway's own."""
-        if self._loaded:
-            return
-        stored = [each for each in map(read_point, await self._history.read()) if each is not None]
-        first_ms = self._ring[0].at_ms if self._ring else None
-        before = [each for each in stored if first_ms is None or each.at_ms < first_ms]
-        self._keep([*before, *self._ring])
-        self._loaded = True
-
-    async def _write(self, newest: HistoryPoint) -> None:
-        try:
-            if not await self._history.has_turn():
-                return
-            stored = await self._history.add(_encode(newest))
-            if stored == 1 and len(self._ring) > 1:
-                await self._history.add_older([_encode(each) for each in reversed(list(self._ring)[:-1])])
-        except RedisUnavailable:
-            return  # The point stays in memory; the list has a gap.
-
     async def close(self) -> None:
         """Let another gateway write."""
-        try:
+        with suppress(RedisUnavailable):  # The lock expires by itself.
             await self._history.release()
-        except RedisUnavailable:
-            return  # The lock expires by itself.
 
 
 def read_point(packed: bytes) -> HistoryPoint | None:

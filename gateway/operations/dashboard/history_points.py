@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from gateway.operations.dashboard.state import DashboardEvent, DashboardState, PoolState
-from gateway.operations.figures import Highest, Last, Lowest, Mean, merged, view
+from gateway.operations.figures import Highest, Last, Lowest, Mean, Worst, merged, view
 from gateway.operations.health.model import LEVELS
 
 MAX_POOLS = 8
@@ -52,10 +52,6 @@ class PoolHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]
 
 
-def _worst(statuses: Sequence[str]) -> str:
-    return max(statuses, key=lambda status: LEVELS.index(status) if status in LEVELS else 0)
-
-
 def _latest_events(several: Sequence[Sequence[DashboardEvent]]) -> list[DashboardEvent]:
     return list(chain.from_iterable(several))[-COARSE_EVENTS:]
 
@@ -64,7 +60,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """The data of the charts at one time, and the events since the previous point. `pools` is empty if there is one only."""
 
     at_ms: Last[int]
-    status: Annotated[str, _worst]
+    status: Annotated[str, Worst(LEVELS)]
     demand_rps: Mean[float]
     capacity_rps: Mean[float]
     tiers: Annotated[list[TierHistoryPoint], ByName(TierHistoryPoint)]

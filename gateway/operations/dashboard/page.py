@@ -20,46 +20,23 @@ from scheduler.errors import ErrorCode, RequestError
 CSS = "text/css; charset=utf-8"
 ICON = "image/svg+xml"
 SCRIPT = "text/javascript; charset=utf-8"
-ASSETS = {
-    "charts.js": SCRIPT,
-    "customers.js": SCRIPT,
-    "dashboard.css": CSS,
-    "dashboard.js": SCRIPT,
-    "dead_letters.js": SCRIPT,
-    "details.js": SCRIPT,
-    "dialog.js": SCRIPT,
-    "events.js": SCRIPT,
-    "format.js": SCRIPT,
-    "history.js": SCRIPT,
-    "icon.svg": ICON,
-    "login.js": SCRIPT,
-    "status.js": SCRIPT,
-    "tiers.js": SCRIPT,
-    "uplot.css": CSS,
-    "uplot.js": SCRIPT,
-    "workers.js": SCRIPT,
-}
 FILES = files("gateway").joinpath("static", "dashboard")
+ASSETS = {
+    name: kind
+    for name in sorted(path.name for path in FILES.iterdir())
+    for suffix, kind in ((".css", CSS), (".js", SCRIPT), (".svg", ICON))
+    if name.endswith(suffix)
+}
+"""The files of the page -> media type."""
+
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-
-
-def asset_pages() -> dict[str, StaticPage]:
-    """The files of the page, by name."""
-    return {
-        name: StaticPage(FILES.joinpath(name).read_bytes(), kind)
-        for name, kind in ASSETS.items()
-        if FILES.joinpath(name).is_file()
-    }
-
-
-def html_headers() -> Headers:
-    """The headers of the page and of the login page."""
-    return [
-        ("Cache-Control", "no-store"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("Content-Security-Policy", POLICY),
-        ("Referrer-Policy", "no-referrer"),
-    ]
+HTML_HEADERS: Headers = [
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", POLICY),
+    ("Referrer-Policy", "no-referrer"),
+]
+"""The headers of the page and of the login page."""
 
 
 class Session(TypedDict):
@@ -75,7 +52,7 @@ class Dashboard:
         self._session_auth = session_auth
         self._snapshots = snapshots
         self._page, self._login = (FILES.joinpath(name).read_bytes() for name in ("page.html", "login.html"))
-        self._assets = asset_pages()
+        self._assets = {name: StaticPage(FILES.joinpath(name).read_bytes(), kind) for name, kind in ASSETS.items()}
 
     async def page(self, call: RoutedRequest) -> HttpResponse:
         """The page. A browser without a session gets the login page; this is not a failed authentication."""
@@ -120,4 +97,4 @@ class Dashboard:
         return HttpResponse.of(200, Session(lasts_s=lasts_s), headers)
 
     def _html(self, call: RoutedRequest, status: int, body: bytes) -> HttpResponse:
-        return HttpResponse(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)
+        return HttpResponse(status, body, [("x-request-id", call.request_id), *HTML_HEADERS], HTML)

@@ -41,7 +41,7 @@ class DashboardSnapshot(NamedTuple):
 
 
 class DashboardSnapshots:
-    """Takes and publishes snapshots. `clock`: monotonic seconds; `wall`: seconds since the epoch."""
+    """Takes and publishes snapshots."""
 
     def __init__(
         self,
@@ -51,15 +51,11 @@ class DashboardSnapshots:
         gateway_id: str,
         *,
         batches: Callable[[], OpenBatches | None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._collector = collector
         self._batches = batches
         self._catalog = catalog
         self._gateway_id = gateway_id
-        self._clock = clock
-        self._wall = wall
         self._latest: DashboardSnapshot | None = None
         self._configuration: Snapshot | None = None
         self._taking = asyncio.Lock()
@@ -73,7 +69,7 @@ class DashboardSnapshots:
             latest = self._latest
             if (
                 latest is None
-                or self._clock() - latest.at >= INTERVAL_S
+                or time.monotonic() - latest.at >= INTERVAL_S
                 or self._collector.urgent_state() != latest.urgent_state
             ):
                 latest = await self._take(latest)
@@ -81,7 +77,7 @@ class DashboardSnapshots:
 
     def age_s(self, snapshot: DashboardSnapshot) -> float:
         """Seconds since it was taken."""
-        return round(max(0.0, self._clock() - snapshot.at), 3)
+        return round(max(0.0, time.monotonic() - snapshot.at), 3)
 
     async def run(self) -> None:
         """Take, publish and keep snapshots; never returns."""
@@ -91,7 +87,11 @@ class DashboardSnapshots:
                 latest = await self.current()
                 if latest is not published:
                     published = latest
-                    await self._publish(latest)
+                    # Events of snapshots that were taken for a health request are published with the next one.
+                    state = msgspec.structs.replace(latest.state, events=list(self._unpublished))
+                    self._unpublished.clear()
+                    self.subscribers.publish(server_event("state", encode_json(state)))
+                    await self.history.add(state)
             await next_tick(POLL_S)
 
     def opening(self, pool: str = "") -> bytes:
@@ -99,31 +99,16 @@ class DashboardSnapshots:
         events = server_event("history", encode_json([point.of_pool(pool) for point in self.history.all]))
         return events if self._latest is None else events + server_event("state", encode_json(self._latest.state))
 
-    async def _publish(self, latest: DashboardSnapshot) -> None:
-        # Events of snapshots that were taken for a health request are published with the next one.
-        state = msgspec.structs.replace(latest.state, events=list(self._unpublished))
-        self._unpublished.clear()
-        self.subscribers.publish(server_event("state", encode_json(state)))
-        await self.history.add(state)
-
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
-        urgent_state, at = self._collector.urgent_state(), self._clock()
+        urgent_state, at = self._collector.urgent_state(), time.monotonic()
         pools = await self._collector.collect()
         states = {pool: each.state for pool, each in pools.items()}
         whole = merge_pools(states)
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in whole["tiers"]]
-        at_ms = round(self._wall() * 1000)
-        now = state(
-            pools,
-            whole,
-            known,
-            at_ms=at_ms,
-            gateway=self._gateway_id,
-            cordoned=cordoned,
-            batches=self._batches(),
-        )
+        at_ms, batches = round(time.time() * 1000), self._batches()
+        now = state(pools, whole, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned, batches=batches)
         if before is not None:
             self._unpublished += state_changes(before.state, now)
             self._unpublished += config_changes(self._configuration, catalog, at_ms)

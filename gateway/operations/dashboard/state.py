@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from gateway.limits.gpu_time import tier_gpu_time
-from gateway.operations.figures import view
+from gateway.operations.figures import total, view
 from gateway.operations.health.collector import CollectedHealth
 from gateway.operations.health.model import Status
 from gateway.operations.health.pool_state import MeasuredPool, MeasuredTier
-from gateway.operations.merge_rules import total
 from ledger.batches import OpenBatches
 from ledger.catalog.snapshot import Tier
 from scheduler.protocol.pool_view import GatewayStats, WorkerView
@@ -207,13 +206,12 @@ def problems(whole: MeasuredPool) -> list[HealthReason]:
             if reason := check.get("output"):
                 details = (check.get("code", ""), check.get("action", ""), check.get("runbook", ""))
                 found.setdefault(reason, HealthReason(name, reason, *details))
-    return [_problem_of(reason, found) for reason in whole["reasons"]]
-
-
-def _problem_of(reason: str, found: Mapping[str, HealthReason]) -> HealthReason:
-    """With several pools, a reason may be that of a check behind the name of its pool."""
-    known = found.get(reason) or next((each for text, each in found.items() if reason.endswith(f": {text}")), None)
-    return msgspec.structs.replace(known, reason=reason) if known else HealthReason("", reason, "", "", "")
+    reasons: list[HealthReason] = []
+    for reason in whole["reasons"]:
+        # With several pools, a reason may be that of a check behind the name of its pool.
+        known = found.get(reason) or next((each for text, each in found.items() if reason.endswith(f": {text}")), None)
+        reasons.append(msgspec.structs.replace(known or HealthReason("", "", "", "", ""), reason=reason))
+    return reasons
 
 
 def batch_fill(filled_per_second: float, batches_per_second: float) -> float | None:
@@ -278,7 +276,20 @@ def _workers(pool: str, health: CollectedHealth, cordoned: Collection[str]) -> l
     seen = health.inputs.observation
     workers = sorted(seen.workers, key=lambda worker: worker.id) if seen else []
     capacities = capacity_by_worker(health.inputs.capacity_rps, workers)
-    return [_worker(pool, each, capacities.get(each.id, 0.0), cordoned) for each in workers]
+    return [
+        view(
+            WorkerState,
+            worker,
+            pool=pool,
+            age_ms=round(worker.age_ms),
+            rps=round(worker.rps, 1),
+            version=worker.model_version,
+            gpu=None if worker.gpu is None else view(GpuState, worker.gpu),
+            capacity_rps=capacities.get(worker.id, 0.0),
+            cordoned=worker.id in cordoned,
+        )
+        for worker in workers
+    ]
 
 
 def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> dict[str, float]:
@@ -288,17 +299,3 @@ def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> di
     assumed = sum(measured) / len(measured) if measured else 1.0
     total = sum(rate or assumed for rate in rates.values())
     return {each: round(capacity_rps * (rate or assumed) / total, 1) for each, rate in rates.items()}
-
-
-def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collection[str]) -> WorkerState:
-    return view(
-        WorkerState,
-        worker,
-        pool=pool,
-        age_ms=round(worker.age_ms),
-        rps=round(worker.rps, 1),
-        version=worker.model_version,
-        gpu=None if worker.gpu is None else view(GpuState, worker.gpu),
-        capacity_rps=capacity_rps,
-        cordoned=worker.id in cordoned,
-    )

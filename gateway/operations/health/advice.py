@@ -231,9 +231,21 @@ ADVICE: dict[str, ProblemAdvice] = {
 }
 
 
-def runbook_path(name: str) -> str:
-    """The path of a runbook, as `/internal/health` reports it."""
-    return f"docs/runbooks/{name}.md"
+def finding(  # noqa: PLR0917 - the fields of a HealthFinding
+    name: str,
+    kind: str,
+    value: str | float | None,
+    unit: str,
+    reason: str | None,
+    code: str,
+    about: str = "",
+    *,
+    level: Status = "degraded",
+) -> HealthFinding:
+    """The finding of a check: healthy without a reason, else the problem `code`."""
+    if not reason:
+        return HealthFinding(name, kind, "healthy", value, unit)
+    return problem(code, name, kind, level, value, unit, reason, about)
 
 
 def problem(  # noqa: PLR0917 - the fields of a HealthFinding
@@ -257,11 +269,11 @@ def problem(  # noqa: PLR0917 - the fields of a HealthFinding
         reason,
         code=code,
         action=advice.action.replace("{about}", about),
-        runbook=runbook_path(advice.runbook),
+        runbook=f"docs/runbooks/{advice.runbook}.md",
     )
 
 
-def with_impact(finding: HealthFinding) -> HealthFinding:
+def with_impact(found: HealthFinding) -> HealthFinding:
     """The finding with what customers see, if it is down."""
-    impact = ADVICE[finding.code].impact if finding.level == "down" and finding.code else ""
-    return replace(finding, reason=f"{finding.reason} {impact}") if impact and finding.reason else finding
+    impact = ADVICE[found.code].impact if found.level == "down" and found.code else ""
+    return replace(found, reason=f"{found.reason} {impact}") if impact and found.reason else found

@@ -11,7 +11,8 @@ from gateway.circuit_breaker import BreakerState
 from gateway.direct.mode import DirectView
 from gateway.limits.capacity import MEMORY_EASED, is_slow
 from gateway.limits.refusals import failing_customer
-from gateway.operations.health.advice import problem, with_impact
+from gateway.operations.figures import total
+from gateway.operations.health.advice import finding, problem, with_impact
 from gateway.operations.health.gateway_losses import LostGateway
 from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from gateway.operations.health.outcomes import (
@@ -36,7 +37,6 @@ from gateway.operations.health.tiers import (
     shedding,
 )
 from gateway.operations.health.worker_losses import ACTIVE_STATUSES, LostWorker
-from gateway.operations.merge_rules import total
 from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.redis_client.distance import too_far
@@ -121,8 +121,8 @@ def health(inputs: HealthInputs) -> MeasuredPool:
     slotted = [worker for worker in healthy if worker.slots]
     busy = _mean([worker.utilization for worker in healthy])
     return {
-        "status": max((finding.level for finding in found), key=LEVELS.index),
-        "reasons": [finding.reason for finding in found if finding.reason],
+        "status": max((each.level for each in found), key=LEVELS.index),
+        "reasons": [each.reason for each in found if each.reason],
         "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
         "padding_waste": round(_mean([worker.padding_waste for worker in healthy]), 4),
         "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
@@ -140,7 +140,7 @@ def health(inputs: HealthInputs) -> MeasuredPool:
         "audit_lag_ms": inputs.audit_lag_ms,
         "batches_per_second": total([gateway.batches_per_second for gateway in gateways]),
         "filled_per_second": total([gateway.filled_per_second for gateway in gateways]),
-        "checks": {finding.name: [finding.check(inputs.time)] for finding in found},
+        "checks": {each.name: [each.check(inputs.time)] for each in found},
     }
 
 
@@ -150,27 +150,36 @@ def _findings(
     seen = inputs.observation
     workers, gateways = (seen.workers, seen.gateways) if seen else ([], [])
     evidence = CauseInputs(workers, inputs.restarts_last_minute, inputs.total_ms, failing_customer(gateways))
-    findings = [failing_tiers(results, inputs.held, evidence)]
-    findings += [shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs))]
-    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _jobs(inputs), _models(inputs)]
-    findings += [refused_customers(seen), *missed_objectives(results, inputs.held)]
-    findings += [restarted(inputs.restarts)]
-    findings += [scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected)]
-    findings += [lost_gateways(seen, inputs.lost_gateways)]
-    findings += [ended_tasks(inputs.ended_tasks, seen, inputs.gateway_id)]
-    findings += [_subscriber(inputs), _audit(inputs)]
-    findings += [reduced_limits(inputs.factors), amplified_load(list(inputs.factors), seen)]
-    findings += [
+    jobs, no_model = inputs.jobs_problem, "No model is enabled." if inputs.no_model else None
+    if jobs is not None:
+        jobs = f"Jobs and files cannot be stored and get 503: {_clause(jobs, '')}."
+    findings = [
+        failing_tiers(results, inputs.held, evidence),
+        shedding(tiers, inputs.capacity_rps, inputs.losses, _obstacle(inputs)),
+        _gpus(inputs),
+        _redis(inputs),
+        _catalog(inputs),
+        finding("jobs:stored", "datastore", "no" if jobs else "yes", "", jobs, "jobs_not_stored"),
+        finding(
+            "models:enabled", "component", "no" if no_model else "yes", "", no_model, "no_model_enabled", level="down"
+        ),
+        refused_customers(seen),
+        *missed_objectives(results, inputs.held),
+        restarted(inputs.restarts),
+        scheduling(seen, registering=inputs.registering, expected=inputs.schedulers_expected),
+        lost_gateways(seen, inputs.lost_gateways),
+        ended_tasks(inputs.ended_tasks, seen, inputs.gateway_id),
+        *_replies_and_records(inputs),
+        reduced_limits(inputs.factors),
+        amplified_load(list(inputs.factors), seen),
         repaired_keys(seen),
-        _memory(inputs),
-        _eviction(inputs),
-        _distance(inputs),
+        *_redis_state(inputs),
         paused_tiers(inputs.paused, seen),
     ]
     if inputs.tokens_problem:
         findings.append(problem("jwks_stale", "jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:
-        findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
+        findings += _direct(inputs.direct)
     if inputs.leaving:
         reason = f"This gateway is draining; open requests: {inputs.open_requests}."
         findings.append(problem("gateway_stopping", "gateway:leaving", "component", "degraded", "yes", "", reason))
@@ -178,7 +187,7 @@ def _findings(
         findings = [
             replace(f, level="degraded") if f.level == "down" and f.name in _QUEUE_CHECKS else f for f in findings
         ]
-    return [with_impact(finding) for finding in findings]
+    return [with_impact(each) for each in findings]
 
 
 def _mean(values: list[float]) -> float:
@@ -273,35 +282,27 @@ def _obstacle(inputs: HealthInputs) -> Obstacle | None:
     return None
 
 
-def _spool(direct: DirectView) -> HealthFinding:
-    """Without a writable spool there is no direct mode: requests are rejected while Redis is not available."""
-    name, value, reason = "direct:spool", direct.spool_bytes, direct.spool_problem
-    if not reason:
-        return HealthFinding(name, "datastore", "healthy", value, "bytes")
-    return problem("spool_not_writable", name, "datastore", "degraded", value, "bytes", reason)
-
-
-def _endpoints(direct: DirectView) -> HealthFinding:
-    """A worker that cannot be called now would not serve in an outage of Redis either."""
-    unreachable = direct.unreachable
-    if not unreachable:
-        return HealthFinding("direct:endpoints", "component", "healthy", 0, "workers")
-    named = " ".join(f"{each.worker_id}: {each.why}" for each in unreachable[:NAMED_WORKERS])
-    count = len(unreachable)
-    reason = (
+def _direct(direct: DirectView) -> list[HealthFinding]:
+    """Whether requests can be served without Redis: the spool, the workers' endpoints, and the circuit breakers."""
+    # Without a writable spool there is no direct mode: requests are rejected while Redis is not available.
+    spool = finding(
+        "direct:spool", "datastore", direct.spool_bytes, "bytes", direct.spool_problem, "spool_not_writable"
+    )
+    # A worker that cannot be called now would not serve in an outage of Redis either.
+    count = len(direct.unreachable)
+    named = " ".join(f"{each.worker_id}: {each.why}" for each in direct.unreachable[:NAMED_WORKERS])
+    cannot = (
         f"This gateway cannot call {count} of the workers directly, as it must while Redis is not available. {named}"
     )
-    about = shortened([each.worker_id for each in unreachable], NAMED_WORKERS)
-    return problem("worker_unreachable", "direct:endpoints", "component", "degraded", count, "workers", reason, about)
-
-
-def _breakers(direct: DirectView) -> list[HealthFinding]:
-    """An open breaker of Redis is explained by the check of Redis; a worker has no other check."""
-    findings: list[HealthFinding] = []
+    about = shortened([each.worker_id for each in direct.unreachable], NAMED_WORKERS)
+    unreachable = cannot if count else None
+    endpoints = finding("direct:endpoints", "component", count, "workers", unreachable, "worker_unreachable", about)
+    findings = [spool, endpoints]
     for name, state in direct.breakers.items():
         if state == BreakerState.CLOSED:
             findings.append(HealthFinding(f"breaker:{name}", "component", "healthy", state, ""))
             continue
+        # An open breaker of Redis is explained by the check of Redis; a worker has no other check.
         reason = None if name == "redis" else f"Direct calls to {name} fail and will be retried soon."
         about = "Redis" if name == "redis" else name
         findings.append(problem("circuit_open", f"breaker:{name}", "component", "degraded", state, "", reason, about))
@@ -309,41 +310,20 @@ def _breakers(direct: DirectView) -> list[HealthFinding]:
 
 
 def _catalog(inputs: HealthInputs) -> HealthFinding:
-    age_s = round(inputs.catalog_age_s, 1)
-    fault = inputs.catalog_problem
+    name, fault, age_s = "catalog:age", inputs.catalog_problem, round(inputs.catalog_age_s, 1)
     if not inputs.catalog_loaded:
         reason = f"The catalog was never loaded: {_clause(fault, 'PostgreSQL has not responded yet')}."
-        return problem("catalog_not_loaded", "catalog:age", "datastore", "down", None, "s", reason)
+        return problem("catalog_not_loaded", name, "datastore", "down", None, "s", reason)
+    why = _clause(fault, "PostgreSQL is not responding")
     if inputs.catalog_left_s < 0:
-        reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. The catalog was last confirmed {age_s} s ago; keys are no "
-            "longer accepted."
-        )
-        return problem("catalog_expired", "catalog:age", "datastore", "down", age_s, "s", reason)
-    if fault or not inputs.catalog_fresh:
-        code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
-        most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
-        reason = (
-            f"{_clause(fault, 'PostgreSQL is not responding')}. Requests are served{most} with the catalog confirmed "
-            f"{age_s} s ago; changes are not applied."
-        )
-        return problem(code, "catalog:age", "datastore", "degraded", age_s, "s", reason)
-    return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")
-
-
-def _jobs(inputs: HealthInputs) -> HealthFinding:
-    """Requests are served without PostgreSQL, jobs are not."""
-    if inputs.jobs_problem is None:
-        return HealthFinding("jobs:stored", "datastore", "healthy", "yes", "")
-    reason = f"Jobs and files cannot be stored and get 503: {_clause(inputs.jobs_problem, '')}."
-    return problem("jobs_not_stored", "jobs:stored", "datastore", "degraded", "no", "", reason)
-
-
-def _models(inputs: HealthInputs) -> HealthFinding:
-    """Without an enabled model, no request can be served."""
-    if not inputs.no_model:
-        return HealthFinding("models:enabled", "component", "healthy", "yes", "")
-    return problem("no_model_enabled", "models:enabled", "component", "down", "no", "", "No model is enabled.")
+        reason = f"{why}. The catalog was last confirmed {age_s} s ago; keys are no longer accepted."
+        return problem("catalog_expired", name, "datastore", "down", age_s, "s", reason)
+    if not fault and inputs.catalog_fresh:
+        return HealthFinding(name, "datastore", "healthy", age_s, "s")
+    code = "catalog_invalid" if inputs.bad_row else "catalog_stale"
+    most = "" if inputs.bad_row else f" for at most {max(0.0, inputs.catalog_left_s):.0f} s more"
+    reason = f"{why}. Requests are served{most} with the catalog confirmed {age_s} s ago; changes are not applied."
+    return problem(code, name, "datastore", "degraded", age_s, "s", reason)
 
 
 def _clause(fault: str | None, default: str) -> str:
@@ -351,47 +331,33 @@ def _clause(fault: str | None, default: str) -> str:
     return (fault or default).rstrip(".")
 
 
-def _subscriber(inputs: HealthInputs) -> HealthFinding:
-    if inputs.subscribed:
-        return HealthFinding("responses:subscribed", "component", "healthy", "yes", "")
-    reason = "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
-    return problem("responses_not_subscribed", "responses:subscribed", "component", "degraded", "no", "", reason)
-
-
-def _audit(inputs: HealthInputs) -> HealthFinding:
+def _replies_and_records(inputs: HealthInputs) -> list[HealthFinding]:
+    """The subscription to responses, and the lag of the audit."""
+    unsubscribed = "This gateway is not subscribed to its replies in Redis; responses are late, because it polls the stored results."
+    reason = None if inputs.subscribed else unsubscribed
+    subscribed = "yes" if inputs.subscribed else "no"
+    responses = finding("responses:subscribed", "component", subscribed, "", reason, "responses_not_subscribed")
     lag_ms = inputs.audit_lag_ms
-    if lag_ms is not None and lag_ms <= STALE_AUDIT_MS:
-        return HealthFinding("audit:lag", "datastore", "healthy", lag_ms, "ms")
-    if lag_ms is None:
-        reason = "The audit lag is not known."
-        return problem("audit_lag_unknown", "audit:lag", "datastore", "degraded", None, "ms", reason)
-    reason = f"The audit lag is {lag_ms / 1000:.1f} s: records wait in Redis for PostgreSQL."
-    return problem("audit_lag", "audit:lag", "datastore", "degraded", lag_ms, "ms", reason)
+    late = "The audit lag is not known." if lag_ms is None else None
+    if lag_ms is not None and lag_ms > STALE_AUDIT_MS:
+        late = f"The audit lag is {lag_ms / 1000:.1f} s: records wait in Redis for PostgreSQL."
+    code = "audit_lag_unknown" if lag_ms is None else "audit_lag"
+    return [responses, finding("audit:lag", "datastore", lag_ms, "ms", late, code)]
 
 
-def _memory(inputs: HealthInputs) -> HealthFinding:
-    share = round(inputs.memory_share, 4)
-    if not inputs.short_of_memory:
-        return HealthFinding("redis:memory", "datastore", "healthy", share, "ratio")
-    reason = (
+def _redis_state(inputs: HealthInputs) -> list[HealthFinding]:
+    """The memory, the eviction policy and the distance of Redis."""
+    share, policy, took_s = round(inputs.memory_share, 4), inputs.eviction_policy, inputs.round_trip_s
+    full = (
         f"Redis uses {share:.0%} of its memory limit: new requests are rejected with 429 until it uses less than "
         f"{MEMORY_EASED:.0%}."
     )
-    return problem("redis_full", "redis:memory", "datastore", "degraded", share, "ratio", reason)
-
-
-def _distance(inputs: HealthInputs) -> HealthFinding:
-    name, took_s = "redis:round_trip", inputs.round_trip_s
+    # Roles do not start with such a Redis, but the policy can be changed while they run.
+    evicts = f"Redis has maxmemory-policy {policy}, which can evict queued requests."
+    may_evict = policy not in ("", "noeviction")
     took_ms = None if took_s is None else round(1000 * took_s, 1)
-    if reason := too_far(took_s):
-        return problem("redis_far", name, "datastore", "degraded", took_ms, "ms", reason)
-    return HealthFinding(name, "datastore", "healthy", took_ms, "ms")
-
-
-def _eviction(inputs: HealthInputs) -> HealthFinding:
-    """Roles do not start with such a Redis, but the policy can be changed while they run."""
-    policy = inputs.eviction_policy
-    if policy in ("", "noeviction"):
-        return HealthFinding("redis:eviction", "datastore", "healthy", policy, "")
-    reason = f"Redis has maxmemory-policy {policy}, which can evict queued requests."
-    return problem("redis_evicts", "redis:eviction", "datastore", "degraded", policy, "", reason)
+    return [
+        finding("redis:memory", "datastore", share, "ratio", full if inputs.short_of_memory else None, "redis_full"),
+        finding("redis:eviction", "datastore", policy, "", evicts if may_evict else None, "redis_evicts"),
+        finding("redis:round_trip", "datastore", took_ms, "ms", too_far(took_s), "redis_far"),
+    ]

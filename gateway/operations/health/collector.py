@@ -1,7 +1,7 @@
 """Collects the inputs of the health checks for every pool."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import NamedTuple
@@ -42,21 +42,13 @@ class PoolMemory(NamedTuple):
 
 
 class HealthCollector:
-    """Runs the health checks of every pool. `wall`: seconds since the epoch."""
+    """Runs the health checks of every pool."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        pools: Pools,
-        drain_state: DrainState,
-        authenticator: Authenticator,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, catalog: Catalog, pools: Pools, drain_state: DrainState, authenticator: Authenticator) -> None:
         self._catalog = catalog
         self._pools = pools
         self._drain_state = drain_state
         self._authenticator = authenticator
-        self._wall = wall
         self._memories: dict[str, PoolMemory] = {}
         self._most_left_s = -inf
 
@@ -71,19 +63,28 @@ class HealthCollector:
     def urgent_state(self) -> object:
         """State whose changes are published at once; equal as long as nothing changed."""
         catalog = self._catalog
-        return (
-            [
+        pools: list[object] = []
+        for parts in self._pools.named:
+            seen = parts.heartbeat.observation
+            workers: object = None
+            roles: object = None
+            if seen is not None:
+                workers = {(worker.id, worker.model_pid) for worker in seen.workers if worker.healthy}
+                level = scheduling_level(seen, expected=parts.config.schedulers_expected)
+                roles = (level, silent_gateways(seen.gateway_ages_ms))
+            pools.append(
                 (
                     parts.config.place,
                     parts.heartbeat.redis_problem is None,
-                    _healthy(parts),
-                    _roles(parts),
+                    workers,
+                    roles,
                     parts.direct.active,
                     parts.subscriber.subscribed.is_set(),
                     self._jobs_problem(parts) is None,
                 )
-                for parts in self._pools.named
-            ],
+            )
+        return (
+            pools,
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
             (
                 catalog.snapshot is not None,
@@ -131,21 +132,18 @@ class HealthCollector:
 
         The catalog shows only whether the server at its own URL is away: jobs may go through a pooler.
         """
-        jobs, away = parts.config.jobs, self._away()
+        jobs, catalog = parts.config.jobs, self._catalog
+        self._most_left_s = max(self._most_left_s, catalog.left_s)
         if jobs is None:
             return None
         problem = parts.jobs.problem
         if problem != UNTRIED:
             return problem
-        return away if jobs.session_url in ("", jobs.database_url) else None
-
-    def _away(self) -> str | None:
-        """Why PostgreSQL does not answer the catalog; None if it does, or for a short time only."""
-        catalog = self._catalog
-        self._most_left_s = max(self._most_left_s, catalog.left_s)
+        if catalog.snapshot is None or jobs.session_url not in ("", jobs.database_url):
+            return None
         # The age grows with an invalid row, too. The time that is left for known keys is full again after each answer.
         silent_s = self._most_left_s - catalog.left_s if catalog.bad_row else catalog.age_s()
-        return catalog.problem if catalog.snapshot is not None and silent_s > AWAY_S else None
+        return catalog.problem if silent_s > AWAY_S else None
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
@@ -191,7 +189,7 @@ class HealthCollector:
             schedulers_expected=parts.config.schedulers_expected,
             gateway_id=parts.config.gateway_id,
             ended_tasks=parts.ended_tasks,
-            time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
+            time=datetime.now(tz=UTC).isoformat(timespec="milliseconds"),
         )
 
 
@@ -206,25 +204,8 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
     return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
 
 
-def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
-    """Ids of healthy workers, with the ids of their model processes."""
-    seen = parts.heartbeat.observation
-    return (
-        frozenset((worker.id, worker.model_pid) for worker in seen.workers if worker.healthy) if seen else frozenset()
-    )
-
-
 def _workers_elsewhere(parts: PoolParts) -> frozenset[str]:
     """The healthy workers of the pool that serve other cells."""
     seen, whole = parts.heartbeat.observation, parts.heartbeat.whole
     here = {worker.id for worker in seen.workers if worker.healthy} if seen else set[str]()
     return frozenset(worker.id for worker in whole.workers if worker.healthy) - here if whole else frozenset()
-
-
-def _roles(parts: PoolParts) -> object:
-    """Level of the scheduler check, and silent gateways."""
-    seen = parts.heartbeat.observation
-    if seen is None:
-        return None
-    level = scheduling_level(seen, expected=parts.config.schedulers_expected)
-    return level, silent_gateways(seen.gateway_ages_ms)

@@ -42,19 +42,17 @@ class GatewayLosses:
         for name in silent:
             self._lost.setdefault(name, LostGateway(name, now_ms - round(ages_ms[name])))
         for each in sorted(self._lost.values(), key=lambda lost: lost.at_ms):
-            # A silent gateway that is still listed is reported even if its replacement has started.
-            if each.gateway not in silent and self._is_resolved(each, now_ms):
+            if each.gateway in silent:  # It is still listed, and reported even if its replacement has started.
+                continue
+            resolved = each.gateway in self._first_seen or now_ms - each.at_ms > GATEWAY_LOSS_KEEP_MS
+            if not resolved:
+                started = (name for name, at_ms in self._first_seen.items() if at_ms >= each.at_ms)
+                replacement = next((name for name in started if name not in self._replacements), None)
+                if replacement is not None:
+                    self._replacements.add(replacement)
+                    resolved = True
+            if resolved:
                 del self._lost[each.gateway]
-
-    def _is_resolved(self, lost: LostGateway, now_ms: int) -> bool:
-        """Whether it has returned, was lost too long ago, or was replaced; then marks the replacement."""
-        if lost.gateway in self._first_seen or now_ms - lost.at_ms > GATEWAY_LOSS_KEEP_MS:
-            return True
-        started = (name for name, at_ms in self._first_seen.items() if at_ms >= lost.at_ms)
-        replacement = next((name for name in started if name not in self._replacements), None)
-        if replacement is not None:
-            self._replacements.add(replacement)
-        return replacement is not None
 
     @property
     def all(self) -> tuple[LostGateway, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.limits.capacity import is_slow
 from gateway.limits.refusals import refusals_of
-from gateway.operations.health.advice import problem
+from gateway.operations.health.advice import finding
 from gateway.operations.health.model import LEVELS, HealthFinding, Status, shortened
 from scheduler.protocol.pool_view import Observation, TierOutcomes, WorkerView
 
@@ -119,12 +119,6 @@ def _nearly_all(failed: int, ended: int) -> bool:
     return failed >= MIN_REQUESTS and failed >= DOWN_RATIO * ended
 
 
-def burns(result: TierResult, threshold: float) -> bool:
-    """Whether the error budget is used faster than `threshold`, over 5 min and 1 h."""
-    rates = (result.burn_rate_5m or 0.0, result.burn_rate_1h or 0.0)
-    return min(rates) >= threshold and result.outcomes.budget_1h[1] >= MIN_BAD
-
-
 def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     """The present levels: of each tier, of ALL tiers together, and `degraded` for each missed objective."""
     levels: dict[str, Status] = {name: outcome_level(each.outcomes) for name, each in results.items()}
@@ -132,8 +126,9 @@ def levels_now(results: Mapping[str, TierResult]) -> dict[str, Status]:
     for name, each in results.items():
         if each.objective.ms is not None and each.outcomes.completed_10s >= MIN_REQUESTS:
             levels[f"p95:{name}"] = "degraded" if each.p95_ms / BUCKET > each.objective.ms else "healthy"
+        rate = min(each.burn_rate_5m or 0.0, each.burn_rate_1h or 0.0)
         for kind, threshold in (("fast", FAST_BURN), ("burn", BURN)):
-            if burns(each, threshold):
+            if rate >= threshold and each.outcomes.budget_1h[1] >= MIN_BAD:
                 levels[f"{kind}:{name}"] = "degraded"
     return levels
 
@@ -183,22 +178,22 @@ def failing_tiers(
     failing = failing or [tier for tier, each in results.items() if each.outcomes.codes_60s]
     outcomes = total([results[tier].outcomes for tier in failing])
     codes = outcomes.codes_60s
-    shares = ", ".join(_share(tier, results[tier], codes) for tier in failing) or "Requests fail"
+    verb = "time out" if 2 * sum(codes.get(code, 0) for code in _TIMEOUTS) >= sum(codes.values()) else "fail"
+    shares: list[str] = []
+    for tier in failing:
+        ratio, minute = results[tier].error_ratio_10s, ""
+        if ratio < DEGRADED_RATIO:
+            ratio, minute = results[tier].error_ratio_60s, " of the last minute"
+        shares.append(f"{tier}: {ratio:.0%} of requests{minute} {verb}")
+    requests = ", ".join(shares) or "Requests fail"
     if evidence.customer:
         clause = f"nearly all are of customer {evidence.customer}, whose inputs may be the cause: others are answered"
         cause = Cause("requests_of_one_customer_fail", clause, evidence.customer)
     else:
         cause = failure_cause(outcomes, failing, evidence)
     level: Status = "down" if held.get(ALL) == "down" else "degraded"
-    return problem(cause.code, name, "component", level, worst, "ratio", f"{shares}; {cause.clause}.", cause.about)
-
-
-def _share(tier: str, result: TierResult, codes: Mapping[str, int]) -> str:
-    timeouts = sum(codes.get(code, 0) for code in _TIMEOUTS)
-    verb = "time out" if 2 * timeouts >= sum(codes.values()) else "fail"
-    if result.error_ratio_10s >= DEGRADED_RATIO:
-        return f"{tier}: {result.error_ratio_10s:.0%} of requests {verb}"
-    return f"{tier}: {result.error_ratio_60s:.0%} of requests of the last minute {verb}"
+    reason = f"{requests}; {cause.clause}."
+    return finding(name, "component", worst, "ratio", reason, cause.code, cause.about, level=level)
 
 
 def failure_cause(outcomes: TierOutcomes, tiers: Sequence[str], evidence: CauseInputs) -> Cause:
@@ -212,8 +207,13 @@ def failure_cause(outcomes: TierOutcomes, tiers: Sequence[str], evidence: CauseI
     # process is then replaced; lost in another way, it would fail requests with other codes.
     killed = evidence.restarts > 0 and not outcomes.completed_60s and "worker_lost" not in codes
     hung = killed or 10 * (codes.get("gpu_timeout", 0) + codes.get("model_too_slow", 0)) >= failed
-    if 2 * timeouts >= failed > 0 and hung:
-        return Cause("requests_time_out", _hung_batches(workers), "")
+    if 2 * timeouts >= failed > 0 and hung:  # On workers that do not report themselves as slow.
+        backends = {worker.backend for worker in workers}
+        named = f"batches of `{backends.pop()}`" if len(backends) == 1 else "batches"
+        limit = max((worker.timeout_ms for worker in workers), default=0.0)
+        value = f" = {limit:,.0f}" if limit > 0 else ""
+        clause = f"{named} do not finish within their time limit, TIERLANE_GPU_TIMEOUT_MS{value}"
+        return Cause("requests_time_out", clause, "")
     worst = max(codes, key=lambda code: codes[code], default="internal_error")
     if worst == "deadline_exceeded":
         clause = f"queue and model together take longer than TIERLANE_TOTAL_REQUEST_MS = {evidence.total_ms:,}"
@@ -223,15 +223,6 @@ def failure_cause(outcomes: TierOutcomes, tiers: Sequence[str], evidence: CauseI
     if worst == "worker_lost":
         return Cause("requests_lose_workers", "workers are lost while they run them", "")
     return Cause("requests_fail", f"most with the error {worst}", worst)
-
-
-def _hung_batches(workers: Sequence[WorkerView]) -> str:
-    """The clause about batches that reach their time limit on workers that do not report themselves as slow."""
-    backends = {worker.backend for worker in workers}
-    named = f"batches of `{backends.pop()}`" if len(backends) == 1 else "batches"
-    limit = max((worker.timeout_ms for worker in workers), default=0.0)
-    value = f" = {limit:,.0f}" if limit > 0 else ""
-    return f"{named} do not finish within their time limit, TIERLANE_GPU_TIMEOUT_MS{value}"
 
 
 def slow_batches(worker: WorkerView) -> str:
@@ -245,12 +236,9 @@ def slow_batches(worker: WorkerView) -> str:
 def refused_customers(seen: Observation | None) -> HealthFinding:
     """Whether the model refuses all requests of several customers: the cause is then not their clients."""
     found = refusals_of(seen.gateways if seen else [])
-    if not found.by_model:
-        return HealthFinding("tiers:refusals", "component", "healthy", found.refused, "customers")
-    clause = f"The model refuses all requests of {found.refused} of {found.refused + found.served} customers with 400"
-    return problem(
-        "model_refuses", "tiers:refusals", "component", "degraded", found.refused, "customers", f"{clause}.", ""
-    )
+    customers = f"{found.refused} of {found.refused + found.served} customers"
+    reason = f"The model refuses all requests of {customers} with 400." if found.by_model else None
+    return finding("tiers:refusals", "component", found.refused, "customers", reason, "model_refuses")
 
 
 def missed_objectives(results: Mapping[str, TierResult], held: Mapping[str, Status]) -> list[HealthFinding]:
@@ -263,20 +251,9 @@ def missed_objectives(results: Mapping[str, TierResult], held: Mapping[str, Stat
         named = ", ".join(
             f"{name} {each.p95_ms:,.0f} ms, objective {each.objective.ms:,} ms" for name, each in late.items()
         )
-        findings.append(
-            problem(
-                "latency_over_objective",
-                "tiers:p95",
-                "component",
-                "degraded",
-                worst,
-                "ms",
-                f"p95 is over the objective: {named}.",
-                ", ".join(late),
-            )
-            if late
-            else HealthFinding("tiers:p95", "component", "healthy", worst, "ms")
-        )
+        reason = f"p95 is over the objective: {named}." if late else None
+        code = "latency_over_objective"
+        findings.append(finding("tiers:p95", "component", worst, "ms", reason, code, ", ".join(late)))
     budgeted = {name: each for name, each in results.items() if each.objective.success is not None}
     if budgeted:
         fast = any(f"fast:{name}" in held for name in budgeted)
@@ -286,18 +263,7 @@ def missed_objectives(results: Mapping[str, TierResult], held: Mapping[str, Stat
             f"{name} {each.burn_rate_5m:.1f} times too fast over 5 min and {each.burn_rate_1h:.1f} over 1 h"
             for name, each in burning.items()
         )
-        findings.append(
-            problem(
-                "budget_burns_fast" if fast else "budget_burns",
-                "tiers:burn_rate",
-                "component",
-                "degraded",
-                worst,
-                "",
-                f"The error budget is used: {named}.",
-                ", ".join(burning),
-            )
-            if burning
-            else HealthFinding("tiers:burn_rate", "component", "healthy", worst, "")
-        )
+        reason = f"The error budget is used: {named}." if burning else None
+        code = "budget_burns_fast" if fast else "budget_burns"
+        findings.append(finding("tiers:burn_rate", "component", worst, "", reason, code, ", ".join(burning)))
     return findings

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, TypedDict
 
-from gateway.operations.figures import First, Highest, Lowest, Total, Value, merged, view
+from gateway.operations.figures import First, Highest, Lowest, Total, Value, WeightedMean, Worst, highest, merged, view
 from gateway.operations.health.model import LEVELS, Check, Status
-from gateway.operations.merge_rules import WeightedMean, highest
 from ratelimit.capacity import CapacityEvidence
 from scheduler.redis_client.keys import DEFAULT_CELL
 
@@ -80,14 +79,6 @@ def _tiers(several: Sequence[Mapping[str, MeasuredTier]]) -> dict[str, MeasuredT
     return {name: merged(MeasuredTier, [each[name] for each in several if name in each]) for name in names}
 
 
-def _worst(several: Sequence[Status]) -> Status:
-    return max(several, key=LEVELS.index)
-
-
-def _weakest_evidence(several: Sequence[CapacityEvidence]) -> CapacityEvidence:
-    return max(several, key=list(CapacityEvidence).index)
-
-
 def _joined(several: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(each for each in several if each))
 
@@ -106,7 +97,7 @@ class ServingFigures(TypedDict):
     healthy_gpus: Total[int]
     total_gpus: Total[int]
     capacity_rps: Total[float]
-    capacity_evidence: Annotated[CapacityEvidence, _weakest_evidence]
+    capacity_evidence: Annotated[CapacityEvidence, Worst(tuple(CapacityEvidence))]
     capacity_confidence: Lowest[float]
     slots: Total[int]
     running: Total[int]
@@ -129,7 +120,7 @@ class StorageFigures(TypedDict):
 class MeasuredPool(ServingFigures, StorageFigures):
     """The state of a pool, or of several, of which health, the dashboard and its history are views. Batches as in GatewayStats."""
 
-    status: Annotated[Status, _worst]
+    status: Annotated[Status, Worst(LEVELS)]
     reasons: list[str]
     checks: dict[str, list[Check]]
     tiers: Annotated[dict[str, MeasuredTier], _tiers]
@@ -195,7 +186,17 @@ def merge_pools(pools: Mapping[str, MeasuredPool]) -> MeasuredPool:
     states = list(pools.values())
     if len(states) == 1:
         return states[0]
-    whole = merged(MeasuredPool, states, reasons=_reasons(pools), checks=_checks(pools))
+    # A reason that all pools share appears once; other reasons are prefixed with their pool.
+    every = [reason for state in states for reason in state["reasons"]]
+    reasons = list(dict.fromkeys(reason for reason in every if every.count(reason) == len(pools)))
+    common = frozenset(reasons)
+    own = next(iter(pools))
+    checks = dict(pools[own]["checks"])
+    for pool, state in pools.items():
+        reasons += [f"Pool {pool}: {reason}" for reason in state["reasons"] if reason not in common]
+        if pool != own:
+            checks |= {f"{pool}/{name}": check for name, check in state["checks"].items()}
+    whole = merged(MeasuredPool, states, reasons=reasons, checks=checks)
     if any(state["status"] != "down" for state in states) and whole["status"] == "down":
         whole["status"] = "degraded"
     return whole
@@ -213,41 +214,20 @@ def health_document(
     }
     if len(pools) == 1:
         return document
+    cells: dict[str, list[MeasuredPool]] = {}
+    if any("@" in place for place in pools):
+        for place, state in pools.items():
+            cells.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(state)
     several: HealthOfPools = {
         **document,
         "pools": {pool: {"status": state["status"], **_figures(state)} for pool, state in pools.items()},
-        "cells": _cells(pools, draining) if any("@" in place for place in pools) else {},
+        "cells": {
+            cell: view(CellHealth, merged(MeasuredPool, states), state="draining" if cell in draining else "open")
+            for cell, states in cells.items()
+        },
     }
     return several
 
 
 def _figures(state: MeasuredPool) -> HealthFigures:
     return view(HealthFigures, state, tiers={name: view(TierHealth, tier) for name, tier in state["tiers"].items()})
-
-
-def _cells(pools: Mapping[str, MeasuredPool], draining: Collection[str]) -> dict[str, CellHealth]:
-    places: dict[str, list[MeasuredPool]] = {}
-    for place, state in pools.items():
-        places.setdefault(place.partition("@")[2] or DEFAULT_CELL, []).append(state)
-    return {
-        cell: view(CellHealth, merged(MeasuredPool, states), state="draining" if cell in draining else "open")
-        for cell, states in places.items()
-    }
-
-
-def _reasons(pools: Mapping[str, MeasuredPool]) -> list[str]:
-    """A reason that all pools share appears once; other reasons are prefixed with their pool."""
-    reasons = [reason for state in pools.values() for reason in state["reasons"]]
-    common = list(dict.fromkeys(reason for reason in reasons if reasons.count(reason) == len(pools)))
-    return common + [
-        f"Pool {pool}: {reason}" for pool, state in pools.items() for reason in state["reasons"] if reason not in common
-    ]
-
-
-def _checks(pools: Mapping[str, MeasuredPool]) -> dict[str, list[Check]]:
-    """Checks by name; for pools other than the gateway's own, prefixed with the pool."""
-    own, *others = pools
-    checks = dict(pools[own]["checks"])
-    for pool in others:
-        checks |= {f"{pool}/{name}": check for name, check in pools[pool]["checks"].items()}
-    return checks

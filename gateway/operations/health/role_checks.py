@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.operations.health.advice import problem
+from gateway.operations.health.advice import finding, problem
 from gateway.operations.health.gateway_losses import LostGateway
 from gateway.operations.health.model import HealthFinding, Status, process_name, shortened, time_of_day
 from gateway.operations.health.restarts import Restart
@@ -22,17 +22,14 @@ MOST_RESTARTS_NAMED = 5
 
 def restarted(latest: Sequence[Restart]) -> HealthFinding:
     """Whether a model process was replaced recently."""
-    if not latest:
-        return HealthFinding("models:restarted", "component", "healthy", 0, "workers")
+    reason = None
     if len(latest) == 1:
         reason = f"{latest[0].worker}'s model process restarted at {time_of_day(latest[0].at_ms)}."
-    else:
+    elif latest:
         named = shortened([f"{each.worker} (at {time_of_day(each.at_ms)})" for each in latest], MOST_RESTARTS_NAMED)
         reason = f"{len(latest)} model processes restarted: {named}."
     about = shortened([each.worker for each in latest], MOST_RESTARTS_NAMED)
-    return problem(
-        "model_restarted", "models:restarted", "component", "degraded", len(latest), "workers", reason, about
-    )
+    return finding("models:restarted", "component", len(latest), "workers", reason, "model_restarted", about)
 
 
 def scheduling(seen: Observation | None, *, registering: bool = False, expected: bool = True) -> HealthFinding:
@@ -78,18 +75,15 @@ def _gateways_schedule(seen: Observation) -> bool:
 
 def lost_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> HealthFinding:
     """Whether all known gateways send heartbeats."""
-    missing = {each.gateway for each in lost}
-    alive = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
-    if not lost:
-        return HealthFinding("gateways:beating", "component", "healthy", alive, "gateways")
     names = {each.gateway: process_name(each.gateway) for each in lost}
+    alive = len([each for each in seen.gateways if each.gateway_id not in names]) if seen else 0
     named = shortened(
         [f"{names[each.gateway]} (last heartbeat at {time_of_day(each.at_ms)})" for each in lost], MOST_ROLES_NAMED
     )
     verb = "gateway is" if len(lost) == 1 else "gateways are"
-    reason = f"{len(lost)} {verb} lost: {named}; {alive} alive."
+    reason = f"{len(lost)} {verb} lost: {named}; {alive} alive." if lost else None
     about = shortened(list(names.values()), MOST_ROLES_NAMED)
-    return problem("gateway_lost", "gateways:beating", "component", "degraded", alive, "gateways", reason, about)
+    return finding("gateways:beating", "component", alive, "gateways", reason, "gateway_lost", about)
 
 
 def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> HealthFinding:
@@ -103,18 +97,13 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
             for sentence in other.ended_tasks
         ]
         reports += [notice for notice in seen.notices if not notice.startswith(REPAIRED)]
-    if not reports:
-        return HealthFinding("tasks:ended", "component", "healthy", 0, "tasks")
-    subject = "A background task" if len(reports) == 1 else f"{len(reports)} background tasks"
-    verb = "was" if len(reports) == 1 else "were"
+    subject, verb = ("A background task", "was") if len(reports) == 1 else (f"{len(reports)} background tasks", "were")
     reason = f"{subject} ended unexpectedly and {verb} restarted: {'; '.join(reports[:MOST_ROLES_NAMED])}."
-    return problem("task_ended", "tasks:ended", "component", "degraded", len(reports), "tasks", reason)
+    return finding("tasks:ended", "component", len(reports), "tasks", reason if reports else None, "task_ended")
 
 
 def repaired_keys(seen: Observation | None) -> HealthFinding:
     """Whether schedulers had to repair an index in Redis."""
     repairs = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
-    if not repairs:
-        return HealthFinding("redis:repaired", "datastore", "healthy", 0, "keys")
-    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}. Another client writes to this Redis."
-    return problem("redis_key_repaired", "redis:repaired", "datastore", "degraded", len(repairs), "keys", reason)
+    reason = f"{'; '.join(repairs[:MOST_ROLES_NAMED])}. Another client writes to this Redis." if repairs else None
+    return finding("redis:repaired", "datastore", len(repairs), "keys", reason, "redis_key_repaired")

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.limits.gpu_time import tier_gpu_time
-from gateway.operations.health.advice import problem
+from gateway.operations.figures import total
+from gateway.operations.health.advice import finding
 from gateway.operations.health.model import HealthFinding
 from gateway.operations.health.outcomes import TierResult
 from gateway.operations.health.pool_state import TOP_CUSTOMERS, MeasuredTier, TopCustomer
 from gateway.operations.health.worker_losses import LostWorker
-from gateway.operations.merge_rules import total
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 FULL_LIMITS = 0.995  # Percentages are rounded: limits must not be reported as reduced to 100 %.
@@ -67,34 +67,33 @@ def measured_tier(name: str, part: float, seen: Observation | None, result: Tier
 def reduced_limits(factors: Mapping[str, float]) -> HealthFinding:
     """Whether every tier has its base limits."""
     reduced = {name: part for name, part in factors.items() if part < FULL_LIMITS}
-    if not reduced:
-        return HealthFinding("limits:lowest", "component", "healthy", 1.0, "ratio")
     named = ", ".join(f"{name} to {part:.0%}" for name, part in reduced.items())
-    lowest = round(min(reduced.values()), 4)
-    reason = f"Limits are reduced: {named}."
-    return problem("limits_reduced", "limits:lowest", "component", "degraded", lowest, "ratio", reason)
+    lowest = round(min(reduced.values(), default=1.0), 4)
+    reason = f"Limits are reduced: {named}." if reduced else None
+    return finding("limits:lowest", "component", lowest, "ratio", reason, "limits_reduced")
 
 
 def paused_tiers(names: Collection[str], seen: Observation | None) -> HealthFinding:
     """Whether an operator has paused tiers, and how many requests are queued in them."""
-    if not names:
-        return HealthFinding("tiers:paused", "component", "healthy", 0, "tiers")
     depths = {name: seen.tiers[name].depth for name in names if seen and name in seen.tiers}
     named = ", ".join(f"{name} ({depths[name]:,} queued)" if name in depths else name for name in sorted(names))
-    reason = f"No batches are formed for paused tiers: {named}."
+    reason = f"No batches are formed for paused tiers: {named}." if names else None
     about = ", ".join(sorted(names))
-    return problem("tier_paused", "tiers:paused", "component", "degraded", len(names), "tiers", reason, about)
+    return finding("tiers:paused", "component", len(names), "tiers", reason, "tier_paused", about)
 
 
 def amplified_load(names: Sequence[str], seen: Observation | None) -> HealthFinding:
     """Whether retries of clients multiply the load of a tier."""
-    stats = {name: _stats(name, seen) for name in names}
-    highest = round(max((_amplification(each) for each in stats.values()), default=1.0), 4)
-    named = [f"{name} by {_amplification(each):.1f}" for name, each in stats.items() if _is_amplified(each)]
-    if not named:
-        return HealthFinding("retries:amplification", "component", "healthy", highest, "ratio")
-    reason = f"Client retries multiply the load: {', '.join(named)}."
-    return problem("client_retries", "retries:amplification", "component", "degraded", highest, "ratio", reason)
+    highest = 1.0
+    named: list[str] = []
+    for name in names:
+        stats = _stats(name, seen)
+        amplification, retries_rps = _amplification(stats), sum(each.retries_rps for each in stats)
+        highest = max(highest, amplification)
+        if retries_rps >= MIN_RETRIES_RPS and amplification > AMPLIFIED:
+            named.append(f"{name} by {amplification:.1f}")
+    reason = f"Client retries multiply the load: {', '.join(named)}." if named else None
+    return finding("retries:amplification", "component", round(highest, 4), "ratio", reason, "client_retries")
 
 
 def _stats(name: str, seen: Observation | None) -> list[TierStats]:
@@ -108,11 +107,6 @@ def _amplification(stats: Sequence[TierStats]) -> float:
     if arrived <= 0:
         return 1.0
     return max(1.0, arrived / max(first, arrived / MAX_AMPLIFICATION))
-
-
-def _is_amplified(stats: Sequence[TierStats]) -> bool:
-    retries_rps = sum(each.retries_rps for each in stats)
-    return retries_rps >= MIN_RETRIES_RPS and _amplification(stats) > AMPLIFIED
 
 
 class Obstacle(NamedTuple):
@@ -132,8 +126,13 @@ def shedding(
 
     `obstacle`: a cause that affects all requests; without it, the cause is the capacity or the queue length.
     """
-    shares = {name: _share(tier) for name, tier in tiers.items() if tier["shed_per_second"] >= MIN_SHED_RPS}
-    shed = {name: share for name, share in shares.items() if share >= MIN_SHED_SHARE}
+    shed: dict[str, float] = {}
+    for name, tier in tiers.items():
+        shed_rps = tier["shed_per_second"]
+        # A request may be rejected in a later heartbeat interval than the one it arrived in.
+        share = shed_rps / max(tier["in_rps"], shed_rps, MIN_SHED_RPS)
+        if shed_rps >= MIN_SHED_RPS and share >= MIN_SHED_SHARE:
+            shed[name] = share
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
@@ -145,22 +144,12 @@ def shedding(
     else:
         within = f"{demand_rps:.0f}/s demand is within {capacity_rps:.0f}/s capacity"
         code, cause = "queues_too_long", f"queues are too long, although {within}"
+    since = ""
+    if losses:  # Of the workers that were not replaced: with the first loss the shortage began.
+        at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
+        verb = "was" if len(losses) == 1 else "were"
+        more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+        since = f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
     named = ", ".join(f"{share:.0%} of {name} requests" for name, share in shed.items())
-    reason = f"Rejecting {named}: {cause}{_since(losses)}."
-    return problem(code, "capacity:shed", "component", "degraded", worst, "ratio", reason, about)
-
-
-def _share(tier: MeasuredTier) -> float:
-    """0..1. A request may be rejected in a later heartbeat interval than the one it arrived in."""
-    shed_rps = tier["shed_per_second"]
-    return shed_rps / max(tier["in_rps"], shed_rps)
-
-
-def _since(losses: Sequence[LostWorker]) -> str:
-    """The lost workers that were not replaced, and the time of the first loss, when the shortage began."""
-    if not losses:
-        return ""
-    at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
-    verb = "was" if len(losses) == 1 else "were"
-    more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
-    return f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
+    reason = f"Rejecting {named}: {cause}{since}."
+    return finding("capacity:shed", "component", worst, "ratio", reason, code, about)
