@@ -119,25 +119,25 @@ class Heartbeat:
     async def _run(self) -> None:
         while not self._stopping:
             self._due.clear()
-            await self._send_awaited()
+            self._beat_at, self._within_s = time.monotonic(), math.inf
+            self._async_heartbeat.forget()
+            try:
+                self._replied(await self._presence.worker_beat(self._beat()))
+                if not self.working.is_set():
+                    log.info("redis connected")
+                self.working.set()
+                self.failing_since = None
+            except RedisUnavailable:
+                self._failed()
+            except Exception as error:
+                self._failed()
+                log.exception("heartbeat failed", error=type(error).__name__)
             self._schedule()
             await self._due.wait()
         self._cancel_timer()
         if self._async_heartbeat.pending:  # Same connection: when this one has arrived, so has the pending one.
             with suppress(RedisUnavailable):
                 await self._presence.worker_beat(self._beat())
-
-    async def _send_awaited(self) -> None:
-        self._beat_at, self._within_s = time.monotonic(), math.inf
-        self._async_heartbeat.forget()
-        try:
-            self._replied(await self._presence.worker_beat(self._beat()))
-            self._succeeded()
-        except RedisUnavailable:
-            self._failed()
-        except Exception as error:
-            self._failed()
-            log.exception("heartbeat failed", error=type(error).__name__)
 
     def _tick(self) -> None:
         """Send without a task if possible, else wake the task."""
@@ -176,12 +176,6 @@ class Heartbeat:
             log.info("worker uncordoned")
             self.free.set()
         self._on_cordon_change()
-
-    def _succeeded(self) -> None:
-        if not self.working.is_set():
-            log.info("redis connected")
-        self.working.set()
-        self.failing_since = None
 
     def _failed(self) -> None:
         if self.working.is_set():
@@ -310,8 +304,16 @@ class CellLink:
         await self.cancel()
         await self.heartbeat.close()
         try:
-            if deregister:
-                await self._deregister(for_s)
+            until, backoff = time.monotonic() + for_s, Backoff()
+            while deregister:
+                try:
+                    await self.presence.worker_gone(self._config.worker_id)
+                    break
+                except RedisUnavailable:
+                    if time.monotonic() >= until:
+                        log.warning("redis unavailable; the worker was not deregistered", cell=self.cell)
+                        break
+                await backoff.sleep()
         finally:
             if self._sender is not None:
                 await end_all([self._sender])
@@ -319,15 +321,3 @@ class CellLink:
             await self._commands.aclose()
             await self._blocking.aclose()
             await self._stops.aclose()
-
-    async def _deregister(self, for_s: float) -> None:
-        until, backoff = time.monotonic() + for_s, Backoff()
-        while True:
-            try:
-                await self.presence.worker_gone(self._config.worker_id)
-                return
-            except RedisUnavailable:
-                if time.monotonic() >= until:
-                    log.warning("redis unavailable; the worker was not deregistered", cell=self.cell)
-                    return
-            await backoff.sleep()

@@ -34,7 +34,9 @@ SlotEnd = Outcome | Refused | TierlaneError
 
 
 class SlotRun:
-    """One request in a slot. `on_end` is called once: with its result, with Refused, or with the error that lost it."""
+    """One request in a slot. `on_end` is called once, after it was measured: with its result, with Refused, or with the error
+    that lost it.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class SlotRun:
         on_piece: Callable[["SlotRun", Piece], None],
     ) -> None:
         self._runs = runs
-        self._on_end = on_end
+        self.on_end = on_end
         self._piece = on_piece
         self.request = request
         self.start = runs.usage.start(time.monotonic())
@@ -61,17 +63,9 @@ class SlotRun:
         self.has_sent = True
         self._piece(self, piece)
 
-    def answered(self, answer: Done | Refused) -> None:
-        """The model answered, or handed it back."""
+    def over(self, answer: Done | Refused | TierlaneError) -> None:
+        """The model answered, or handed it back, or its process is lost."""
         self._runs.over(self, answer)
-
-    def lost(self, error: TierlaneError) -> None:
-        """The model process is lost."""
-        self._runs.over(self, error)
-
-    def ended(self, end: "SlotEnd") -> None:
-        """Called by `SlotRuns`, which has measured it."""
-        self._on_end(self, end)
 
 
 def ignore_piece(_: SlotRun, __: Piece) -> None:
@@ -193,15 +187,18 @@ class SlotRuns:
         """A request has ended."""
         now = time.monotonic()
         self._runs.discard(run)
-        end: SlotEnd = answer if not isinstance(answer, Done) else self._outcome(run, answer, now)
-        if not isinstance(answer, Done):
+        end: SlotEnd
+        if isinstance(answer, Done):
+            end = self._outcome(run, answer, now)
+        else:
+            end = answer
             self.usage.leave(now)
         if not self._runs and self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if isinstance(answer, ModelLost | ModelHung):
             self._supervisor.process_failed()
-        run.ended(end)
+        run.on_end(run, end)
         self.changed()
 
     def _outcome(self, run: SlotRun, done: Done, now: float) -> Outcome:

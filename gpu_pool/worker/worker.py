@@ -21,7 +21,7 @@ from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.launch import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelSupervisor
-from gpu_pool.report import WorkerReading, report_of
+from gpu_pool.report import with_measurements
 from gpu_pool.worker.cell_link import BLOCK_S, CellLink
 from gpu_pool.worker.direct_batches import DirectBatches
 from gpu_pool.worker.direct_server import DirectEndpoint
@@ -102,9 +102,8 @@ class Worker:
         self._traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._supervisor, self._rejects_batches, self._traces)
         self._decision = MoveDecision(config.redis_url)
-        self._servers: dict[
-            str, str
-        ] = {}  # URLs of cells that responded, with the scheme of a cluster if they are one.
+        self._servers: dict[str, str] = {}
+        """URLs of cells that responded, with the scheme of a cluster if they are one."""
         self._destination: str | None = None  # The URL of the cell to which the worker is about to move.
         self._popping = False
         self._pop_ended: asyncio.Future[None] | None = None  # Of the pop that is being ended for a move.
@@ -161,7 +160,18 @@ class Worker:
             await self._finish_running(pump)
         finally:
             await end_all([pump, trials, *([self._ending_pop] if self._ending_pop else [])])
-            await self._shut_down()
+            links = self._links
+            await asyncio.gather(*(link.cancel() for link in links))
+            self._gpu.stop()
+            await self._endpoint.close()
+            await self._direct.close()
+            leaving = [task for _, task in self._left.values()]
+            if leaving:
+                await asyncio.wait(leaving, timeout=LEAVE_S)
+                await end_all(leaving)
+            # A lost worker must be visible in health.
+            await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
+            await self._supervisor.close()
         if self._supervisor.start_error is not None:
             raise self._supervisor.start_error
         log.info("worker drained", worker=self._config.worker_id)
@@ -323,7 +333,10 @@ class Worker:
         return True
 
     async def _finish_running(self, pump: "asyncio.Task[None]") -> None:
-        """Leases are renewed and heartbeats report "draining" until the last batch is settled."""
+        """Wait until everything that was claimed is settled, at most for the drain time, or until `stop` or a loss of Redis.
+
+        Meanwhile leases are renewed and heartbeats report "draining".
+        """
         self._supervisor.stop()
         self._endpoint.drain()
         self._idle = False
@@ -335,12 +348,6 @@ class Worker:
             drain_s = min(BROKEN_DRAIN_S, drain_s)
         until = time.monotonic() + drain_s
         await self._end_pop(self._link, pump, time.monotonic() + min(END_POPS_S, drain_s))
-        await self._work_ended(until)
-        self._execution.stop()
-        await self._settled(SETTLE_S)
-
-    async def _work_ended(self, until: float) -> None:
-        """Wait until everything that was claimed is settled, at most until `until`, `stop`, or a loss of Redis."""
         work = asyncio.create_task(self._settled(None))
         hurried = asyncio.create_task(_event(self._hurried))
         looks = 0
@@ -353,11 +360,13 @@ class Worker:
                     [work, hurried], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended:
-                    return
+                    break
         finally:
             await end_all([work, hurried])
             if self._open_requests:
                 log.warning("drain ended early; requests are returned to the queue", open=self._open_requests)
+        self._execution.stop()
+        await self._settled(SETTLE_S)
 
     @property
     def _open_requests(self) -> int:
@@ -383,20 +392,6 @@ class Worker:
                 await link.ready.unblock()
             await asyncio.wait([ended], timeout=min(END_POP_S, left_s))
 
-    async def _shut_down(self) -> None:
-        links = self._links
-        await asyncio.gather(*(link.cancel() for link in links))
-        self._gpu.stop()
-        await self._endpoint.close()
-        await self._direct.close()
-        leaving = [task for _, task in self._left.values()]
-        if leaving:
-            await asyncio.wait(leaving, timeout=LEAVE_S)
-            await end_all(leaving)
-        # A lost worker must be visible in health.
-        await asyncio.gather(*(link.close(deregister=not self._broken) for link in links))
-        await self._supervisor.close()
-
     def _state_changed(self, *, at_once: bool = True) -> None:
         if self._supervisor.start_error is not None:
             self.drain()
@@ -409,8 +404,7 @@ class Worker:
         """The current report to a cell; the same object if nothing has changed."""
         execution = self._execution
         if link.left:
-            reading = self._reading("draining", link.in_flight, 0.0, "")
-            return report_of(self._config, execution, reading)
+            return with_measurements(self._report("draining", link.in_flight, 0.0, ""), execution)
         in_flight = link.in_flight + self._direct.in_flight
         report, address = self._last_report, self._endpoint.address
         begun = execution.batches + execution.slots.started
@@ -418,26 +412,33 @@ class Worker:
         if unchanged and report is not None and report.direct == address:
             return report
         self._batches_reported = begun
-        share = self._busy_share(time.monotonic())
-        reading = self._reading(self._status(), in_flight, share, address)
-        changing = (begun, reading, execution.slots.count, execution.slots.free)
+        now, slots = time.monotonic(), execution.slots
+        share = min(1.0, slots.usage.recent_running(now) / slots.count) if slots.count else execution.busy.share(now)
+        report = self._report(self._status(), in_flight, share, address)
+        changing = (begun, report, slots.count, slots.free)
         if self._last_report is None or changing != self._changing:
-            self._changing, self._last_report = changing, report_of(self._config, execution, reading)
+            self._changing, self._last_report = changing, with_measurements(report, execution)
         self._idle = not share and not in_flight
         return self._last_report
 
-    def _reading(self, status: str, in_flight: int, share: float, address: str) -> WorkerReading:
-        return WorkerReading(
-            status,
-            share,
-            in_flight,
-            self._supervisor.version,
-            address,
-            self._gpu.reading,
-            self._supervisor.pid,
-            self._execution.slow_model.model_ms,
-            self._supervisor.context_tokens,
-            self._supervisor.reason,
+    def _report(self, status: str, in_flight: int, share: float, address: str) -> WorkerReport:
+        """A report without measurements; `share` (0..1) is the busy share of the model."""
+        return WorkerReport(
+            id=self._config.worker_id,
+            status=status,
+            utilization=share,
+            in_flight=in_flight,
+            rps=0.0,
+            service_p95_ms=0.0,
+            backend=self._config.backend,
+            model_version=self._supervisor.version,
+            direct=address,
+            gpu=self._gpu.reading,
+            model_pid=self._supervisor.pid,
+            model_ms=round(self._execution.slow_model.model_ms, 1),
+            timeout_ms=self._config.gpu_timeout_ms,
+            context_tokens=self._supervisor.context_tokens,
+            reason=self._supervisor.reason,
         )
 
     def _rejects_batches(self) -> bool:
@@ -450,23 +451,14 @@ class Worker:
             return "draining"
         if not self._gpu.usable.is_set():
             return "down"
-        if (status := self._model_status()) != "ready":
-            return status
-        if not self._link.heartbeat.free.is_set():
-            return "cordoned"
-        return "busy" if self._execution.running or self._execution.slots.usage.running else "ready"
-
-    def _busy_share(self, now: float) -> float:
-        slots = self._execution.slots
-        return (
-            min(1.0, slots.usage.recent_running(now) / slots.count) if slots.count else self._execution.busy.share(now)
-        )
-
-    def _model_status(self) -> str:
         status = self._supervisor.status
         if self._execution.slow_model.confirmed and status in SLOW_OVER:
             return "slow"
-        return "starting" if status == "ready" and not self._trials.usable.is_set() else status
+        if status != "ready" or not self._trials.usable.is_set():
+            return "starting" if status == "ready" else status
+        if not self._link.heartbeat.free.is_set():
+            return "cordoned"
+        return "busy" if self._execution.running or self._execution.slots.usage.running else "ready"
 
 
 async def _event(event: asyncio.Event) -> None:

@@ -20,7 +20,6 @@ from gpu_pool.model_process.messages import (
     Available,
     Done,
     Drop,
-    FrameTooLarge,
     ModelMessage,
     Progress,
     Refused,
@@ -31,7 +30,7 @@ from gpu_pool.model_process.messages import (
     WorkerMessage,
     decode_worker_message,
     pack,
-    too_large,
+    send_done,
 )
 
 BUSY_TICK_S, IDLE_TICK_S = 0.25, 2.0
@@ -169,11 +168,7 @@ class EndpointServing:
             self._report()  # First: if the engine refused it, its slot must not be filled again at once.
             self.send(Refused(seq, answer.reason, answer.counted))
             return
-        done = Done(seq, (time.perf_counter() - started) * 1000, [answer])
-        try:
-            self.send(done)
-        except FrameTooLarge:
-            self.send(too_large(done))
+        send_done(self.send, Done(seq, (time.perf_counter() - started) * 1000, [answer]))
 
     async def _result(self, request: _Request) -> ItemResult | HandBack:
         if request.item is None:
